@@ -1,0 +1,139 @@
+"""Datasets on disk: a folder with `records.array_record` and `dataset_card.json`, written whole or not at all.
+
+The card holds the schema version, the record kind, the count and a content digest, next to what the writer adds
+(statistics, resolved config, seed). Readers check all of it: nothing half-written or foreign is ever read as whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from array_record.python import array_record_module
+
+from synthesis.records import SCHEMA_VERSION, Record, decode, encode
+
+RECORDS_FILE = "records.array_record"
+CARD_FILE = "dataset_card.json"
+_AGAIN = "delete {} and run its stage again"
+
+
+class DatasetError(Exception):
+    """A dataset is missing, corrupt or of another kind or schema; the message says which and how to mend it."""
+
+
+def write_dataset(
+    path: Path | str, kind: type[msgspec.Struct], records: Iterable[msgspec.Struct], *, card: Mapping[str, Any]
+) -> str:
+    """Write a dataset atomically, replacing an older one at `path`.
+
+    Args:
+        path: the dataset's folder.
+        kind: the record type, e.g. `Trajectory`; every record must be one.
+        records: in the order in which they are stored.
+        card: what else the card says: statistics, resolved config, seed. Must be JSON.
+
+    Returns:
+        The content digest: sha256 (hex) over the length-prefixed encoded records.
+
+    Raises:
+        TypeError: a record is not a `kind`.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    digest, count = hashlib.sha256(), 0
+    # group_size:1 makes every record readable on its own, which Grain's data source requires.
+    writer = array_record_module.ArrayRecordWriter(str(partial / RECORDS_FILE), "group_size:1")
+    try:
+        for record in records:
+            if not isinstance(record, kind):
+                found = type(record).__name__
+                raise TypeError(f"write_dataset({path.name!r}): record {count} is a {found}, not a {kind.__name__}")
+            data = encode(record)
+            digest.update(len(data).to_bytes(8, "big") + data)
+            writer.write(data)
+            count += 1
+    finally:
+        writer.close()
+    full_card = {
+        **card,
+        "kind": kind.__name__,
+        "schema_version": SCHEMA_VERSION,
+        "count": count,
+        "digest": digest.hexdigest(),
+    }
+    with open(partial / CARD_FILE, "w", encoding="utf-8") as file:
+        json.dump(full_card, file, indent=2, ensure_ascii=False, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+    return digest.hexdigest()
+
+
+def read_card(path: Path | str) -> dict[str, Any]:
+    """The dataset's card.
+
+    Raises:
+        DatasetError: there is no dataset at `path`, or its card is not JSON, or its schema version is not ours.
+    """
+    path = Path(path)
+    try:
+        card = json.loads((path / CARD_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DatasetError(f"no dataset at {path}: {CARD_FILE} is missing; run the stage that writes it") from None
+    except json.JSONDecodeError as error:
+        raise DatasetError(f"{path / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
+    if card.get("schema_version") != SCHEMA_VERSION:
+        raise DatasetError(
+            f"{path}: schema_version is {card.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "
+            "synthesise the dataset again"
+        )
+    return card
+
+
+def read_dataset(path: Path | str, kind: type[Record]) -> list[Record]:
+    """All records of a dataset, checked against its card.
+
+    Raises:
+        DatasetError: missing, of another kind, or its count or digest differs from the card's (corrupt).
+    """
+    path = Path(path)
+    card = read_card(path)
+    if card["kind"] != kind.__name__:
+        raise DatasetError(f"{path} holds {card['kind']} records, expected {kind.__name__}")
+    digest, records = hashlib.sha256(), []
+    for index, data in enumerate(_read_bytes(path)):
+        digest.update(len(data).to_bytes(8, "big") + data)
+        try:
+            records.append(decode(data, kind))
+        except msgspec.MsgspecError as error:
+            raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
+    if len(records) != card["count"] or digest.hexdigest() != card["digest"]:
+        raise DatasetError(
+            f"{path} is corrupt: {len(records)} records with digest {digest.hexdigest()[:12]}, its card says "
+            f"{card['count']} with {card['digest'][:12]}; {_AGAIN.format(path)}"
+        )
+    return records
+
+
+def _read_bytes(path: Path) -> list[bytes]:
+    # An ArrayRecord without any record has no footer that the reader accepts.
+    if read_card(path)["count"] == 0:
+        return []
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path / RECORDS_FILE))
+        try:
+            return reader.read_all()
+        finally:
+            reader.close()
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise DatasetError(f"{path / RECORDS_FILE} cannot be read ({error}); {_AGAIN.format(path)}") from None

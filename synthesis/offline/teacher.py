@@ -1,0 +1,43 @@
+"""The offline teacher: a `Teacher` that answers by rules over real relational facts, with no model endpoint.
+
+It is a mode of its own (relational synthesis): every answer it gives is computed from tables of well-kept packages, so it
+is true and can be checked. Each track keeps its rules beside this file, one handler for each answer type.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from synthesis.offline import environments, trajectories
+from synthesis.records import Language
+from synthesis.runner import rng_for
+from synthesis.teacher import TeacherError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Handler = Callable[[Mapping[str, Any], Language, random.Random], msgspec.Struct]
+
+
+class OfflineTeacher:
+    """Dispatches a request to the handler that is named after its answer type."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {**trajectories.HANDLERS, **environments.HANDLERS}
+
+    async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
+        """See `synthesis.teacher.Teacher.ask`. A `ValueError` of a rule means that it has no true answer to give."""
+        try:
+            handler = self._handlers[answer.__name__]
+        except KeyError:
+            raise TeacherError(f"the offline teacher has no rule for {answer.__name__}") from None
+        try:
+            result = handler(variables, language, rng_for(seed, answer.__name__))
+        except ValueError as error:
+            raise TeacherError(f"{answer.__name__}: {error}") from error
+        if not isinstance(result, answer):
+            raise TypeError(f"the rule for {answer.__name__} returned a {type(result).__name__}")
+        return result

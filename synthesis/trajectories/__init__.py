@@ -1,0 +1,1 @@
+"""The SFT track: tool documents to scored multi-turn trajectories (paper, section 2.1)."""
