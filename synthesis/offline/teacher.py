@@ -1,7 +1,7 @@
 """The offline teacher: a `Teacher` that answers by rules over real relational facts, with no model endpoint.
 
-It is a mode of its own (relational synthesis): every answer it gives is computed from tables of well-kept packages, so it
-is true and can be checked. Each track keeps its rules beside this file, one handler for each answer type.
+It is a mode of its own (relational synthesis): every answer it gives is computed from tables of well-kept packages, so
+it is true and can be checked. Each track keeps its rules beside this file, one handler for each answer type.
 """
 
 from __future__ import annotations

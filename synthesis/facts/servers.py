@@ -1,0 +1,43 @@
+"""The relations as tool servers: what a collector of tool documents would find, with code that runs in the sandbox."""
+
+from __future__ import annotations
+
+from synthesis.facts.catalog import KINDS, SERVERS
+from synthesis.facts.code import module_source
+from synthesis.facts.relations import Relation, all_relations
+from synthesis.records import CodeExecution, Language, ToolServer, ToolSpec
+
+
+def tool_spec(relation: Relation, language: Language = "en", *, name: str | None = None) -> ToolSpec:
+    """The relation's tool: one required argument, `relation.parameter`."""
+    argument = {"type": relation.parameter_type, "description": KINDS[relation.subject].description(language)}
+    return ToolSpec(
+        name=name or relation.id,
+        description=relation.description[language],
+        parameters={
+            "type": "object",
+            "properties": {relation.parameter: argument},
+            "required": [relation.parameter],
+            "additionalProperties": False,
+        },
+    )
+
+
+def fact_servers(language: Language = "en") -> list[ToolServer]:
+    """One server per entry of the catalogue, in its order. Chinese ids end in `_zh`: both fit in one dataset."""
+    relations = list(all_relations().values())
+    servers: list[ToolServer] = []
+    for id_, server in SERVERS.items():
+        own = [relation for relation in relations if relation.server == id_]
+        servers.append(
+            ToolServer(
+                id=id_ if language == "en" else f"{id_}_{language}",
+                title=server.title[language],
+                description=server.description[language],
+                domain=server.domain,
+                language=language,
+                tools=[tool_spec(relation, language) for relation in own],
+                execution=CodeExecution(module_source(own)),
+            )
+        )
+    return servers

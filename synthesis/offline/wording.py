@@ -1,0 +1,104 @@
+"""The words around a question's noun phrases: frames, personas, harmless constraints.
+
+They are data of the grammar (`synthesis.offline.grammar`), which parses every one of them back; they are not prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from synthesis.records import Language
+
+
+@dataclass(frozen=True)
+class Frame:
+    """`before` + noun phrases + `after`. `number` says whether it fits one phrase, several, or either."""
+
+    before: str
+    after: str
+    number: Literal["one", "many", "any"] = "any"
+
+    def accepts(self, phrases: int) -> bool:
+        return self.number == "any" or (self.number == "one") == (phrases == 1)
+
+
+FRAMES: Mapping[Language, Mapping[str, tuple[Frame, ...]]] = {
+    "en": {
+        "plain": (
+            Frame("What is ", "?", "one"),
+            Frame("What are ", "?", "many"),
+            Frame("Tell me ", "."),
+            Frame("Find ", "."),
+            Frame("I need ", "."),
+            Frame("Look up ", "."),
+        ),
+        "diverse": (
+            Frame("Could you look up ", "?"),
+            Frame("Please check ", " for me."),
+            Frame("I would like to know ", "."),
+            Frame("Can you find out ", "?"),
+            Frame("Help me find ", "."),
+        ),
+    },
+    "zh": {
+        "plain": (
+            Frame("", "是什么？", "one"),
+            Frame("", "分别是什么？", "many"),
+            Frame("请告诉我", "。"),
+            Frame("查询", "。"),
+            Frame("我需要", "。"),
+            Frame("查一下", "。"),
+        ),
+        "diverse": (
+            Frame("能帮我查一下", "吗？"),
+            Frame("麻烦你确认", "。"),
+            Frame("我想知道", "。"),
+            Frame("可以找出", "吗？"),
+            Frame("帮我查找", "。"),
+        ),
+    },
+}
+
+PERSONAS: Mapping[Language, tuple[str, ...]] = {
+    "en": (
+        "I am a travel agent.",
+        "I am preparing a quiz.",
+        "I am a teacher planning a lesson.",
+        "I am writing a report for work.",
+        "I am a student doing homework.",
+        "I am a software developer fixing our records.",
+        "I am a journalist checking an article.",
+        "I work at a help desk.",
+    ),
+    "zh": (
+        "我是一名旅行社职员。",
+        "我正在准备一场知识竞赛。",
+        "我是一名正在备课的老师。",
+        "我正在写一份工作报告。",
+        "我是一名正在做作业的学生。",
+        "我是一名正在核对数据的开发人员。",
+        "我是一名正在核实文章的记者。",
+        "我在客服中心工作。",
+    ),
+}
+
+COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
+    "en": (
+        "Give the result exactly as the tool reports it.",
+        "Use the tools and do not guess.",
+        "Answer in one short sentence.",
+        "Do not add any explanation.",
+        "If a lookup fails, try it once more.",
+        "Check every step with a tool.",
+    ),
+    "zh": (
+        "请按工具返回的原样给出结果。",
+        "请使用工具，不要猜测。",
+        "请用一句话回答。",
+        "不需要任何解释。",
+        "如果查询失败，请再试一次。",
+        "每一步都要用工具核实。",
+    ),
+}
