@@ -1,4 +1,4 @@
-"""The offline teacher's rules for environment synthesis: questions are plans over real relations, verdicts are computed.
+"""The offline teacher's rules for environment synthesis: questions are plans over real relations, verdicts computed.
 
 The judges here do not trust the decomposition that this module made: they parse its texts back into plans and compare.
 """
@@ -102,7 +102,7 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
         deep_enough = longest >= variables["min_hops"] or not structure.endswith("multi_hop")
         if deep_enough and partition.side_of_signature(grammar.signature(plan)) == side:
             return plan
-    raise ValueError(f"no {structure} plan on the side {side} in {_DRAWS} draws; allow more relations or a larger share")
+    raise ValueError(f"no {structure} plan on the side {side} in {_DRAWS} draws; allow more relations")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -128,25 +128,27 @@ def _necessity(variables: Variables, language: Language, rng: random.Random) -> 
         try:
             relation, _ = _one_step(step, language)
         except ValueError as error:
-            return Necessity(step.id, False, f"no reference data answers it: {error}")
-        return Necessity(step.id, True, f"the value is a row of {relation.server}, which the question does not give")
+            return Necessity(step.id, f"no reference data answers it: {error}", False)
+        return Necessity(step.id, f"the value is a row of {relation.server}, which the question does not give", True)
 
     return ToolNecessityAnswer([judge(step) for step in decomposition.sub_questions])
 
 
-def _dependency_consistency(variables: Variables, language: Language, rng: random.Random) -> DependencyConsistencyAnswer:
+def _dependency_consistency(
+    variables: Variables, language: Language, rng: random.Random
+) -> DependencyConsistencyAnswer:
     step: SubQuestion = variables["step"]
     dependencies: Sequence[SubQuestion] = variables["dependencies"]
     try:
         _, subject = _one_step(step, language)
     except ValueError as error:
-        return DependencyConsistencyAnswer("missing", str(error))
+        return DependencyConsistencyAnswer(str(error), "missing")
     useless = [one.id for one in dependencies if not contains(subject, one.answer)]
     if not useless:
-        return DependencyConsistencyAnswer("matched", f"{subject!r} is the answer of every listed dependency")
+        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every listed dependency", "matched")
     # With the subject in the main question the step has all it needs, and the dependency is one too many.
     known = subject.casefold() in variables["question"].casefold()
-    return DependencyConsistencyAnswer("redundant" if known else "missing", f"{subject!r} does not come from {useless}")
+    return DependencyConsistencyAnswer(f"{subject!r} does not come from {useless}", "redundant" if known else "missing")
 
 
 def _atomicity(variables: Variables, language: Language, rng: random.Random) -> AtomicityAnswer:
@@ -156,13 +158,15 @@ def _atomicity(variables: Variables, language: Language, rng: random.Random) -> 
         try:
             relation, subject = _one_step(step, language)
         except ValueError as error:
-            return Atomicity(step.id, False, str(error))
-        return Atomicity(step.id, True, f"one lookup: {relation.id} of {subject}")
+            return Atomicity(step.id, str(error), False)
+        return Atomicity(step.id, f"one lookup: {relation.id} of {subject}", True)
 
     return AtomicityAnswer([judge(step) for step in decomposition.sub_questions])
 
 
-def _sequential_rationality(variables: Variables, language: Language, rng: random.Random) -> SequentialRationalityAnswer:
+def _sequential_rationality(
+    variables: Variables, language: Language, rng: random.Random
+) -> SequentialRationalityAnswer:
     """A step may wait only for what its own text uses."""
     decomposition: Decomposition = variables["decomposition"]
     by_id = {step.id: step for step in decomposition.sub_questions}
@@ -174,7 +178,7 @@ def _sequential_rationality(variables: Variables, language: Language, rng: rando
             subject = ""
         if any(not contains(subject, by_id[dependency].answer) for dependency in step.depends_on):
             needless.append(step.id)
-    return SequentialRationalityAnswer(needless, "steps whose text does not use the answer they wait for")
+    return SequentialRationalityAnswer("the listed steps do not use the answer they wait for", needless)
 
 
 def _completeness(variables: Variables, language: Language, rng: random.Random) -> CompletenessAnswer:
@@ -200,7 +204,8 @@ def _completeness(variables: Variables, language: Language, rng: random.Random) 
             missing.append(f"a right answer instead of {step.answer.value!r} for {name}")
     ends = [values[index] for index in grammar.terminals(plan)]
     final = Answer([str(value) for value in ends]) if len(ends) > 1 else Answer(ends[0])
-    if not contains(decomposition.answer.value, msgspec.structs.replace(final, tolerance=decomposition.answer.tolerance)):
+    final = msgspec.structs.replace(final, tolerance=decomposition.answer.tolerance)
+    if not contains(decomposition.answer.value, final):
         missing.append(f"the final answer {final.value!r}")
     return CompletenessAnswer([f"{relation} of {subject}" for relation, subject in required], missing, not missing)
 
@@ -209,19 +214,22 @@ def _completeness(variables: Variables, language: Language, rng: random.Random) 
 # Implement and merge
 
 _OPTION_TEXT: Mapping[Language, str] = {"en": "Form of the result.", "zh": "结果的形式。"}
-_EXAMPLE = re.compile(r", for example [^.]*\.?[^.]*(?=\.)|，例如[^。]*|English ")
+# Examples and ranges that can hold an answer by chance: ", for example NO.", ", 0 to 255.", "（0 到 255）".
+_EXAMPLE = re.compile(
+    r", for example .*(?=\.$)|, \d+ to \d+|^English (?=name)"
+    r"|，例如[^。]*|（\d+ 到 \d+）|英文(?=名称)"
+)
 
 
 def _document(variables: Variables, language: Language, rng: random.Random) -> ToolDocumentAnswer:
     relation, _ = _one_step(variables["step"], language)
     spec = tool_spec(relation, language)
     parameters = to_parameters(spec)
+    description = spec.description
     if variables["feedback"]:
-        # An example value in the parameter's description can be the answer by chance.
-        parameters = [
-            msgspec.structs.replace(one, description=_EXAMPLE.sub("", one.description)) for one in parameters
-        ]
-    return ToolDocumentAnswer(spec.name, spec.description, parameters)
+        description = _EXAMPLE.sub("", description)
+        parameters = [msgspec.structs.replace(one, description=_EXAMPLE.sub("", one.description)) for one in parameters]
+    return ToolDocumentAnswer(spec.name, description, parameters)
 
 
 def _harder_document(variables: Variables, language: Language, rng: random.Random) -> HarderToolDocumentAnswer:

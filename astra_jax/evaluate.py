@@ -1,0 +1,139 @@
+"""Scores a policy on environments, with the same episode runner that GRPO trains with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
+from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.reward import f1_reward
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import SandboxPool
+from synthesis.records import ToolEnvironment
+from synthesis.runner import rng_for
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How to evaluate.
+
+    Attributes:
+        temperature: overrides the episode's; 0 is greedy.
+        episodes_per_environment: repeats, with different seeds and distractor orders.
+        concurrency: episodes under way.
+        episode: limits, distractors and reward.
+        seed: of distractors, tool order and sampling.
+    """
+
+    temperature: float = 0.6
+    episodes_per_environment: int = 1
+    concurrency: int = 64
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("episodes_per_environment", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"EvalConfig.{name} is {getattr(self, name)}; use a positive number")
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Means over scored episodes.
+
+    Attributes:
+        f1: the F1 reward, whatever reward the policy was trained with.
+        f1_interval: its 95 % interval, from the deviation *between environments* (episodes of one environment are not
+            independent).
+        by_structure: F1 by question structure.
+        voided: episodes that infrastructure ended; in no mean.
+    """
+
+    f1: float
+    f1_interval: tuple[float, float]
+    recall: float
+    precision: float
+    episodes: int
+    voided: int
+    mean_calls: float
+    mean_turns: float
+    by_structure: dict[str, float]
+
+
+async def evaluate(
+    engine: Policy,
+    environments: Sequence[ToolEnvironment],
+    tokenizer: ChatTokenizer,
+    pool: SandboxPool,
+    *,
+    config: EvalConfig | None = None,
+    progress: bool = True,
+    description: str = "evaluate",
+) -> EvalResult:
+    """Run and score `episodes_per_environment` episodes of every environment.
+
+    Raises:
+        ValueError: no environments, or every episode was voided.
+    """
+    config = config or EvalConfig()
+    if not environments:
+        raise ValueError("evaluate needs at least one environment; the dataset is empty or its split has none")
+    limits = replace(config.episode, temperature=config.temperature)
+    gate = asyncio.Semaphore(config.concurrency)
+    total = len(environments) * config.episodes_per_environment
+    bar = tqdm(total=total, desc=description, disable=not progress, unit="episode")
+
+    async def one(environment: ToolEnvironment, number: int) -> Episode:
+        async with gate:
+            rng = rng_for(config.seed, "evaluate", environment.id, number)
+            task = make_task(environment, tokenizer, limits, seed=rng.getrandbits(32))
+            seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
+            episode = await run_episode(engine, pool, task, tokenizer, limits, seed=seed, session=session)
+            bar.update()
+            return episode
+
+    try:
+        pairs = [(environment, n) for environment in environments for n in range(config.episodes_per_environment)]
+        episodes = await asyncio.gather(*(one(environment, n) for environment, n in pairs))
+    finally:
+        bar.close()
+    return summarise(environments, [(environment.id, e) for (environment, _), e in zip(pairs, episodes, strict=True)])
+
+
+def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[str, Episode]]) -> EvalResult:
+    """Means and interval of finished episodes, each with its environment's id.
+
+    Raises:
+        ValueError: every episode was voided.
+    """
+    structure = {environment.id: environment.structure for environment in environments}
+    scored = [(environment_id, e, e.score) for environment_id, e in episodes if e.score is not None]
+    if not scored:
+        raise ValueError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
+    f1 = [f1_reward(solved=s.solved, needed=s.needed, calls=s.calls).value for _, _, s in scored]
+    by_environment: dict[str, list[float]] = defaultdict(list)
+    by_structure: dict[str, list[float]] = defaultdict(list)
+    for (environment_id, _, _), value in zip(scored, f1, strict=True):
+        by_environment[environment_id].append(value)
+        by_structure[structure[environment_id]].append(value)
+    mean = float(np.mean(f1))
+    clusters = [float(np.mean(values)) for values in by_environment.values()]
+    half = 1.96 * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters)) if len(clusters) > 1 else math.inf
+    return EvalResult(
+        f1=mean,
+        f1_interval=(max(0.0, mean - half), min(1.0, mean + half)),
+        recall=float(np.mean([s.recall for _, _, s in scored])),
+        precision=float(np.mean([s.precision for _, _, s in scored])),
+        episodes=len(scored),
+        voided=len(episodes) - len(scored),
+        mean_calls=float(np.mean([s.calls for _, _, s in scored])),
+        mean_turns=float(np.mean([e.turns for _, e, _ in scored])),
+        by_structure={name: float(np.mean(values)) for name, values in sorted(by_structure.items())},
+    )

@@ -1,0 +1,4 @@
+"""Qwen3, dense.
+
+`presets` says how large, `modules` computes, `sharding` places, `weights` reads and writes Hugging Face checkpoints.
+"""

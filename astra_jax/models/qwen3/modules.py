@@ -1,0 +1,284 @@
+"""Qwen3's forward pass: Flax NNX modules, built once and split once, under a pure function.
+
+`Block` is an NNX module. `init_params` splits it into arrays that are stacked over layers, a plain pytree; `forward` scans
+over the stack and merges the block inside the scan's body, while tracing. So a step is `jax.jit` over one small pytree:
+no graph traversal in the hot loop, and the compile time does not grow with depth. (Measured on 64 layers: nested
+`nnx.jit` 108 ms of blocking Python a step and 8.1 s to compile, a stacked pytree 0.5 ms and 0.3 s.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from astra_jax.attention import attention, cached_attention
+from astra_jax.models.qwen3.presets import Qwen3Config
+
+Params = dict[str, Any]
+"""`{"embed_vd", "layers": {"attention": {...}, "mlp": {...}, ...}, "final_norm_d"[, "head_dv"]}`; leaves below `layers`
+have a leading L. A leaf's suffix spells its axes (without L), which is what `sharding` goes by."""
+
+Array = jax.Array
+
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""What the backward pass recomputes, layer by layer: nothing; all but matmul outputs; everything from the layer's input."""
+
+
+class Cache(NamedTuple):
+    """Keys and values of past positions, [L, B, S, K, H]: slot s of a row holds the row's position s."""
+
+    k_lbskh: Array
+    v_lbskh: Array
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, config: Qwen3Config) -> nnx.Param:
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+
+
+def _filled(value: float, shape: tuple[int, ...], config: Qwen3Config) -> nnx.Param:
+    return nnx.Param(jnp.full(shape, value, jnp.dtype(config.param_dtype)))
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with RMS norm on each head's queries and keys."""
+
+    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
+        d, n, k, h = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+        self.config = config
+        self.q_dnh = _normal(rngs, (d, n, h), d**-0.5, config)
+        self.k_dkh = _normal(rngs, (d, k, h), d**-0.5, config)
+        self.v_dkh = _normal(rngs, (d, k, h), d**-0.5, config)
+        # Each layer adds twice to the residual stream; this keeps its variance at 1 over the depth.
+        self.o_nhd = _normal(rngs, (n, h, d), (2 * config.n_layers * n * h) ** -0.5, config)
+        self.q_norm_h = _filled(1.0, (h,), config)
+        self.k_norm_h = _filled(1.0, (h,), config)
+        if config.attention_bias:
+            self.q_bias_nh = _filled(0.0, (n, h), config)
+            self.k_bias_kh = _filled(0.0, (k, h), config)
+            self.v_bias_kh = _filled(0.0, (k, h), config)
+            self.o_bias_d = _filled(0.0, (d,), config)
+
+    def project(self, x_btd: Array, angles_bth: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """Queries, keys (both normed and rotated) and values."""
+        config = self.config
+        q_btnh = jnp.einsum("btd,dnh->btnh", x_btd, self.q_dnh[...].astype(x_btd.dtype))
+        k_btkh = jnp.einsum("btd,dkh->btkh", x_btd, self.k_dkh[...].astype(x_btd.dtype))
+        v_btkh = jnp.einsum("btd,dkh->btkh", x_btd, self.v_dkh[...].astype(x_btd.dtype))
+        if config.attention_bias:
+            q_btnh = q_btnh + self.q_bias_nh[...].astype(x_btd.dtype)
+            k_btkh = k_btkh + self.k_bias_kh[...].astype(x_btd.dtype)
+            v_btkh = v_btkh + self.v_bias_kh[...].astype(x_btd.dtype)
+        q_btnh = rotate(rms_norm(q_btnh, self.q_norm_h[...], config.rms_eps), angles_bth)
+        k_btkh = rotate(rms_norm(k_btkh, self.k_norm_h[...], config.rms_eps), angles_bth)
+        return q_btnh, k_btkh, v_btkh
+
+    def output(self, o_btnh: Array) -> Array:
+        y_btd = jnp.einsum("btnh,nhd->btd", o_btnh, self.o_nhd[...].astype(o_btnh.dtype))
+        return y_btd + self.o_bias_d[...].astype(y_btd.dtype) if self.config.attention_bias else y_btd
+
+
+class MLP(nnx.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
+        d, f = config.d_model, config.d_ff
+        self.gate_df = _normal(rngs, (d, f), d**-0.5, config)
+        self.up_df = _normal(rngs, (d, f), d**-0.5, config)
+        self.down_fd = _normal(rngs, (f, d), (2 * config.n_layers * f) ** -0.5, config)
+
+    def __call__(self, x_btd: Array) -> Array:
+        gate_btf = jnp.einsum("btd,df->btf", x_btd, self.gate_df[...].astype(x_btd.dtype))
+        up_btf = jnp.einsum("btd,df->btf", x_btd, self.up_df[...].astype(x_btd.dtype))
+        return jnp.einsum("btf,fd->btd", jax.nn.silu(gate_btf) * up_btf, self.down_fd[...].astype(x_btd.dtype))
+
+
+class Block(nnx.Module):
+    """One layer. `attend(q, k, v)` is given by the caller: over the sequence, or over a cache."""
+
+    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.attention_norm_d = _filled(1.0, (config.d_model,), config)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm_d = _filled(1.0, (config.d_model,), config)
+        self.mlp = MLP(config, rngs=rngs)
+
+    def __call__(
+        self,
+        x_btd: Array,
+        angles_bth: tuple[Array, Array],
+        attend: Callable[[Array, Array, Array], tuple[Array, Any]],
+    ) -> tuple[Array, Any]:
+        """Returns the layer's output and whatever else `attend` returned."""
+        eps = self.config.rms_eps
+        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth)
+        o_btnh, extra = attend(*qkv)
+        x_btd = x_btd + self.attention.output(o_btnh)
+        return x_btd + self.mlp(rms_norm(x_btd, self.mlp_norm_d[...], eps)), extra
+
+
+def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) * scale over the last axis, in float32; returns x's dtype."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotary_angles(positions_bt: Array, config: Qwen3Config) -> tuple[Array, Array]:
+    """(cos, sin), each [B, T, H / 2], float32."""
+    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    angles = positions_bt[..., None].astype(jnp.float32) / config.rope_theta**exponent
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x_btnh: Array, angles_bth: tuple[Array, Array]) -> Array:
+    """Rotary embedding over pairs (i, i + H/2), as in Hugging Face's layout."""
+    cos, sin = (a[:, :, None] for a in angles_bth)
+    first, second = jnp.split(x_btnh.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_btnh.dtype)
+
+
+@functools.cache
+def _block_definition(config: Qwen3Config) -> tuple[Any, Any]:
+    """The block's graph definition and its abstract state: built once for a config, without allocating."""
+    return nnx.split(nnx.eval_shape(lambda: Block(config, rngs=nnx.Rngs(0))))
+
+
+def _block(config: Qwen3Config, arrays: Params) -> Block:
+    definition, abstract = _block_definition(config)
+    state = jax.tree.map(lambda x: x, abstract)  # a copy: replacing works in place
+    nnx.replace_by_pure_dict(state, arrays)
+    return nnx.merge(definition, state)
+
+
+def init_params(config: Qwen3Config, key: Array) -> Params:
+    """Random weights for training from scratch. Loading a checkpoint does not need them: see `weights.load_hf`."""
+    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    dtype = jnp.dtype(config.param_dtype)
+
+    def layer(key: Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(Block(config, rngs=nnx.Rngs(params=key))))
+
+    params: Params = {
+        "embed_vd": 0.02 * jax.random.normal(embed_key, (config.vocab_size, config.d_model), dtype),
+        "layers": jax.vmap(layer)(jax.random.split(layers_key, config.n_layers)),
+        "final_norm_d": jnp.ones((config.d_model,), dtype),
+    }
+    if not config.tie_embeddings:
+        scale = config.d_model**-0.5
+        params["head_dv"] = scale * jax.random.normal(head_key, (config.d_model, config.vocab_size), dtype)
+    return params
+
+
+def abstract_params(config: Qwen3Config) -> Params:
+    """The shapes and dtypes of `init_params`, without arrays."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def forward(
+    params: Params,
+    config: Qwen3Config,
+    tokens_bt: Array,
+    positions_bt: Array,
+    segment_ids_bt: Array,
+    *,
+    remat: str = "none",
+    backend: str = "blockwise",
+) -> Array:
+    """Hidden states after the final norm, [B, T, D] in `config.dtype`.
+
+    Args:
+        tokens_bt: int32 token ids.
+        positions_bt: int32, from 0 in each document.
+        segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other.
+        remat: a name of `REMAT_POLICIES`.
+        backend: of `astra_jax.attention`.
+
+    Raises:
+        ValueError: an unknown remat policy or backend.
+    """
+    if remat not in REMAT_POLICIES:
+        raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
+    x_btd = params["embed_vd"][tokens_bt].astype(config.dtype)
+    angles_bth = rotary_angles(positions_bt, config)
+
+    def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array) -> tuple[Array, None]:
+        o_btnh = attention(
+            q_btnh,
+            k_bskh,
+            v_bskh,
+            segment_ids_q_bt=segment_ids_bt,
+            segment_ids_k_bs=segment_ids_bt,
+            positions_q_bt=positions_bt,
+            positions_k_bs=positions_bt,
+            backend=backend,
+        )
+        return o_btnh, None
+
+    def layer(x_btd: Array, arrays: Params) -> tuple[Array, None]:
+        return _block(config, arrays)(x_btd, angles_bth, attend)
+
+    if (policy := REMAT_POLICIES[remat]) is not None:
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)  # a scan's body cannot be CSE'd anyway
+    x_btd, _ = jax.lax.scan(layer, x_btd, params["layers"])
+    return rms_norm(x_btd, params["final_norm_d"], config.rms_eps)
+
+
+def head_kernel(params: Params, config: Qwen3Config) -> Array:
+    """The output head's matrix, [D, V] in `config.dtype`; the transposed embedding when tied."""
+    w_dv = params["embed_vd"].T if config.tie_embeddings else params["head_dv"]
+    return w_dv.astype(config.dtype)
+
+
+def init_cache(config: Qwen3Config, batch: int, length: int) -> Cache:
+    """An empty cache for `batch` rows of up to `length` positions."""
+    shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
+    return Cache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
+
+
+def forward_cached(
+    params: Params, config: Qwen3Config, tokens_bt: Array, positions_bt: Array, cache: Cache
+) -> tuple[Array, Cache]:
+    """Hidden states of new tokens over a cache that is extended by them.
+
+    Args:
+        tokens_bt: the new tokens of each row; T is 1 for decoding, a chunk's length for prefilling.
+        positions_bt: where they go; -1 is padding, which is not written and whose output is meaningless.
+        cache: donate it; it is updated in place.
+
+    Returns:
+        (hidden states after the final norm [B, T, D], the extended cache). A token at position p attends to the slots
+        0 … p of its row, so those must have been written.
+    """
+    x_btd = params["embed_vd"][tokens_bt].astype(config.dtype)
+    angles_bth = rotary_angles(jnp.maximum(positions_bt, 0), config)
+    rows_b1 = jnp.arange(tokens_bt.shape[0])[:, None]
+    length = cache.k_lbskh.shape[2]
+    written_bt = jnp.where(positions_bt < 0, length, positions_bt)  # out of bounds: dropped
+
+    # The whole cache is the scan's carry, written in place: as scanned inputs and outputs it would be copied each time.
+    def layer(carry: tuple[Array, Cache], xs: tuple[Params, Array]) -> tuple[tuple[Array, Cache], None]:
+        x_btd, cache = carry
+        arrays, index = xs
+
+        def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
+            k_lbskh = cache.k_lbskh.at[index, rows_b1, written_bt].set(k_btkh, mode="drop")
+            v_lbskh = cache.v_lbskh.at[index, rows_b1, written_bt].set(v_btkh, mode="drop")
+            k_bskh = jax.lax.dynamic_index_in_dim(k_lbskh, index, keepdims=False)
+            v_bskh = jax.lax.dynamic_index_in_dim(v_lbskh, index, keepdims=False)
+            return cached_attention(q_btnh, k_bskh, v_bskh, positions_bt), Cache(k_lbskh, v_lbskh)
+
+        x_btd, cache = _block(config, arrays)(x_btd, angles_bth, attend)
+        return (x_btd, cache), None
+
+    (x_btd, cache), _ = jax.lax.scan(layer, (x_btd, cache), (params["layers"], jnp.arange(config.n_layers)))
+    return rms_norm(x_btd, params["final_norm_d"], config.rms_eps), cache

@@ -1,0 +1,264 @@
+"""One episode: a policy, a question, tools in the sandbox, until the policy stops calling (or a limit ends it).
+
+Token ids are the only state. They are append-only, never rendered or tokenised again: a turn's sampled ids are kept as
+they were sampled, and only the new tool outputs are rendered and encoded, O(new tokens) a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from astra_jax.chat import parse_assistant, render, tool_results_text
+from astra_jax.rollout.policy import Policy, Sampling
+from astra_jax.rollout.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
+from astra_jax.rollout.tool_calls import CallRecord, execute
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import SandboxPool
+from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.runner import rng_for
+
+Finish = Literal["answered", "turn_limit", "token_limit", "voided"]
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """Limits and scoring of an episode; defaults are the paper's where it gives one.
+
+    Attributes:
+        max_turns: assistant turns.
+        max_prompt_tokens: question and tool documents; an environment whose prompt is longer is refused.
+        max_response_tokens: everything after the prompt, tool outputs included.
+        max_turn_tokens: one assistant turn; None leaves only the limits above.
+        temperature: of sampling. Ours: 1.0, the policy's own distribution, so that the update is on-policy.
+        top_p: of sampling. Ours: 1.0, for the same reason.
+        max_output_chars: a tool output is cut after this many characters, with a marker. Ours: 8,192, about 2k tokens,
+            so that one careless call cannot spend the response budget.
+        distractors_per_band: up to this many irrelevant tools from each similarity band. Ours: 2; three bands give up
+            to 6, within the 5-9 of the paper's examples.
+        reward: `f1`, or `recall` / `precision` alone for the paper's ablation.
+        reward_epsilon: in the precision's denominator. Ours: 1e-6, so that 4 of 4 in 4 calls scores 1 as in the paper.
+    """
+
+    max_turns: int = 32
+    max_prompt_tokens: int = 25_600
+    max_response_tokens: int = 49_152
+    max_turn_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_output_chars: int = 8_192
+    distractors_per_band: int = 2
+    reward: RewardKind = "f1"
+    reward_epsilon: float = 1e-6
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """A finished episode.
+
+    Attributes:
+        token_ids: prompt and response.
+        prompt_tokens: how many of them are the prompt.
+        loss_mask: 1 on sampled tokens; same length as `token_ids`.
+        logprobs: the sampler's, 0.0 where the mask is 0.
+        versions: the policy version of each turn.
+        calls: in the order in which they were made.
+        score: None exactly when `finish` is `voided`: infrastructure failed, so nothing may be concluded.
+        messages: for people and reports; never used to make tokens.
+    """
+
+    environment_id: str
+    token_ids: list[int]
+    prompt_tokens: int
+    loss_mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    calls: list[CallRecord]
+    score: Reward | None
+    turns: int
+    finish: Finish
+    messages: list[Message]
+
+    @property
+    def voided(self) -> bool:
+        return self.score is None
+
+    @property
+    def reward(self) -> float:
+        """The scalar that is trained on.
+
+        Raises:
+            ValueError: the episode is voided.
+        """
+        if self.score is None:
+            raise ValueError(f"a voided episode (environment {self.environment_id}) has no reward; leave it out")
+        return self.score.value
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """What all episodes of a group share: the environment, the tools it offers in this group, the prompt's tokens."""
+
+    environment: ToolEnvironment
+    tools: Mapping[str, CodeTool]
+    prompt_ids: tuple[int, ...]
+    sub_tasks: Mapping[str, list[SubQuestion]] = field(repr=False)
+
+
+def make_task(
+    environment: ToolEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
+) -> EpisodeTask:
+    """Choose distractors, shuffle all tools and render the prompt; the same seed gives the same task.
+
+    Raises:
+        ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
+    """
+    rng = rng_for(seed, "task", environment.id)
+    offered = list(environment.tools)
+    for band in sorted(environment.distractors):
+        pool = environment.distractors[band]
+        offered += rng.sample(pool, min(config.distractors_per_band, len(pool)))
+    rng.shuffle(offered)
+    tools = {tool.spec.name: tool for tool in offered}
+    if len(tools) != len(offered):
+        raise ValueError(f"environment {environment.id}: two tools have one name; make the names unique")
+    question = Message(role="user", content=environment.question)
+    segments = render([question], [tool.spec for tool in offered], add_generation_prompt=True)
+    prompt_ids, _ = tokenizer.encode_segments(segments)
+    if len(prompt_ids) > config.max_prompt_tokens:
+        raise ValueError(
+            f"environment {environment.id}: its prompt has {len(prompt_ids)} tokens, max_prompt_tokens is "
+            f"{config.max_prompt_tokens}; raise it, lower distractors_per_band, or drop the environment"
+        )
+    return EpisodeTask(environment, tools, tuple(prompt_ids), sub_tasks_by_tool(environment))
+
+
+async def run_episode(
+    policy: Policy,
+    pool: SandboxPool,
+    task: EpisodeTask,
+    tokenizer: ChatTokenizer,
+    config: EpisodeConfig,
+    *,
+    seed: int,
+    session: str,
+) -> Episode:
+    """Run one episode to its end and score it.
+
+    Args:
+        seed: of sampling; with equal weights, the same seed gives the same episode.
+        session: a name that is unique among the episodes under way.
+    """
+    token_ids = list(task.prompt_ids)
+    loss_mask, logprobs = [0] * len(token_ids), [0.0] * len(token_ids)
+    versions: list[int] = []
+    calls: list[CallRecord] = []
+    messages = [Message(role="user", content=task.environment.question)]
+    limit = len(token_ids) + config.max_response_tokens
+    finish: Finish = "turn_limit"
+
+    try:
+        for turn in range(config.max_turns):
+            room = limit - len(token_ids)
+            sampling = Sampling(
+                max_tokens=min(room, config.max_turn_tokens or room),
+                stop_ids=(tokenizer.eos_id,),
+                seed=seed,
+                temperature=config.temperature,
+                top_p=config.top_p,
+            )
+            completion = await policy.generate(token_ids, sampling, session=session)
+            token_ids += completion.token_ids
+            loss_mask += [1] * len(completion.token_ids)
+            logprobs += completion.logprobs
+            versions.append(completion.policy_version)
+            if completion.finish == "length":
+                finish = "token_limit"
+                messages.append(Message(role="assistant", content=tokenizer.decode(completion.token_ids)))
+                break
+
+            assistant = parse_assistant(tokenizer.decode(completion.token_ids[:-1]))
+            requests = [(f"call_{turn}_{i}", request) for i, request in enumerate(assistant.calls)]
+            results = await asyncio.gather(
+                *(
+                    execute(pool, task.tools, request, turn=turn, call_id=call_id, max_chars=config.max_output_chars)
+                    for call_id, request in requests
+                )
+            )
+            messages.append(
+                Message(
+                    role="assistant",
+                    content=assistant.content,
+                    reasoning=assistant.reasoning,
+                    tool_calls=[result.call for result in results if result.call is not None],
+                )
+            )
+            if not results:
+                finish = "answered"
+                break
+            for result in results:
+                solved = solved_by(task.sub_tasks, result.record.name, result.value) if result.record.ok else []
+                calls.append(msgspec.structs.replace(result.record, solved=solved))
+                shown, name = result.record.output, result.record.name
+                messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
+            if any(result.infrastructure for result in results):
+                finish = "voided"
+                break
+            # Calls of the last turn count like all others, though the policy never sees their outputs.
+            observation = tokenizer.encode(tool_results_text([result.record.output for result in results]))
+            if turn + 1 == config.max_turns:
+                break
+            if len(token_ids) + len(observation) >= limit:
+                finish = "token_limit"
+                break
+            token_ids += observation
+            loss_mask += [0] * len(observation)
+            logprobs += [0.0] * len(observation)
+    finally:
+        policy.release(session)
+
+    return Episode(
+        environment_id=task.environment.id,
+        token_ids=token_ids,
+        prompt_tokens=len(task.prompt_ids),
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        versions=versions,
+        calls=calls,
+        score=None if finish == "voided" else _score(task, calls, config),
+        turns=len(versions),
+        finish=finish,
+        messages=messages,
+    )
+
+
+def _score(task: EpisodeTask, calls: list[CallRecord], config: EpisodeConfig) -> Reward:
+    solved = {sub_id for call in calls for sub_id in call.solved}
+    needed = sum(len(subs) for subs in task.sub_tasks.values())
+    return f1_reward(
+        solved=len(solved), needed=needed, calls=len(calls), epsilon=config.reward_epsilon, kind=config.reward
+    )
+
+
+def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
+    """Means over the scored episodes, by metric name; empty when there are none."""
+    scored = [(episode, episode.score) for episode in episodes if episode.score is not None]
+    if not scored:
+        return {}
+    n = len(scored)
+    values = {
+        "reward": sum(score.value for _, score in scored) / n,
+        "recall": sum(score.recall for _, score in scored) / n,
+        "precision": sum(score.precision for _, score in scored) / n,
+        "calls": sum(score.calls for _, score in scored) / n,
+        "turns": sum(episode.turns for episode, _ in scored) / n,
+        "sampled_tokens": sum(sum(episode.loss_mask) for episode, _ in scored) / n,
+        "total_tokens": sum(len(episode.token_ids) for episode, _ in scored) / n,
+        "failed_calls": sum(not call.ok for episode, _ in scored for call in episode.calls) / n,
+    }
+    for finish in ("answered", "turn_limit", "token_limit"):
+        values[f"finish_{finish}"] = sum(episode.finish == finish for episode, _ in scored) / n
+    return values

@@ -1,0 +1,173 @@
+"""Adaptive batch filling (paper §3.1): sample until n groups are worth training on; surplus waits for the next update.
+
+A group is valid when the standard deviation of its rewards exceeds delta: in a group of equal rewards every advantage
+is zero, and it would only thin the batch out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from astra_jax.losses import group_deviation
+from astra_jax.rollout.episode import Episode
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The episodes of one prompt. `update` is the update whose weights sampled them; voided episodes are not in it."""
+
+    index: int
+    environment_id: str
+    update: int
+    episodes: list[Episode]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [episode.reward for episode in self.episodes]
+
+    @property
+    def deviation(self) -> float:
+        return group_deviation(self.rewards)
+
+
+class FillCounts(msgspec.Struct):
+    """What happened to groups since `GroupBuffer.begin`. `expired` are surplus groups that left untrained, too old."""
+
+    sampled: int = 0
+    valid: int = 0
+    wasted_episodes: int = 0
+    sampled_episodes: int = 0
+    expired: int = 0
+
+    @property
+    def valid_share(self) -> float:
+        return self.valid / self.sampled if self.sampled else 1.0
+
+    @property
+    def wasted_share(self) -> float:
+        return self.wasted_episodes / self.sampled_episodes if self.sampled_episodes else 0.0
+
+
+class GroupBuffer:
+    """Valid groups that wait to be trained on, oldest first."""
+
+    def __init__(self, size: int, *, delta: float, max_age: int) -> None:
+        """
+        Args:
+            size: groups in a batch, n.
+            delta: a group is valid when Std(reward) > delta; >= 0.
+            max_age: a group trains at most this many updates after the one it was sampled in; 0 drops all surplus.
+        """
+        if size < 1:
+            raise ValueError(f"groups_per_batch is {size}; a batch needs at least 1 group")
+        if delta < 0 or max_age < 0:
+            raise ValueError(f"delta ({delta}) and surplus_max_age ({max_age}) must not be negative")
+        self.size, self.delta, self.max_age = size, delta, max_age
+        self.groups: list[Group] = []
+        self.counts = FillCounts()
+
+    @property
+    def missing(self) -> int:
+        """How many more valid groups the batch needs."""
+        return max(0, self.size - len(self.groups))
+
+    def begin(self, update: int) -> None:
+        """Start filling for `update`: groups that are too old by now leave, counted."""
+        kept = [group for group in self.groups if update - group.update <= self.max_age]
+        self.counts = FillCounts(expired=len(self.groups) - len(kept))
+        self.groups = kept
+
+    def add(self, group: Group) -> bool:
+        """Count a sampled group and keep it if it is valid; returns whether it is."""
+        valid = group.deviation > self.delta
+        self.counts.sampled += 1
+        self.counts.sampled_episodes += len(group.episodes)
+        if valid:
+            self.counts.valid += 1
+            self.groups.append(group)
+        else:
+            self.counts.wasted_episodes += len(group.episodes)
+        return valid
+
+    def take(self) -> list[Group]:
+        """The batch: exactly `size` groups, oldest first; the rest stays.
+
+        Raises:
+            ValueError: fewer than `size` valid groups are here: a short batch is never trained on.
+        """
+        if self.missing:
+            raise ValueError(f"the buffer holds {len(self.groups)} valid groups of {self.size}; keep sampling")
+        batch, self.groups = self.groups[: self.size], self.groups[self.size :]
+        return batch
+
+    def metrics(self, batch: Sequence[Group], update: int) -> dict[str, float]:
+        """How filling went: counts since `begin`, what waits now, and the batch's mean age in updates."""
+        return {
+            "groups_sampled": self.counts.sampled,
+            "valid_share": self.counts.valid_share,
+            "wasted_share": self.counts.wasted_share,
+            "groups_expired": self.counts.expired,
+            "surplus": len(self.groups),
+            "mean_age": sum(update - group.update for group in batch) / len(batch),
+        }
+
+    def state(self) -> list[Any]:
+        """The waiting groups as JSON values, for a checkpoint."""
+        return msgspec.to_builtins(self.groups)
+
+    def load(self, state: Sequence[Any]) -> None:
+        self.groups = msgspec.convert(list(state), list[Group])
+
+
+async def fill(
+    buffer: GroupBuffer,
+    sample: Callable[[], Awaitable[Group]],
+    *,
+    oversample: float,
+    concurrent: int,
+    max_groups: int | None = None,
+    on_group: Callable[[Group, bool], None] = lambda group, valid: None,
+) -> bool:
+    """Sample groups concurrently until the buffer holds a batch.
+
+    Groups enter the buffer in the order in which they were started, and how many are started next depends only on the
+    groups before: the batch is the same whatever the order in which they finish. A group that is under way when the
+    batch is full runs to its end and is surplus.
+
+    Args:
+        sample: starts the next group.
+        oversample: groups under way = missing / share of valid groups so far x this; above 1 trades surplus for fewer
+            waits at the end of a batch.
+        concurrent: upper bound of groups under way.
+        max_groups: give up after this many groups; None never gives up.
+        on_group: told of each group and whether it was valid.
+
+    Returns:
+        True when a batch is there; False when `max_groups` were sampled and it is not.
+    """
+    running: deque[asyncio.Task[Group]] = deque()
+    started = 0
+
+    def wanted() -> int:
+        # The floor keeps a run of bad luck (or a hard curriculum) from asking for an unbounded number at once.
+        share = max(buffer.counts.valid_share, 0.125)
+        return min(concurrent, math.ceil(buffer.missing / share * oversample))
+
+    try:
+        while True:
+            while len(running) < wanted() and (max_groups is None or started < max_groups):
+                running.append(asyncio.ensure_future(sample()))
+                started += 1
+            if not running:
+                return not buffer.missing
+            group = await running.popleft()
+            on_group(group, buffer.add(group))
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

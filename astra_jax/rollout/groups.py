@@ -1,0 +1,77 @@
+"""Groups of episodes: one environment, one set of tools, one prompt, `group_size` different draws."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
+from astra_jax.rollout.filling import Group
+from astra_jax.rollout.policy import Policy
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import SandboxPool
+from synthesis.records import ToolEnvironment
+from synthesis.runner import rng_for
+
+
+class GroupSampler:
+    """Starts groups, counting up. What group i is (environment, tools, seeds) follows from (seed, i) alone.
+
+    Attributes:
+        next_index: the next group's number: the cursor that a checkpoint keeps.
+        finished: the scored episodes since `begin`, of valid groups and others.
+        voided: how many episodes the infrastructure ended since `begin`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: SandboxPool,
+        environments: Sequence[ToolEnvironment],
+        tokenizer: ChatTokenizer,
+        config: EpisodeConfig,
+        *,
+        group_size: int,
+        seed: int,
+        next_index: int = 0,
+    ) -> None:
+        self.policy, self.pool, self.tokenizer = policy, pool, tokenizer
+        self.environments, self.config = environments, config
+        self.group_size, self.seed, self.next_index = group_size, seed, next_index
+        self.begin(0)
+
+    def begin(self, update: int) -> None:
+        """Start the rollouts of an update."""
+        self.update, self.voided = update, 0
+        self.finished: list[Episode] = []
+
+    def __call__(self) -> Coroutine[Any, Any, Group]:
+        """The next group, to be awaited; its number is taken now."""
+        index, self.next_index = self.next_index, self.next_index + 1
+        return self._group(index)
+
+    def environment(self, index: int) -> ToolEnvironment:
+        """Group `index`'s environment: every one once in each pass, in a new order each time."""
+        count = len(self.environments)
+        order = list(range(count))
+        rng_for(self.seed, "environment_order", index // count).shuffle(order)
+        return self.environments[order[index % count]]
+
+    async def _group(self, index: int) -> Group:
+        environment, update = self.environment(index), self.update
+        tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
+        task = make_task(environment, self.tokenizer, self.config, seed=tools_seed)
+
+        async def episode(number: int) -> Episode:
+            seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
+            session = f"group{index}.{number}"
+            return await run_episode(
+                self.policy, self.pool, task, self.tokenizer, self.config, seed=seed, session=session
+            )
+
+        episodes = await asyncio.gather(*(episode(number) for number in range(self.group_size)))
+        scored = [episode for episode in episodes if not episode.voided]
+        self.voided += len(episodes) - len(scored)
+        self.finished += scored
+        return Group(index=index, environment_id=environment.id, update=update, episodes=scored)

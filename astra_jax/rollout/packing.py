@@ -1,0 +1,105 @@
+"""Episodes -> micro-batches of a few static shapes: several episodes share a row, kept apart by segment ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flax import struct
+
+from astra_jax.rollout.episode import Episode
+
+Array = Any
+
+
+@struct.dataclass
+class PolicyBatch:
+    """Packed episodes, all [B, T]; `targets_bt`, `mask_bt`, ... at t are about the token that follows `tokens_bt[t]`.
+
+    Attributes:
+        segment_ids_bt: 0 is padding, 1.. are the row's episodes; positions restart in each.
+        mask_bt: 1 where the target was sampled.
+        sampler_logps_bt: the sampler's logprob of the target.
+        advantages_bt: of the target's episode.
+    """
+
+    tokens_bt: Array
+    targets_bt: Array
+    positions_bt: Array
+    segment_ids_bt: Array
+    mask_bt: Array
+    sampler_logps_bt: Array
+    advantages_bt: Array
+
+
+def bucket_for(length: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `length`.
+
+    Raises:
+        ValueError: none does.
+    """
+    fitting = [bucket for bucket in buckets if bucket >= length]
+    if not fitting:
+        raise ValueError(f"an episode of {length} tokens fits no row; raise the largest row bucket ({max(buckets)})")
+    return min(fitting)
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """First-fit decreasing: indices by row, no row above `capacity`. Deterministic."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        row = next((r for r, free in enumerate(room) if free >= lengths[index]), None)
+        if row is None:
+            rows.append([])
+            room.append(capacity)
+            row = len(rows) - 1
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def pack(
+    episodes: Sequence[Episode],
+    advantages: Sequence[float],
+    *,
+    row_buckets: Sequence[int],
+    rows: int,
+    packed: bool = True,
+) -> list[PolicyBatch]:
+    """Lay episodes into micro-batches of [rows, bucket], bucket being the smallest that holds the longest episode.
+
+    Args:
+        episodes: scored episodes.
+        advantages: one for each.
+        row_buckets: the allowed row lengths: as many programs are compiled as are used.
+        rows: rows of a micro-batch.
+        packed: False gives each episode a row of its own (the reference in tests).
+
+    Returns:
+        Micro-batches (NumPy); the last one is filled up with padding rows.
+    """
+    lengths = [len(episode.token_ids) - 1 for episode in episodes]
+    length = bucket_for(max(lengths), row_buckets)
+    placed = first_fit(lengths, length) if packed else [[i] for i in range(len(episodes))]
+    batches = []
+    for start in range(0, len(placed), rows):
+        shape = (rows, length)
+        ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions", "segment_ids")}
+        floats = {name: np.zeros(shape, np.float32) for name in ("mask", "sampler_logps", "advantages")}
+        for row, members in enumerate(placed[start : start + rows]):
+            at = 0
+            for segment, index in enumerate(members, start=1):
+                episode, n = episodes[index], lengths[index]
+                span = (row, slice(at, at + n))
+                ints["tokens"][span] = episode.token_ids[:-1]
+                ints["targets"][span] = episode.token_ids[1:]
+                ints["positions"][span] = np.arange(n)
+                ints["segment_ids"][span] = segment
+                floats["mask"][span] = episode.loss_mask[1:]
+                floats["sampler_logps"][span] = episode.logprobs[1:]
+                floats["advantages"][span] = advantages[index]
+                at += n
+        batches.append(PolicyBatch(**{f"{name}_bt": array for name, array in (ints | floats).items()}))
+    return batches

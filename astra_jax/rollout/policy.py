@@ -1,0 +1,77 @@
+"""The one interface through which every loop samples: token ids in, token ids and their logprobs out.
+
+Two kinds of policy stand behind it: the embedded JAX engine (`rollout/engine.py`) and external servers. Text never
+crosses this line, so what is trained on is exactly what was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one completion is drawn.
+
+    Attributes:
+        max_tokens: at most this many new tokens, >= 1.
+        stop_ids: sampling ends after any of these; the stop token is part of the completion.
+        seed: the draw at sequence position p depends on (seed, p) and the distribution alone, never on the batch.
+        temperature: divides the logits; 0 is greedy.
+        top_p: nucleus mass in (0, 1]; 1 samples from the whole distribution.
+    """
+
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"Sampling.max_tokens is {self.max_tokens}; ask for at least 1 token")
+        if self.temperature < 0:
+            raise ValueError(f"Sampling.temperature is {self.temperature}; use 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"Sampling.top_p is {self.top_p}; use a number in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was sampled.
+
+    Attributes:
+        token_ids: the new tokens, the stop token included.
+        logprobs: of each token under the distribution it was drawn from (temperature and nucleus applied); for greedy
+            draws, under the model's own distribution (temperature 1).
+        policy_version: the weights that drew all of these tokens.
+        finish: `stop` after a stop token; `length` at `max_tokens` or at the policy's context length.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish: Literal["stop", "length"]
+
+
+class Policy(Protocol):
+    """Whoever samples tokens."""
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
+        """Continue `token_ids`.
+
+        Args:
+            token_ids: the whole sequence so far, never empty.
+            session: names an episode. Turns of one session extend one sequence, so a policy keeps what it knows of it
+                (KV cache, server) until `release`; an empty name keeps nothing.
+
+        Raises:
+            ValueError: the sequence does not fit the policy's context.
+        """
+        ...
+
+    def release(self, session: str) -> None:
+        """Forget a session; unknown names are fine."""
+        ...

@@ -1,0 +1,103 @@
+"""What the engine keeps on the host: its shapes, its counters, its requests and slots."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from astra_jax.rollout.policy import Completion, Sampling
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Shapes of the engine.
+
+    Attributes:
+        slots: sequences that decode together.
+        max_length: longest sequence, prompt and response; the cache holds slots x max_length positions.
+        prefill_chunk: tokens that one prefill call adds to each of its rows.
+        decode_chunk: tokens that one decode call draws for each of its rows; new requests wait for its end.
+        min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
+            longest row.
+    """
+
+    slots: int = 64
+    max_length: int = 2048
+    prefill_chunk: int = 64
+    decode_chunk: int = 16
+    min_window: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "max_length", "prefill_chunk", "decode_chunk", "min_window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"EngineConfig.{name} is {getattr(self, name)}; use a positive number")
+
+    def window_for(self, length: int) -> int:
+        """The smallest allowed window that holds `length` positions."""
+        window = self.min_window
+        while window < length:
+            window *= 2
+        if window > self.min_window and window * 3 // 4 >= length:  # the steps between keep what is read in vain low
+            window = window * 3 // 4
+        return min(window, self.max_length)
+
+    def decode_rows_for(self, rows: int) -> int:
+        """All slots, half or a quarter of them: decoding costs rows x window."""
+        return min(r for r in (math.ceil(self.slots / 4), math.ceil(self.slots / 2), self.slots) if r >= rows)
+
+    def prefill_rows_for(self, rows: int) -> int:
+        """A sixteenth or a quarter of the slots: for a lone long prompt, or for the turns of many episodes."""
+        few, many = math.ceil(self.slots / 16), math.ceil(self.slots / 4)
+        return few if rows <= few else many
+
+
+@dataclass
+class EngineStats:
+    """Running totals; `snapshot` and subtract for a phase."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    copied_tokens: int = 0
+    decoded_tokens: int = 0
+    evictions: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        return EngineStats(**{name: value - getattr(earlier, name) for name, value in vars(self).items()})
+
+    def snapshot(self) -> EngineStats:
+        return EngineStats(**vars(self))
+
+
+@dataclass(eq=False)
+class Request:
+    prompt: np.ndarray
+    sampling: Sampling
+    session: str
+    future: asyncio.Future[Completion]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Slot:
+    """`ids[:length]` is the sequence; `ids[:cached]` has its K/V in the cache. The last token of an active sequence is
+    never cached yet: decoding feeds it to get the next one."""
+
+    index: int
+    ids: np.ndarray
+    length: int = 0
+    cached: int = 0
+    session: str = ""
+    request: Request | None = None
+    donor: Slot | None = None
+    used: int = 0
+
+    @property
+    def prefilling(self) -> bool:
+        return self.request is not None and self.cached < self.length - 1

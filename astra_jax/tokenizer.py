@@ -1,0 +1,172 @@
+"""Tokens: a byte-level BPE with Qwen3's special tokens; trained here for tiny models, or a real Qwen one from a folder.
+
+The trained tokenizer cuts text before BPE so that a word has the same tokens wherever it stands: after a space, after a
+quote, inside JSON. Real Qwen merges a space into the word behind it, so `France` in a question and `"France"` in a
+call's arguments are different tokens; a model of a few million parameters would have to learn that pairing for every
+entity. Here copying an entity is copying tokens. The price is one token more for each space.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from astra_jax.chat import (
+    CALL_END,
+    CALL_START,
+    RESPONSE_END,
+    RESPONSE_START,
+    THINK_END,
+    THINK_START,
+    TURN_END,
+    TURN_START,
+    Segment,
+)
+
+PAD = "<|endoftext|>"
+# The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.
+FRAME_TOKENS = (PAD, TURN_START, TURN_END)
+TEXT_TOKENS = (THINK_START, THINK_END, CALL_START, CALL_END, RESPONSE_START, RESPONSE_END)
+SPECIAL_TOKENS = FRAME_TOKENS + TEXT_TOKENS
+
+# In this order: each Chinese or Japanese character alone, runs of other letters, single digits, runs of the rest.
+_CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
+_PIECES = rf"{_CJK}|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
+_MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
+
+
+class TokenizerError(Exception):
+    """A folder holds no usable tokenizer; the message says what is missing."""
+
+
+class ChatTokenizer:
+    """Text to ids and back. Made by `train` or `load`.
+
+    Attributes:
+        eos_id: of `<|im_end|>`, which ends a turn.
+        pad_id: of `<|endoftext|>`.
+        vocab_size: ids are below it; a model's embedding may be larger.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, origin: str = "tokenizer") -> None:
+        ids: dict[str, int] = {}
+        for token in SPECIAL_TOKENS:
+            token_id = tokenizer.token_to_id(token)
+            if token_id is None or tokenizer.encode(token, add_special_tokens=False).ids != [token_id]:
+                raise TokenizerError(
+                    f"{origin}: {token!r} is not a single token of it; use a Qwen3 tokenizer, or one that "
+                    "ChatTokenizer.train made"
+                )
+            ids[token] = token_id
+        self._tokenizer = tokenizer
+        self.eos_id: int = ids[TURN_END]
+        self.pad_id: int = ids[PAD]
+        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, dir: Path | str) -> ChatTokenizer:
+        """Train on texts and write an HF-loadable folder; the same texts give the same bytes.
+
+        Args:
+            texts: rendered conversations, tool documents; special tokens in them are cut out.
+            vocab_size: the most; fewer when the texts do not have that many pairs that occur twice.
+            dir: gets `tokenizer.json` and `tokenizer_config.json`.
+
+        Raises:
+            ValueError: `vocab_size` has no room for the bytes and the special tokens.
+        """
+        if vocab_size < _MIN_VOCAB:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; 256 bytes and {len(SPECIAL_TOKENS)} special tokens need {_MIN_VOCAB}"
+            )
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            show_progress=False,
+            special_tokens=[AddedToken(t, special=t in FRAME_TOKENS, normalized=False) for t in SPECIAL_TOKENS],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
+        tokenizer.train_from_iterator(_without_special_tokens(texts), trainer=trainer)
+        dir = Path(dir)
+        dir.mkdir(parents=True, exist_ok=True)
+        _write_atomically(dir / "tokenizer_config.json", json.dumps(_HF_CONFIG, indent=2) + "\n")
+        _write_atomically(dir / "tokenizer.json", tokenizer.to_str(pretty=True))
+        return cls(tokenizer, origin=str(dir))
+
+    @classmethod
+    def load(cls, dir: Path | str) -> ChatTokenizer:
+        """Load a folder that `train` wrote, or a real Qwen3 checkpoint's.
+
+        Raises:
+            TokenizerError: there is no tokenizer in it, or it lacks one of Qwen3's special tokens.
+        """
+        dir = Path(dir)
+        if (dir / "tokenizer.json").exists():
+            try:
+                # `tokenizers` says "Exception" for whatever is wrong with the file.
+                return cls(Tokenizer.from_file(str(dir / "tokenizer.json")), origin=str(dir))
+            except TokenizerError:
+                raise
+            except Exception as error:
+                raise TokenizerError(f"{dir / 'tokenizer.json'} cannot be read ({error}); write it again") from None
+        if (dir / "vocab.json").exists() and (
+            dir / "merges.txt"
+        ).exists():  # the slow form, which transformers converts
+            from transformers import AutoTokenizer
+
+            return cls(AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer, origin=str(dir))
+        raise TokenizerError(
+            f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def encode_segments(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+        """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable)."""
+        encodings = self._tokenizer.encode_batch([segment.text for segment in segments], add_special_tokens=False)
+        ids: list[int] = []
+        mask: list[int] = []
+        for segment, encoding in zip(segments, encodings, strict=True):
+            ids += encoding.ids
+            mask += [int(segment.trainable)] * len(encoding.ids)
+        return ids, mask
+
+
+_HF_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": TURN_END,
+    "pad_token": PAD,
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 131_072,
+}
+
+
+def _without_special_tokens(texts: Iterable[str]) -> Iterator[str]:
+    # The trainer does not know special tokens inside texts: `<tool_call>` would train merges that are never used.
+    cut = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
+    for text in texts:
+        yield from (part for part in cut.split(text) if part)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

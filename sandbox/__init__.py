@@ -1,0 +1,22 @@
+"""Runs tool code that a language model wrote: isolated in layers, deterministic, a few milliseconds a call.
+
+Start at `sandbox.pool`. The threat model, the layers and the outcomes are described in `docs/sandbox.md`. This package
+imports nothing of the rest of the project and nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+from sandbox.outcomes import INFRASTRUCTURE, CallResult, Outcome, SandboxError
+from sandbox.pool import PoolStats, SandboxConfig, SandboxPool
+from sandbox.protocol import Limits
+
+__all__ = [
+    "INFRASTRUCTURE",
+    "CallResult",
+    "Limits",
+    "Outcome",
+    "PoolStats",
+    "SandboxConfig",
+    "SandboxError",
+    "SandboxPool",
+]

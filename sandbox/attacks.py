@@ -1,0 +1,169 @@
+"""Attempts to get out of the sandbox, run at every start by `sandbox.selftest`. Never imported: read as text and sent in.
+
+Each function returns None when it was stopped and otherwise a line that says what it reached. Signals are probed with
+number 0, which harms nobody if the sandbox should fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import socket
+
+_HOST_FILES = ("/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/environ", "/proc/1/status")
+_HOST_DIRECTORIES = ("/etc", "/home", "/proc", "/root", "/tmp", "/var")
+
+
+def innocent(left: int, right: int) -> dict:
+    """No attack: the control that shows that a call works at all."""
+    import json
+
+    return json.loads(f'{{"sum": {left + right}}}')
+
+
+def lazy_import() -> str:
+    """No attack: a module that is not preloaded can be read where the plan lets paths be opened."""
+    import tomllib
+
+    return tomllib.loads("answer = 'read'")["answer"]
+
+
+def read_host_files() -> str | None:
+    """Read what belongs to the host or to other processes."""
+    for path in _HOST_FILES:
+        try:
+            with open(path, "rb") as file:
+                return f"read {len(file.read(64))} bytes of {path}"
+        except OSError:
+            continue
+    return None
+
+
+def list_host_directories() -> str | None:
+    """List what belongs to the host."""
+    for path in _HOST_DIRECTORIES:
+        try:
+            return f"listed {path}: {len(os.listdir(path))} entries"
+        except OSError:
+            continue
+    return None
+
+
+def write_files() -> str | None:
+    """Leave something behind for a later call."""
+    for directory in ("/tmp", "/var/tmp", "/dev/shm", "/", os.path.dirname(os.__file__)):
+        path = os.path.join(directory, "sandbox-selftest")
+        try:
+            with open(path, "w") as file:
+                file.write("x")
+            os.unlink(path)
+            return f"wrote {path}"
+        except OSError:
+            continue
+    return None
+
+
+def open_sockets() -> str | None:
+    """Reach the network, local daemons or the hypervisor."""
+    for name in ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_VSOCK", "AF_PACKET"):
+        family = getattr(socket, name, None)
+        if family is None:
+            continue
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+            try:
+                socket.socket(family, kind).close()
+                return f"opened a socket of {name}"
+            except OSError:
+                continue
+    return None
+
+
+def start_process() -> str | None:
+    """Multiply: fork, and exec by posix_spawn."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        return "forked"
+    except OSError:
+        pass
+    try:
+        os.posix_spawn("/bin/true", ["true"], {})
+        return "spawned"
+    except OSError:
+        return None
+
+
+def start_thread() -> str | None:
+    """Multiply within the process."""
+    import threading
+
+    try:
+        threading.Thread(target=int).start()
+        return "started a thread"
+    except RuntimeError:
+        return None
+
+
+def signal_others() -> str | None:
+    """Signal the group, the parent, process 1, everybody."""
+    for target in (0, 1, -1, 2):
+        try:
+            os.kill(target, 0)
+            return f"may signal {target}"
+        except OSError:
+            continue
+    return None
+
+
+def raw_system_calls() -> str | None:
+    """Go around libc's names: calls whose numbers are the same on every machine since Linux 5."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, number in {"pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "fsopen": 430}.items():
+        if libc.syscall(number, 0, 0, 0, 0) >= 0 or ctypes.get_errno() != 1:
+            return f"{name} was not refused (errno {ctypes.get_errno()})"
+    return None
+
+
+def new_namespaces() -> str | None:
+    """Gain privileges over namespaces of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return "entered a user namespace" if libc.unshare(0x10000000) == 0 else None
+
+
+def trace_parent() -> str | None:
+    """Read or change another process through ptrace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for pid in (1, libc.getppid()):
+        if libc.ptrace(16, pid, 0, 0) == 0:
+            return f"attached to {pid}"
+    return None
+
+
+def raise_limits() -> str | None:
+    """Lift its own CPU and memory limits."""
+    for name in ("RLIMIT_CPU", "RLIMIT_AS"):
+        number = getattr(resource, name)
+        if resource.getrlimit(number)[0] == resource.RLIM_INFINITY:
+            return f"{name} is not set"
+        try:
+            resource.setrlimit(number, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            return f"{name} was lifted"
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def exhaust_memory() -> str | None:
+    """Take eight gibibytes."""
+    try:
+        return f"took {len(bytearray(8 << 30))} bytes"
+    except MemoryError:
+        return None
+
+
+def read_environment() -> str | None:
+    """Find secrets in the environment."""
+    extra = set(os.environ) - {"PATH", "TZ", "LC_ALL"}
+    return f"found {sorted(extra)}" if extra else None

@@ -1,0 +1,155 @@
+"""Makes a call repeatable: a virtual clock, seeded randomness, fixed identities. Standard library only.
+
+`install` runs once in the zygote, so every slot and call inherits it; `reseed` runs in each call. Together with the
+fixed hash seed, UTC, C.UTF-8 and the fixed memory layout, which the zygote's environment gives, the same call of the
+same module returns the same bytes on any worker, in any order, after any restart.
+
+The clock stands at `EPOCH` and moves only when the code sleeps; monotonic clocks also advance a microsecond at each
+reading, so that loops which wait for time to pass end. Code that goes around Python (ctypes, the vDSO) can still read
+the machine's clock; validation, which runs each tool twice, is what rejects such code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import gc
+import os
+import random
+import time
+import uuid
+from typing import Any
+
+EPOCH = 1_767_225_600
+"""2026-01-01T00:00:00Z: the moment at which every call takes place, in Unix seconds."""
+
+_MONOTONIC_START_NS = 1_000_000_000_000
+_TICK_NS = 1_000
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.slept_ns = 0
+        self.ticks = 0
+
+    def wall_ns(self) -> int:
+        return EPOCH * 1_000_000_000 + self.slept_ns
+
+    def monotonic_ns(self) -> int:
+        self.ticks += 1
+        return _MONOTONIC_START_NS + self.slept_ns + self.ticks * _TICK_NS
+
+    def sleep(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError("sleep length must be non-negative")
+        self.slept_ns += int(seconds * 1e9)
+
+
+_clock = _Clock()
+_entropy = random.Random(0)
+
+
+def install() -> None:
+    """Replace the sources of time, randomness and identity in this process, once and for all."""
+    _install_time()
+    _install_datetime()
+    _install_entropy()
+    os.getpid = lambda: 2
+    os.getppid = lambda: 1
+
+
+def reseed(seed: int) -> None:
+    """Start a call: clock at its epoch, every random source a function of `seed`."""
+    _clock.reset()
+    _entropy.seed(f"sandbox entropy {seed}")
+    random.seed(seed)
+
+
+def _install_time() -> None:
+    gmtime, asctime, strftime = time.gmtime, time.asctime, time.strftime
+
+    def now() -> float:
+        return _clock.wall_ns() / 1e9
+
+    def utc(seconds: float | None = None) -> time.struct_time:
+        return gmtime(now() if seconds is None else seconds)
+
+    def ascii_time(moment: Any = None) -> str:
+        return asctime(utc() if moment is None else moment)
+
+    def format_time(pattern: str, moment: Any = None) -> str:
+        return strftime(pattern, utc() if moment is None else moment)
+
+    def clock_ns(clock: int) -> int:
+        return _clock.wall_ns() if clock == time.CLOCK_REALTIME else _clock.monotonic_ns()
+
+    replacements: dict[str, Any] = {
+        "time": now,
+        "time_ns": _clock.wall_ns,
+        "sleep": _clock.sleep,
+        "gmtime": utc,
+        "localtime": utc,  # the zygote runs in UTC
+        "asctime": ascii_time,
+        "ctime": lambda seconds=None: ascii_time(utc(seconds)),
+        "strftime": format_time,
+        "clock_gettime_ns": clock_ns,
+        "clock_gettime": lambda clock: clock_ns(clock) / 1e9,
+    }
+    for name in ("monotonic", "perf_counter", "process_time", "thread_time"):
+        replacements[name] = lambda: _clock.monotonic_ns() / 1e9
+        replacements[f"{name}_ns"] = _clock.monotonic_ns
+    for name, replacement in replacements.items():
+        setattr(time, name, replacement)
+
+
+def _install_datetime() -> None:
+    """Replace the four constructors that read the clock, inside the C types themselves.
+
+    Subclasses put in the module's place would break `repr`, `type(x) is datetime`, pickles and `singledispatch`.
+    The types refuse attribute assignment, so the entries go into their dictionaries and the method cache is flushed.
+    """
+
+    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return cls.fromtimestamp(time.time(), tz)
+
+    def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
+        return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
+
+    def today(cls: type[datetime.date]) -> datetime.date:
+        return cls.fromtimestamp(time.time())
+
+    _set_on_static_type(datetime.datetime, {"now": now, "utcnow": utcnow, "today": today})
+    _set_on_static_type(datetime.date, {"today": today})
+
+
+def _set_on_static_type(kind: type, methods: dict[str, Any]) -> None:
+    namespace = gc.get_referents(kind.__dict__)[0]
+    for name, function in methods.items():
+        namespace[name] = classmethod(function)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def _install_entropy() -> None:
+    seed_generator = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed_generator(self, _entropy.getrandbits(128) if a is None else a, version)
+
+    def urandom(size: int) -> bytes:
+        return _entropy.randbytes(size)
+
+    def getrandom(size: int, flags: int = 0) -> bytes:
+        return _entropy.randbytes(size)
+
+    random.Random.seed = seed  # an unseeded Random() is a function of the call's seed
+    random.seed = random._inst.seed  # the module's function is the bound method of its hidden instance
+    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom and secrets read it here
+    os.urandom = urandom
+    if hasattr(os, "getrandom"):
+        os.getrandom = getrandom
+    uuid.uuid1 = lambda node=None, clock_seq=None: uuid.UUID(int=_entropy.getrandbits(128), version=1)
+    uuid.uuid4 = lambda: uuid.UUID(int=_entropy.getrandbits(128), version=4)
+    uuid.getnode = lambda: 0x0242AC110002

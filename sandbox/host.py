@@ -1,0 +1,219 @@
+"""The host's ends of the two sockets: `Zygote`, the fork server's process, and `Slot`, one environment.
+
+Both belong to one asyncio event loop. The pool decides which exist; these only speak the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from sandbox.outcomes import CallResult, Reply, decode
+from sandbox.protocol import HELLO_ID, REPLY, REQUEST, FrameReader, Limits, Operation, Plan, Report, Verdict, frame
+
+_ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
+_GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; this much later the host gives up on the slot
+_DIED = Reply(Verdict.SLOT_DIED, 0, 0.0, 0.0, b"")
+
+
+class SlotError(Exception):
+    """A slot could not be opened, or its layers not be put in place."""
+
+
+class Zygote:
+    """The fork server: a child process of the host, exec'd afresh and never forked from it.
+
+    Args:
+        python: interpreter that runs the tools.
+    """
+
+    def __init__(self, python: str = sys.executable) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        # Not -I: it implies -E, which ignores PYTHONHASHSEED. -S: no site-packages and none of their start-up hooks.
+        command = [python, "-s", "-S", "-P", str(_ZYGOTE), str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._control = ours
+        self._tokens = itertools.count(1)
+        self._broken = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked for slots."""
+        return not self._broken and self._process.poll() is None
+
+    async def open_slot(self, plan: Plan, limits: Limits, uid: int | None, seconds: float) -> Slot:
+        """Fork a slot and wait for its greeting.
+
+        Args:
+            plan: the layers it is to put in place.
+            limits: of its calls.
+            uid: user id it is to take, or None.
+            seconds: how long to wait for it.
+
+        Raises:
+            SlotError: it ended, was late, or could not put a layer in place.
+        """
+        token = next(self._tokens)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        order = {
+            "open": token,
+            "plan": dataclasses.asdict(plan),
+            "limits": dataclasses.asdict(limits),
+            "uid": uid if plan.drop_uid else None,
+        }
+        with theirs:
+            try:
+                socket.send_fds(self._control, [frame(json.dumps(order).encode())], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                self._broken = True
+                raise SlotError(f"the zygote does not answer: {error}") from error
+        ours.setblocking(False)
+        slot = Slot(self, token, limits)
+        await asyncio.get_running_loop().create_unix_connection(lambda: slot, sock=ours)
+        try:
+            async with asyncio.timeout(seconds):
+                hello = await slot.greeting
+        except TimeoutError:
+            slot.close()
+            raise SlotError(f"the slot did not greet within {seconds:g} s") from None
+        except BaseException:
+            slot.close()
+            raise
+        if hello.verdict is not Verdict.REPORTED:
+            slot.close()
+            raise SlotError(hello.payload.decode(errors="replace") or "the slot ended before it greeted")
+        slot.layers = json.loads(hello.payload)
+        return slot
+
+    def kill_slot(self, token: int) -> None:
+        """Kill a slot by its token. The zygote does it: it holds the process id until it has reaped the process."""
+        with contextlib.suppress(OSError):
+            self._control.send(frame(json.dumps({"kill": token}).encode()))
+
+    async def close(self) -> None:
+        """End it and everything below it; return when all have been reaped."""
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+class Slot(asyncio.Protocol):
+    """One environment's slot zygote."""
+
+    def __init__(self, zygote: Zygote, token: int, limits: Limits) -> None:
+        self._zygote = zygote
+        self._token = token
+        self._limits = limits
+        self._frames = FrameReader()
+        self._numbers = itertools.count(HELLO_ID + 1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._transport: asyncio.Transport | None = None
+        self.greeting = self._expect(HELLO_ID)
+        self.layers: dict[str, str] = {}
+        self.load_error: CallResult | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take calls."""
+        return self._transport is not None
+
+    async def load(self, source: str) -> None:
+        """Have the module compiled; a module that does not compile leaves its result in `load_error`.
+
+        Raises:
+            SlotError: for a reason that says nothing about the source.
+        """
+        reply = await self._request(Operation.LOAD, source.encode())
+        if reply.verdict is Verdict.REPORTED and reply.detail == Report.RETURNED:
+            return
+        result = decode(reply, self._limits)
+        if result.is_infrastructure:
+            raise SlotError(result.error)
+        self.load_error = dataclasses.replace(result, ended_by="source")
+        self.close()
+
+    async def call(self, request: bytes) -> CallResult:
+        """Run one call; `request` is JSON {"function", "seed", "arguments"}."""
+        if self.load_error is not None:
+            return self.load_error
+        return decode(await self._request(Operation.CALL, request), self._limits)
+
+    def close(self) -> None:
+        """End it: the socket's end is its order to go, and the zygote kills it in case it cannot read."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._zygote.kill_slot(self._token)
+            self._end()
+
+    async def _request(self, operation: Operation, payload: bytes) -> Reply:
+        if self._transport is None:
+            return _DIED
+        number = next(self._numbers)
+        reply = self._expect(number)
+        self._transport.write(frame(REQUEST.pack(number, operation) + payload))
+        try:
+            async with asyncio.timeout(self._limits.wall_seconds + _GRACE_SECONDS):
+                return await reply
+        except TimeoutError:
+            self.close()
+            return _DIED
+        except asyncio.CancelledError:
+            if self._transport is not None:
+                self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL)))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def _expect(self, number: int) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        return future
+
+    def _end(self) -> None:
+        self._transport = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(_DIED)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        for message in self._frames.feed(data):
+            number, verdict, detail, cpu, wall = REPLY.unpack_from(message)
+            future = self._waiting.get(number)
+            if future is not None and not future.done():
+                future.set_result(Reply(Verdict(verdict), detail, cpu, wall, message[REPLY.size :]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio: the slot has ended."""
+        self._end()

@@ -1,0 +1,286 @@
+"""Kernel confinement through ctypes: namespaces with a pivoted root, user id, capabilities, Landlock, rlimits.
+
+Two moments use it. A slot, before it serves anything: `enter_namespaces` (in its parent, because a pid namespace
+begins with the next child), then `confine_slot`. A call, before anything untrusted runs: `LandlockRules.restrict`,
+`resource_limits`, and the filter of `sandbox.seccomp`. Every function raises `OSError` when its layer cannot be had;
+nobody carries on without it: the self-test then tries a weaker plan by name. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox.protocol import Limits, Plan
+from sandbox.syscalls import NUMBERS
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_CLONE = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mnt": 0x20000, "ipc": 0x08000000, "uts": 0x04000000}
+_CLONE["cgroup"] = 0x02000000
+NAMESPACES = tuple(_CLONE)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
+_MS_PRIVATE = 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_ADDR_NO_RANDOMIZE = 0x0040000
+_SIGKILL = 9
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _syscall(name: str, *arguments: object) -> int:
+    if name not in NUMBERS:
+        raise OSError(38, f"{name}: no system call number is known for this machine")
+    return _check(_libc.syscall(NUMBERS[name], *arguments), name)
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    _check(_libc.prctl(option, *(ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4])), f"prctl({option})")
+
+
+def process_id() -> int:
+    """The real one; `os.getpid` is replaced for determinism."""
+    return int(_libc.getpid())
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask for SIGKILL when the process `parent` ends; end now if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    if _libc.getppid() != parent:
+        os._exit(1)
+
+
+def close_descriptors(*kept: int) -> None:
+    """Close every descriptor above 2 that is not in `kept`."""
+    start = 3
+    for descriptor in sorted({*kept, 4096}):
+        if descriptor >= start:
+            os.closerange(start, descriptor)
+            start = descriptor + 1
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended, so that they can be reaped and killed by id."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def stop_address_randomisation() -> bool:
+    """Fix the memory layout of programs exec'd from here, so that `id()` repeats. True if an exec is now needed."""
+    current = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
+    if current < 0 or current & _ADDR_NO_RANDOMIZE:
+        return False
+    return _libc.personality(ctypes.c_ulong(current | _ADDR_NO_RANDOMIZE)) >= 0
+
+
+def address_randomisation_is_off() -> bool:
+    """Whether this process runs with a fixed memory layout."""
+    return bool(_libc.personality(ctypes.c_ulong(0xFFFFFFFF)) & _ADDR_NO_RANDOMIZE)
+
+
+# --- what a call may read
+
+
+def library_paths() -> list[str]:
+    """Directories and files that Python code may need to read: the standard library, libc's directory, time zones."""
+    paths = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")}
+    with contextlib.suppress(OSError):
+        mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        libc = [path for path in mapped if os.path.basename(path).startswith(("libc.so", "libc-", "ld-musl"))]
+        paths |= {os.path.dirname(os.path.realpath(path)) for path in libc}
+    paths.add("/usr/share/zoneinfo")
+    existing = sorted(path for path in paths if os.path.exists(path) and path != "/")
+    return [path for path in existing if not any(path.startswith(other + "/") for other in existing)]
+
+
+def hidden_paths() -> list[str]:
+    """Directories inside `library_paths` that are none of a call's business: installed third-party packages."""
+    names = ("site-packages", "dist-packages")
+    return [path for name in names if os.path.isdir(path := os.path.join(sysconfig.get_paths()["stdlib"], name))]
+
+
+def require_readable_library() -> None:
+    """Raise `PermissionError` if the standard library cannot be read, e.g. an interpreter below a private home."""
+    for path in (sysconfig.get_paths()["stdlib"], os.__file__):
+        if not os.access(path, os.R_OK):
+            raise PermissionError(13, f"{path} is not readable by user id {os.getuid()}")
+
+
+# --- namespaces
+
+
+def namespace_ids() -> dict[str, str]:
+    """This process's namespaces, for comparison."""
+    return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
+
+
+def enter_namespaces(*, as_superuser: bool) -> None:
+    """Leave the host's namespaces; the next child is process 1 of the new pid namespace.
+
+    A superuser that will take another user id keeps the initial user namespace for now: only there may it bind
+    directories below a private home. Anybody else needs the user namespace first, to be allowed the others.
+    """
+    flags = sum(_CLONE.values())
+    if as_superuser:
+        _check(_libc.unshare(flags & ~_CLONE["user"]), "unshare")
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    _check(_libc.unshare(flags), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"65534 {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"65534 {gid} 1")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {target}")
+
+
+def _pivot_to_minimal_root(readable: Sequence[str], hidden: Sequence[str]) -> None:
+    """Make an empty read-only tmpfs the root, holding read-only binds of `readable` and nothing else."""
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    candidates = ("/tmp", "/mnt", "/var/tmp", "/media", "/srv", "/opt", "/run")
+    root = next(c for c in candidates if os.path.isdir(c) and not any((p + "/").startswith(c + "/") for p in readable))
+    _mount("none", root, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64k,nr_inodes=256,mode=755")
+    for path in readable:
+        target = root + path
+        os.makedirs(target)
+        _mount(path, target, None, _MS_BIND | _MS_REC)
+        kept = os.statvfs(path).f_flag & (_MS_NODEV | _MS_NOEXEC)  # a user namespace may not clear these
+        _mount("none", target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | kept)
+    for path in hidden:
+        if os.path.isdir(root + path):
+            _mount("none", root + path, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,mode=755")
+    os.mkdir(root + "/.old")
+    os.chdir(root)
+    _syscall("pivot_root", b".", b".old")
+    os.chdir("/")
+    _check(_libc.umount2(b"/.old", _MNT_DETACH), "umount2")
+    os.rmdir("/.old")
+    _mount("none", "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+
+
+# --- identity and privileges
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _drop_capabilities() -> None:
+    last = 63
+    with contextlib.suppress(OSError):
+        last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for capability in range(last + 1):
+        # Fails without CAP_SETPCAP (an ordinary user, whose set is empty anyway) and beyond the last capability.
+        _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("II", _CAPABILITY_VERSION_3, 0))
+    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+
+
+def confine_slot(plan: Plan, uid: int | None, readable: Sequence[str]) -> dict[str, str]:
+    """Put the slot's layers in place. Returns each layer's state, by name, for the run's record.
+
+    Args:
+        plan: the layers wanted.
+        uid: user id to take, which only the superuser can; None to stay who we are.
+        readable: what the private root is to hold, from `library_paths`.
+    """
+    layers: dict[str, str] = {}
+    if plan.namespaces:
+        _pivot_to_minimal_root(readable, hidden_paths())
+        _check(_libc.sethostname(b"sandbox", 7), "sethostname")
+    if uid is not None:
+        _become(uid)
+    if plan.namespaces and uid is not None:
+        # Last, so that the mounts above belong to the host and not even a regained capability could undo them.
+        _check(_libc.unshare(_CLONE["user"]), "unshare(user)")
+    if plan.allow_open:
+        require_readable_library()
+    if plan.seccomp or plan.landlock:
+        _drop_capabilities()
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _prctl(_PR_SET_DUMPABLE, 0)  # no ptrace and no /proc/<pid>/mem, even by the same user
+    layers["namespaces"] = ",".join(NAMESPACES) if plan.namespaces else "off"
+    layers["root"] = "private read-only" if plan.namespaces else "host's"
+    layers["uid"] = "the host's own" if uid is None else "one of its own for each slot"
+    layers["capabilities"] = "none" if plan.seccomp or plan.landlock else "unchanged"
+    layers["no_new_privileges"] = "on" if plan.seccomp or plan.landlock else "off"
+    return layers
+
+
+# --- Landlock
+
+_ALL_ACCESS_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_NET_BIND_AND_CONNECT = 3
+_SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
+
+
+def landlock_abi() -> int:
+    """Version of Landlock in this kernel; 0 if there is none."""
+    if "landlock_create_ruleset" not in NUMBERS:
+        return 0
+    return max(0, _libc.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_size_t(0), 1))
+
+
+class LandlockRules:
+    """Read-only access below `readable`, everything else that this kernel can deny denied. Built once for a slot."""
+
+    def __init__(self, readable: Sequence[str]) -> None:
+        abi = landlock_abi()
+        if abi < 1:
+            raise OSError(38, "landlock: not offered by this kernel")
+        access = _ALL_ACCESS_BY_ABI[min(abi, 5)]
+        attributes = struct.pack("QQQ", access, _NET_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
+        size = 8 if abi < 4 else 16 if abi < 6 else 24
+        buffer = ctypes.create_string_buffer(attributes, len(attributes))
+        self.descriptor = _syscall("landlock_create_ruleset", buffer, ctypes.c_size_t(size), 0)
+        for path in readable:
+            target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            allowed = _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
+            rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, target), 12)
+            _syscall("landlock_add_rule", self.descriptor, 1, rule, 0)
+            os.close(target)
+
+    def restrict(self) -> None:
+        """Bind the calling process. Needs no_new_privs; cannot be undone."""
+        _syscall("landlock_restrict_self", self.descriptor, 0)
+
+
+# --- rlimits
+
+
+def resource_limits(limits: Limits) -> list[tuple[int, tuple[int, int]]]:
+    """The rlimits of a call as arguments of `resource.setrlimit`, hard limits included."""
+    wanted: dict[str, int | tuple[int, int]] = {
+        "CPU": (limits.cpu_seconds, limits.cpu_seconds + 1),  # SIGXCPU, then SIGKILL for those who ignore it
+        "AS": limits.memory_bytes,
+        "FSIZE": 0,
+        "NOFILE": 32,
+        "NPROC": 0,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+    }
+    return [
+        (getattr(resource, f"RLIMIT_{name}"), value if isinstance(value, tuple) else (value, value))
+        for name, value in wanted.items()
+        if hasattr(resource, f"RLIMIT_{name}")
+    ]

@@ -1,0 +1,180 @@
+"""What became of a call: its kind, its value, and what ended it.
+
+Two families. Deterministic outcomes are a property of the code and its arguments; a model sees them as observations and
+they may be scored. Infrastructure outcomes are a property of the machine at that moment; the pool retries them once,
+and a caller must mask what is left, never score it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.protocol import Limits, Report, Verdict
+
+
+class SandboxError(Exception):
+    """The sandbox cannot be used as asked: no sufficient isolation on this machine, a closed pool, a broken start."""
+
+
+class Outcome(enum.StrEnum):
+    """Kind of a call's end."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"  # raised, does not parse, no such function, wrong arguments
+    UNSERIALISABLE = "unserialisable"  # returned something that is not JSON, NaN and infinity included
+    TOO_LARGE = "too_large"  # source, arguments or result beyond their limit
+    CPU_TIMEOUT = "cpu_timeout"
+    CRASH = "crash"  # died of a signal
+    NO_RESULT = "no_result"  # ended without a report, e.g. `os._exit(0)`
+    PROTOCOL_ERROR = "protocol_error"  # wrote something of its own on the result channel
+    FLOOD = "flood"  # wrote more on it than any report may hold
+
+    WALL_TIMEOUT = "wall_timeout"
+    KILLED = "killed"  # SIGKILL from outside, e.g. the kernel's out-of-memory killer
+    ENV_DIED = "env_died"  # its slot or the zygote ended
+    OPEN_FAILED = "open_failed"  # no slot could be had, or a layer could not be put in place
+
+
+INFRASTRUCTURE = frozenset({Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED})
+"""Outcomes that say nothing about the code."""
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """Result of one call.
+
+    Attributes:
+        kind: how it ended.
+        value: the function's value as decoded JSON; None unless `ok`.
+        stdout: what it printed, cut at the limit; empty when the process was killed.
+        error: one readable line or paragraph, fit to be shown to a model; empty when `ok`.
+        cpu_seconds: user and system time of the call's process.
+        wall_seconds: from its fork to its end.
+        ended_by: the limit, stage or layer that ended it: "return", "exception", "source", "load", "function",
+            "arguments", "result", "cpu_limit", "wall_limit", "seccomp", "signal SIGSEGV", "exit", "channel", "slot", …
+    """
+
+    kind: Outcome
+    value: Any = None
+    stdout: str = ""
+    error: str = ""
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    ended_by: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """The function returned a JSON value."""
+        return self.kind is Outcome.OK
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """The outcome says nothing about the code: mask it, never score it."""
+        return self.kind in INFRASTRUCTURE
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A slot's answer, undecoded."""
+
+    verdict: Verdict
+    detail: int
+    cpu_seconds: float
+    wall_seconds: float
+    payload: bytes
+
+
+_REPORTED = {
+    Report.SOURCE: (Outcome.TOOL_ERROR, "source"),
+    Report.LOAD: (Outcome.TOOL_ERROR, "load"),
+    Report.FUNCTION: (Outcome.TOOL_ERROR, "function"),
+    Report.ARGUMENTS: (Outcome.TOOL_ERROR, "arguments"),
+    Report.RAISED: (Outcome.TOOL_ERROR, "exception"),
+    Report.UNSERIALISABLE: (Outcome.UNSERIALISABLE, "result"),
+    Report.TOO_LARGE: (Outcome.TOO_LARGE, "result"),
+}
+
+
+def decode(reply: Reply, limits: Limits) -> CallResult:
+    """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns."""
+    if reply.verdict is Verdict.REPORTED:
+        return _decode_report(reply)
+    kind, ended_by, error = {
+        Verdict.CPU_LIMIT: (
+            Outcome.CPU_TIMEOUT,
+            "cpu_limit",
+            f"TimeoutError: the call used more than {limits.cpu_seconds} s of CPU time",
+        ),
+        Verdict.WALL_LIMIT: (
+            Outcome.WALL_TIMEOUT,
+            "wall_limit",
+            f"the call was still waiting after {limits.wall_seconds:g} s of wall time",
+        ),
+        Verdict.KILLED: (Outcome.KILLED, "signal SIGKILL", "the call's process was killed from outside"),
+        Verdict.NO_REPORT: (Outcome.NO_RESULT, "exit", "RuntimeError: the tool ended the process without a result"),
+        Verdict.MALFORMED: (Outcome.PROTOCOL_ERROR, "channel", "RuntimeError: the tool wrote on the result channel"),
+        Verdict.FLOOD: (Outcome.FLOOD, "channel", "RuntimeError: the tool flooded the result channel"),
+        Verdict.NOT_LOCKED: (Outcome.OPEN_FAILED, "lockdown", "a layer could not be put in place for the call"),
+        Verdict.SLOT_DIED: (Outcome.ENV_DIED, "slot", "the environment's process ended during the call"),
+        Verdict.SIGNAL: (Outcome.CRASH, _signal_name(reply.detail), _crash(reply.detail)),
+    }[reply.verdict]
+    return CallResult(kind, None, "", error, reply.cpu_seconds, reply.wall_seconds, ended_by)
+
+
+def _signal_name(number: int) -> str:
+    if number == signal.SIGSYS:
+        return "seccomp"
+    try:
+        return f"signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _crash(number: int) -> str:
+    return f"RuntimeError: the tool's process crashed ({_signal_name(number)})"
+
+
+def _decode_report(reply: Reply) -> CallResult:
+    malformed = CallResult(
+        Outcome.PROTOCOL_ERROR,
+        error="RuntimeError: the tool wrote on the result channel",
+        cpu_seconds=reply.cpu_seconds,
+        wall_seconds=reply.wall_seconds,
+        ended_by="channel",
+    )
+    try:
+        body = json.loads(reply.payload, parse_constant=_refuse_constant, parse_float=_finite_float)
+        if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return malformed
+    returned = reply.detail == Report.RETURNED
+    expected = {"value", "stdout"} if returned else {"error", "stdout"}
+    if not isinstance(body, dict) or set(body) != expected or not isinstance(body["stdout"], str):
+        return malformed
+    if returned:
+        return CallResult(
+            Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"
+        )
+    if not isinstance(body["error"], str):
+        return malformed
+    kind, ended_by = _REPORTED[Report(reply.detail)]
+    return CallResult(
+        kind, None, body["stdout"], body["error"], reply.cpu_seconds, reply.wall_seconds, ended_by=ended_by
+    )
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond the range of a float")
+    return value

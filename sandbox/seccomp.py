@@ -1,0 +1,129 @@
+"""The seccomp filter of a call: an allow-list of what CPython needs to run pure-Python tool code, and nothing else.
+
+Everything not named fails with EPERM, so tool code sees `PermissionError` rather than dying; a call through a foreign
+ABI (i386 `int 0x80`, x32) kills the process. Not on the list, among others: fork, execve, every socket call, kill and
+every other way to signal, ptrace, prctl, mount, unshare, keyctl, bpf, io_uring, memfd, timers that signal, file locks,
+`getrandom` (so that entropy which is not the seeded one cannot be read). Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+from collections.abc import Iterable
+
+from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_CORE = """
+    read write close lseek readv writev pread64 mmap mprotect munmap brk mremap msync mincore madvise
+    rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall exit exit_group
+    dup dup2 dup3 pipe pipe2 poll ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait
+    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
+    getpid getppid gettid getuid geteuid getgid getegid getcwd uname getrlimit getrusage
+    futex set_robust_list set_tid_address rseq membarrier arch_prctl sched_yield sched_getaffinity fstat
+""".split()
+_OPEN = """
+    open openat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64
+""".split()
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: no locks, no owner
+
+_RET_ALLOW, _RET_KILL_PROCESS, _RET_ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
+_X32_BIT = 0x40000000
+_SECCOMP_SET_MODE_FILTER = 1
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+class Filter:
+    """An assembled BPF program, built once and attached in every call's process."""
+
+    def __init__(self, instructions: Iterable[Instruction]) -> None:
+        packed = [struct.pack("HBBI", *instruction) for instruction in instructions]
+        self._code = ctypes.create_string_buffer(b"".join(packed))  # the kernel copies it on attach; keep it until then
+        self._program = _Program(len(packed), ctypes.addressof(self._code))
+        self._address = ctypes.byref(self._program)
+
+    def attach(self) -> None:
+        """Bind the calling process and its future children. Needs no_new_privs; cannot be undone."""
+        if _libc.syscall(NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address):
+            raise OSError(ctypes.get_errno(), "seccomp filter could not be attached")
+
+
+def call_filter(*, allow_open: bool) -> Filter:
+    """The filter of a call. With `allow_open=False` (tier C) no path can be named at all."""
+    names = _CORE + (_OPEN if allow_open else [])
+    program = _preamble()
+    program += _answer("ioctl", errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
+    program += _answer("clone3", errno.ENOSYS)  # glibc then tries clone, which is refused below
+    program += _answer("clone", errno.EAGAIN)  # "can't start new thread": what an exhausted system says
+    program += _only_values("fcntl", argument=1, values=_FCNTL_COMMANDS)
+    program += _only_null("prlimit64", argument=2)  # reading a limit is fine, setting one is not
+    program += _allow_only({NUMBERS[name] for name in names if name in NUMBERS})
+    return Filter(program)
+
+
+def _allow_only(numbers: set[int]) -> list[Instruction]:
+    """A binary search over the runs of allowed and refused numbers.
+
+    On attach the kernel tries the filter on every system call it has, to remember which need no further check: a list
+    of 95 comparisons made that 0.3 ms of each call, the search makes it 0.05 ms.
+    """
+    edges = [0, *(n for n in range(1, max(numbers) + 2) if (n in numbers) != (n - 1 in numbers))]
+
+    def search(edges: list[int]) -> list[Instruction]:
+        if len(edges) == 1:
+            return [(_RETURN, 0, 0, _RET_ALLOW if edges[0] in numbers else _RET_ERRNO | errno.EPERM)]
+        middle = len(edges) // 2
+        below, above = search(edges[:middle]), search(edges[middle:])
+        return [(_JUMP_GREATER_EQUAL, len(below), 0, edges[middle]), *below, *above]
+
+    return search(edges)
+
+
+def _preamble() -> list[Instruction]:
+    """Refuse foreign ABIs, then leave the call's number in the accumulator."""
+    program = [
+        (_LOAD, 0, 0, _OFFSET_ARCH),
+        (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[MACHINE]),
+        (_RETURN, 0, 0, _RET_KILL_PROCESS),
+        (_LOAD, 0, 0, _OFFSET_NUMBER),
+    ]
+    if MACHINE == "x86_64":
+        program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _RET_KILL_PROCESS)]
+    return program
+
+
+def _answer(name: str, error: int) -> list[Instruction]:
+    return [(_JUMP_EQUAL, 0, 1, NUMBERS[name]), (_RETURN, 0, 0, _RET_ERRNO | error)]
+
+
+def _only_values(name: str, *, argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`."""
+    body: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument)]
+    for value in values:
+        body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
+    body.append((_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
+    return [(_JUMP_EQUAL, 0, len(body), NUMBERS[name]), *body]
+
+
+def _only_null(name: str, *, argument: int) -> list[Instruction]:
+    """Allow the call when its argument, a pointer, is null in both halves (little-endian machines)."""
+    low = _OFFSET_ARGUMENTS + 8 * argument
+    body: list[Instruction] = [
+        (_LOAD, 0, 0, low),
+        (_JUMP_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, low + 4),
+        (_JUMP_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _RET_ALLOW),
+        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
+    ]
+    return [(_JUMP_EQUAL, 0, len(body), NUMBERS[name]), *body]

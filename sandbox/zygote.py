@@ -1,0 +1,190 @@
+"""The trusted fork server: `python -s -S -P zygote.py <control descriptor>`. Standard library only.
+
+Exec'd by the host, never forked from it (a process with JAX's threads must not fork). It preloads the standard library
+once, makes it deterministic, and forks a slot for each request. It never sees untrusted code. It ends, and everything
+below it, when the host closes the control socket or dies. Control messages, JSON in frames:
+
+    {"open": token, "plan": {...}, "limits": {...}, "uid": int | null}   with the slot's socket as a descriptor
+    {"kill": token}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from typing import Any, NoReturn
+
+if "sandbox" not in sys.modules:
+    # Run by path, wherever that is and whether or not the package can be imported: make it one, from this directory.
+    _package = types.ModuleType("sandbox")
+    _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    sys.modules["sandbox"] = _package
+
+from sandbox import determinism, lockdown  # noqa: E402
+from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Limits, Plan, Verdict, frame  # noqa: E402
+from sandbox.slot import Slot  # noqa: E402
+
+_PRELOADED = """
+    abc array ast base64 binascii bisect calendar cmath codecs collections.abc colorsys contextlib copy csv dataclasses
+    datetime decimal difflib enum fnmatch fractions functools graphlib hashlib heapq hmac html html.parser inspect io
+    itertools json keyword locale logging math numbers operator os.path pathlib pprint queue random re secrets
+    shlex statistics string struct textwrap threading time traceback types typing unicodedata urllib.parse uuid warnings
+    weakref xml.etree.ElementTree zlib zoneinfo encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
+    encodings.utf_8_sig _strptime
+""".split()
+_OWN_MODULES: dict[str, types.ModuleType] = {}
+_CONTROL = 3
+_REAP_MILLISECONDS = 1000
+
+
+class Zygote:
+    """Forks slots and keeps their process ids, so that each can be killed and reaped without a race."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._clock = time.monotonic  # kept before `determinism.install` replaces it
+        self._slots: dict[int, int] = {}  # process id by token
+        self._births: dict[int, int] = {}  # token by the pipe on which a slot's process id will come
+        self._poll = select.poll()
+        self._readable = lockdown.library_paths()
+        self._lifeline, self._lifeline_writer = os.pipe()  # its end tells the slots that the zygote has ended
+
+    def serve(self) -> NoReturn:
+        """Serve control messages until the host closes its end."""
+        frames = FrameReader()
+        self._poll.register(self._control, select.POLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll(_REAP_MILLISECONDS):
+                if descriptor in self._births:
+                    self._born(descriptor)
+                elif descriptor == _CONTROL:
+                    data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
+                    if not data:
+                        self._end()
+                    for message in frames.feed(data):
+                        self._obey(json.loads(message), descriptors)
+            self._reap()
+
+    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if "open" in message:
+            # One descriptor with each "open", sent in the same order.
+            self._open(message, descriptors.pop(0))
+        elif (pid := self._slots.pop(message["kill"], None)) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _open(self, message: dict[str, Any], descriptor: int) -> None:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            self._become_slot(message, descriptor, writer)
+        os.close(descriptor)
+        os.close(writer)
+        self._births[reader] = message["open"]
+        self._poll.register(reader, select.POLLIN)
+
+    def _born(self, descriptor: int) -> None:
+        text = os.read(descriptor, 32)
+        token = self._births.pop(descriptor)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        if text:
+            self._slots[token] = int(text)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._slots = {token: slot for token, slot in self._slots.items() if slot != pid}
+
+    def _end(self) -> NoReturn:
+        for descriptor in list(self._births):
+            self._born(descriptor)
+        for pid in self._slots.values():
+            os.kill(pid, signal.SIGKILL)
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                os._exit(0)
+
+    def _become_slot(self, message: dict[str, Any], descriptor: int, birth: int) -> NoReturn:
+        """In the zygote's child: put the layers in place, greet the host, serve. Never returns."""
+        os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
+        lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
+        control = socket.socket(fileno=_CONTROL)
+        try:
+            plan, limits, uid = Plan(**message["plan"]), Limits(**message["limits"]), message["uid"]
+            if plan.namespaces:
+                lockdown.enter_namespaces(as_superuser=uid is not None)
+            # The child is process 1 of the new pid namespace; the zygote adopts it when this process ends.
+            if plan.namespaces and (pid := os.fork()):
+                os.write(birth, str(pid).encode())
+                os._exit(0)
+            if not plan.namespaces:
+                os.write(birth, str(lockdown.process_id()).encode())
+            os.close(birth)
+            layers = lockdown.confine_slot(plan, uid, self._readable)
+            layers |= self._describe_process(plan)
+            slot = Slot(control, self._lifeline, plan, limits, self._readable, self._clock)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}".encode()
+            control.sendall(frame(REPLY.pack(HELLO_ID, Verdict.NOT_LOCKED, 0, 0.0, 0.0) + reason))
+            os._exit(1)
+        slot.serve(layers)
+
+    def _describe_process(self, plan: Plan) -> dict[str, str]:
+        names = "allow-list" if plan.allow_open else "allow-list, no paths"
+        return {
+            "landlock": f"ABI {lockdown.landlock_abi()}" if plan.landlock else "off",
+            "seccomp": names if plan.seccomp else "off",
+            "rlimits": "on",
+            "address_randomisation": "off" if lockdown.address_randomisation_is_off() else "on",
+        }
+
+
+def _preload() -> None:
+    for name in _PRELOADED:
+        __import__(name)
+    os.environ.clear()
+    os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C.UTF-8"})
+    sys.argv = [""]
+    sys.dont_write_bytecode = True
+
+
+def main() -> NoReturn:
+    """Move the control socket to descriptor 3, prepare, serve."""
+    if lockdown.stop_address_randomisation():
+        os.execv(sys.executable, sys.orig_argv)
+    descriptor = int(sys.argv[1])
+    if descriptor != _CONTROL:
+        os.dup2(descriptor, _CONTROL)
+        os.close(descriptor)
+    os.set_inheritable(_CONTROL, False)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    zygote = Zygote(socket.socket(fileno=_CONTROL))
+    lockdown.adopt_orphans()
+    _preload()
+    determinism.install()
+    # Tools must not import these by accident. Kept alive: freeing them in each call would touch 190 pages.
+    _OWN_MODULES.update({n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "sandbox"})
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    zygote.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The configuration of environment synthesis, and what its stages share while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from synthesis.environments.embedding import Embedder, HashedEmbedder
+from synthesis.environments.partition import Partition
+from synthesis.records import CodeTool, Decomposition, Language, ReferenceCall, Structure
+from synthesis.runner import Rejected, rng_for
+from synthesis.teacher import Teacher, TeacherError
+
+if TYPE_CHECKING:
+    from sandbox import SandboxPool
+
+T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
+
+TOOLS_AT_ONCE = 16
+BANDS = ("high", "medium", "low")
+
+
+@dataclass(frozen=True)
+class EnvironmentsConfig:
+    """How many environments, and of which kind.
+
+    Attributes:
+        count: questions asked for; rejected ones are not replaced.
+        held_out_fraction: share of `count` that is drawn for the held-out split.
+        held_out_entities: share of all entities that only held-out questions may name. Larger than `held_out_fraction`,
+            because every entity of a held-out chain has to be one of them.
+        held_out_signatures: share of all question structures that only held-out questions may have.
+        partition_salt: names the partition into the two sides. It does not depend on the seed, so that what one run
+            holds out no other run trains on.
+        languages: weights; the default is the paper's share (71.2 % English).
+        structures: weights; the default is the paper's shares.
+        min_hops: shortest longest path of the multi-hop structures.
+        max_hops: longest path.
+        min_branches: fewest parallel branches of the parallel structures.
+        max_branches: most parallel branches.
+        domains: subject domains to draw from; empty: the teacher's choice.
+        relations: restricts the offline teacher to these relations (a curriculum); empty: all.
+        hardened_share: share of tools whose document is made harder by at least one optional parameter. The paper
+            hardens all; optional parameters cost prompt tokens, which tiny models have few of.
+        table_rows: how many subjects the offline teacher's tool knows.
+        quality_threshold: least mean of the four quality indicators.
+        attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
+        distractors_per_band: most irrelevant tools of each similarity band.
+        high_cut: normalised similarity above which an irrelevant tool is `high` (paper: 0.85).
+        low_cut: normalised similarity below which it is `low` (paper: 0.4).
+        fact_distractors: whether all fact relations are candidates too, beside the tools of all environments.
+        concurrency: records in work at a time.
+    """
+
+    count: int = 600
+    held_out_fraction: float = 0.2
+    held_out_entities: float = 0.35
+    held_out_signatures: float = 0.3
+    partition_salt: str = "astra"
+    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    structures: Mapping[Structure, float] = field(
+        default_factory=lambda: {
+            "single_hop": 0.068,
+            "parallel_single_hop": 0.106,
+            "multi_hop": 0.348,
+            "parallel_multi_hop": 0.478,
+        }
+    )
+    min_hops: int = 2
+    max_hops: int = 3
+    min_branches: int = 2
+    max_branches: int = 3
+    domains: tuple[str, ...] = ()
+    relations: tuple[str, ...] = ()
+    hardened_share: float = 0.3
+    table_rows: int = 24
+    quality_threshold: float = 0.85
+    attempts: int = 3
+    distractors_per_band: int = 2
+    high_cut: float = 0.85
+    low_cut: float = 0.4
+    fact_distractors: bool = True
+    concurrency: int = 32
+
+    def __post_init__(self) -> None:
+        fractions = (
+            "held_out_fraction",
+            "held_out_entities",
+            "held_out_signatures",
+            "hardened_share",
+            "quality_threshold",
+        )
+        for name in fractions:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a fraction; use a value from 0 to 1")
+        for name in ("languages", "structures"):
+            weights = getattr(self, name)
+            if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
+                raise ValueError(f"{name}: {dict(weights)} must hold at least one positive weight and none below 0")
+        if not 2 <= self.min_hops <= self.max_hops:
+            raise ValueError(f"min_hops, max_hops: {self.min_hops}, {self.max_hops} must satisfy 2 <= least <= most")
+        if not 2 <= self.min_branches <= self.max_branches:
+            raise ValueError(
+                f"min_branches, max_branches: {self.min_branches}, {self.max_branches} must satisfy 2 <= least <= most"
+            )
+        if not 0.0 <= self.low_cut <= self.high_cut <= 1.0:
+            raise ValueError(f"low_cut, high_cut: {self.low_cut}, {self.high_cut} must satisfy 0 <= low <= high <= 1")
+        minimums = {"count": 0, "table_rows": 2, "attempts": 1, "distractors_per_band": 0, "concurrency": 1}
+        for name, least in minimums.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: {getattr(self, name)} is too small; use at least {least}")
+
+    @property
+    def partition(self) -> Partition:
+        return Partition(self.partition_salt, self.held_out_entities, self.held_out_signatures)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Records between the stages
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A decomposition on its way; `domains` are its sub-questions', in their order."""
+
+    decomposition: Decomposition
+    domains: list[str]
+
+
+class NeededTool(msgspec.Struct, frozen=True):
+    """A proven tool of an environment.
+
+    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer.
+    """
+
+    intent: str
+    domain: str
+    tool: CodeTool
+    calls: list[ReferenceCall]
+    others: list[dict[str, Any]]
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A decomposition with its tools, later with its distractors by band."""
+
+    draft: Draft
+    tools: list[NeededTool]
+    distractors: dict[str, list[CodeTool]] = {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every stage of one run is given."""
+
+    config: EnvironmentsConfig
+    teacher: Teacher
+    pool: SandboxPool
+    seed: int
+    embedder: Embedder = field(default_factory=HashedEmbedder)
+    proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
+    """Held while one tool is called. The pool keeps an open slot for each tool in use; with more in use than it has
+    slots, every call would open one anew, which costs several times the call."""
+
+    async def ask(
+        self,
+        answer: type[T],
+        variables: Mapping[str, Any],
+        *,
+        language: Language,
+        key: str,
+        check: Callable[[T], Awaitable[R]],
+        attempts: int | None = None,
+    ) -> R:
+        """Ask the teacher until `check` accepts: its `Rejected` goes back to the teacher as the variable `feedback`.
+
+        Args:
+            key: what the request is about; with the answer's type and the attempt it decides the request's seed.
+            check: turns the answer into what the stage wants, or raises `Rejected`.
+            attempts: instead of the configured number.
+
+        Raises:
+            Rejected: `teacher_failed`, or what the check said of the last attempt.
+        """
+        feedback = str(variables.get("feedback", ""))
+        for attempt in range(attempts or self.config.attempts):
+            seed = rng_for(self.seed, answer.__name__, key, attempt).getrandbits(31)
+            try:
+                given = await self.teacher.ask(
+                    answer, {**variables, "feedback": feedback}, language=language, seed=seed
+                )
+                return await check(given)
+            except TeacherError as error:
+                raise Rejected("teacher_failed", str(error)) from error
+            except Rejected as rejection:
+                last = rejection
+                feedback = rejection.detail or rejection.reason
+        raise last
+
+
+async def accept(given: T) -> T:
+    """The check that takes every answer."""
+    return given

@@ -1,0 +1,101 @@
+"""Merge: sub-questions that ask the same of different subjects get one tool (paper §2.2.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from synthesis.environments.answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
+from synthesis.environments.config import Built, Context, NeededTool
+from synthesis.environments.implement import check_source
+from synthesis.environments.proof import Case, check_arguments, leaked, prove
+from synthesis.records import CodeTool, ReferenceCall
+from synthesis.runner import Rejected
+
+
+async def merge(built: Built, context: Context) -> list[Built]:
+    """The environment with one tool for each intent. All reference calls are proven against the merged code.
+
+    Raises:
+        Rejected: `bad_clusters`, `different_schemas`, `name_collision`, `answer_leaked`, `bad_call`, `bad_code`, a
+            reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the whole environment: half of it
+            could not be answered.
+    """
+    tools = built.tools
+    if len(tools) > 1:
+        clusters = await _clusters(built, context)
+        by_step = {tool.calls[0].sub_question: tool for tool in tools}
+        members = [[by_step[id_] for id_ in cluster.ids] for cluster in clusters]
+        tools = [group[0] if len(group) == 1 else await _merged(built, group, context) for group in members]
+    names = [tool.tool.spec.name for tool in tools]
+    if len(set(names)) != len(names):
+        raise Rejected("name_collision", f"tools of different intents share a name: {sorted(names)}")
+    return [msgspec.structs.replace(built, tools=tools)]
+
+
+async def _clusters(built: Built, context: Context) -> list[Cluster]:
+    decomposition = built.draft.decomposition
+    ids = [tool.calls[0].sub_question for tool in built.tools]
+    steps = [step for step in decomposition.sub_questions if step.id in ids]
+
+    async def check(given: IntentClustersAnswer) -> list[Cluster]:
+        found = sorted(id_ for cluster in given.clusters for id_ in cluster.ids)
+        if found != sorted(ids) or not all(cluster.ids for cluster in given.clusters):
+            raise Rejected("bad_clusters", f"clusters hold {found}; each of {ids} must be in exactly one")
+        return given.clusters
+
+    variables = {"steps": steps, "tools": [tool.tool.spec for tool in built.tools]}
+    return await context.ask(
+        IntentClustersAnswer, variables, language=decomposition.language, key=decomposition.id, check=check
+    )
+
+
+async def _merged(built: Built, group: list[NeededTool], context: Context) -> NeededTool:
+    """One tool with the first member's document and the union of the members' data."""
+    decomposition = built.draft.decomposition
+    steps = {step.id: step for step in decomposition.sub_questions}
+    members = [steps[tool.calls[0].sub_question] for tool in group]
+    # The document with the most parameters is kept, so that what was made harder stays so; but none that gives away the
+    # answer of another member.
+    documents = sorted((tool.tool.spec for tool in group), key=lambda spec: -len(spec.parameters["properties"]))
+    base = next((spec for spec in documents if not any(leaked(spec, member) for member in members)), None)
+    if base is None:
+        raise Rejected("answer_leaked", f"every document of {documents[0].name} gives an answer of the group away")
+    schemas = {tuple(sorted(_required(tool).items())) for tool in group}
+    if len(schemas) > 1:
+        ids = [member.id for member in members]
+        raise Rejected("different_schemas", f"the tools for {ids} require different parameters: {schemas}")
+
+    async def check(given: MergedToolAnswer) -> NeededTool:
+        if len(given.calls) != len(members):
+            raise Rejected("bad_call", f"{len(given.calls)} calls for {len(members)} sub-questions; give one for each")
+        check_source(given.code, base.name)
+        calls = [arguments(call) for call in given.calls]
+        for call in calls:
+            if problem := check_arguments(base, call):
+                raise Rejected("bad_call", problem)
+        tool = CodeTool(base, given.code)
+        cases = [Case(call, own.others[0], step.answer) for call, own, step in zip(calls, group, members, strict=True)]
+        outputs = await prove(tool, cases, context)
+        references = [
+            ReferenceCall(step.id, base.name, call, output)
+            for step, call, output in zip(members, calls, outputs, strict=True)
+        ]
+        return NeededTool(group[0].intent, group[0].domain, tool, references, [own.others[0] for own in group])
+
+    variables = {
+        "steps": members,
+        "document": base,
+        "tools": [tool.tool for tool in group],
+        "calls": [tool.calls[0] for tool in group],
+        "table_rows": context.config.table_rows,
+        "seed": context.seed,
+    }
+    key = f"{decomposition.id}/{'+'.join(str(member.id) for member in members)}"
+    return await context.ask(MergedToolAnswer, variables, language=decomposition.language, key=key, check=check)
+
+
+def _required(tool: NeededTool) -> dict[str, Any]:
+    schema = tool.tool.spec.parameters
+    return {name: schema["properties"][name]["type"] for name in schema["required"]}

@@ -1,0 +1,152 @@
+"""Proofs in the sandbox: a tool gives the right answer to its reference call, and only to it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from synthesis.environments.config import Context
+from synthesis.matching import contains
+from synthesis.records import Answer, CodeTool, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.runner import Rejected, Transient
+
+if TYPE_CHECKING:
+    from sandbox import CallResult, SandboxPool
+
+_TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call to prove: its answer, and other arguments of the same tool that must not give it."""
+
+    arguments: Mapping[str, Any]
+    other_arguments: Mapping[str, Any]
+    answer: Answer
+
+
+async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list[Any]:
+    """Outputs of the reference calls, in the order of the cases, all proven.
+
+    Each reference call must succeed, contain its answer, and give the same output under another random seed. The
+    other arguments, arguments that name nothing, and no arguments at all must fail or give another answer: a tool that
+    ignores its arguments would let a policy score without solving what the call depends on.
+
+    Raises:
+        Rejected: `tool_failed`, `wrong_answer`, `nondeterministic`, `ignores_arguments`; the detail is for the teacher.
+        Transient: the sandbox itself failed.
+    """
+    async with context.proofs:
+        return [await _prove_case(tool, case, context.pool) for case in cases]
+
+
+async def _prove_case(tool: CodeTool, case: Case, pool: SandboxPool) -> Any:
+    first = await _call(tool, case.arguments, pool)
+    if not first.ok:
+        raise Rejected("tool_failed", f"{_shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
+    if not contains(first.value, case.answer):
+        raise Rejected(
+            "wrong_answer",
+            f"{_shown(tool, case.arguments)} returned {_short(first.value)}, expected {case.answer.value!r} in it",
+        )
+    again = await _call(tool, case.arguments, pool, seed=1)
+    if not again.ok or again.value != first.value:
+        raise Rejected("nondeterministic", f"{_shown(tool, case.arguments)} gave {_short(first.value)}, then another")
+    for wrong in perturbed(tool, case):
+        result = await _call(tool, wrong, pool)
+        if result.ok and contains(result.value, case.answer):
+            raise Rejected(
+                "ignores_arguments",
+                f"{_shown(tool, wrong)} returned {_short(result.value)}, which holds the answer {case.answer.value!r} "
+                f"of another call, {_shown(tool, case.arguments)}; wrong arguments must raise an error",
+            )
+    return first.value
+
+
+def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
+    """Wrong arguments for a case: the other subject, each required free argument made nonsense, and none at all."""
+    wrong: list[dict[str, Any]] = [dict(case.other_arguments)]
+    required = tool.spec.parameters.get("required", [])
+    for name in required:
+        schema = tool.spec.parameters["properties"][name]
+        if "enum" in schema or schema["type"] == "boolean":
+            continue  # every value of a closed set is a sensible one
+        nonsense = "zzqx 00" if schema["type"] == "string" else case.arguments[name] + 7_654_321
+        wrong.append({**case.arguments, name: nonsense})
+    # Python itself refuses a call without them where they have no default; no need to try.
+    return wrong if set(required) & _without_default(tool) else [*wrong, {}]
+
+
+def _without_default(tool: CodeTool) -> set[str]:
+    """Parameters of the tool's function that have no default: what a call cannot leave out."""
+    module, name = ast.parse(tool.code), tool.spec.name
+    functions = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    names = (one for one in ast.walk(module) if isinstance(one, ast.Name) and one.id == name)
+    rebound = any(not isinstance(one.ctx, ast.Load) for one in names)
+    if len(functions) != 1 or functions[0].decorator_list or rebound:
+        return set()
+    given = functions[0].args
+    positional = [*given.posonlyargs, *given.args]
+    named = positional[: len(positional) - len(given.defaults)]
+    named += [one for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    return {one.arg for one in named}
+
+
+def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments of a call by the tool's schema; "" when nothing is."""
+    properties = spec.parameters["properties"]
+    for name in spec.parameters.get("required", []):
+        if name not in arguments:
+            return f"the required argument {name!r} of {spec.name} is missing"
+    for name, value in arguments.items():
+        if name not in properties:
+            return f"{spec.name} has no parameter {name!r}; it has {', '.join(properties)}"
+        schema = properties[name]
+        boolean_as_number = isinstance(value, bool) and schema["type"] != "boolean"
+        if boolean_as_number or not isinstance(value, _TYPES[schema["type"]]):
+            return f"{name} of {spec.name} must be of type {schema['type']}, not {type(value).__name__}"
+        if "enum" in schema and value not in schema["enum"]:
+            return f"{name} of {spec.name} must be one of {schema['enum']}, not {value!r}"
+    return ""
+
+
+def leaked(spec: ToolSpec, step: SubQuestion) -> str:
+    """The string of a tool's document that gives the answer of a sub-question away; "" when none does."""
+
+    texts = [spec.description]
+    for schema in spec.parameters["properties"].values():
+        texts += [schema.get("description", ""), *map(str, schema.get("enum", []))]
+        texts += [str(schema["default"])] if "default" in schema else []
+    return next((text for text in texts if contains(text, step.answer)), "")
+
+
+async def replay(environment: ToolEnvironment, pool: SandboxPool) -> list[str]:
+    """Run every reference call of a finished environment; returns what went wrong, nothing when all is well."""
+    tools = {tool.spec.name: tool for tool in environment.tools}
+    steps = {step.id: step for step in environment.sub_questions}
+    problems: list[str] = []
+    for call in environment.reference_calls:
+        result = await _call(tools[call.tool], call.arguments, pool)
+        if not result.ok or result.value != call.output or not contains(result.value, steps[call.sub_question].answer):
+            problems.append(f"{environment.id}: {_shown(tools[call.tool], call.arguments)} gave {_short(result.value)}")
+    return problems
+
+
+async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: SandboxPool, seed: int = 0) -> CallResult:
+    result = await pool.call(tool.code, tool.spec.name, arguments, seed=seed)
+    if result.is_infrastructure:
+        raise Transient(f"sandbox: {result.kind}: {result.error}")
+    return result
+
+
+def _shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
+    return f"{tool.spec.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 200 else f"{text[:200]}…"

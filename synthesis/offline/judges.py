@@ -1,0 +1,108 @@
+"""The offline teacher's judges: six of the seven reward axes, by rules over what a run should have done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from synthesis.matching import contains
+from synthesis.offline.intents import Intent, ready, replay, understand_run
+from synthesis.offline.plans import Value
+from synthesis.records import Answer, Language, Message
+from synthesis.trajectories import answers as a
+
+Variables = Mapping[str, Any]
+
+SORRY: Mapping[Language, str] = {
+    "en": "I could not find the answer, the tool failed.",
+    "zh": "工具失败，没有查到答案。",
+}
+"""How the offline agent reports a failure."""
+
+
+def understanding(variables: Variables, language: Language, rng: random.Random) -> a.QueryUnderstandingScore:
+    messages: Sequence[Message] = variables["messages"]
+    calls = replay(understand_run(messages, language), messages).calls
+    if calls and all(call.kind == "wrong" for call in calls):
+        return a.QueryUnderstandingScore("no call is about what the user asked", "no")
+    return a.QueryUnderstandingScore("the calls are about what the user asked", "yes")
+
+
+def planning(variables: Variables, language: Language, rng: random.Random) -> a.QueryPlanningScore:
+    messages: Sequence[Message] = variables["messages"]
+    intent = understand_run(messages, language)
+    calls = replay(intent, messages).calls
+    wanted = set(ready(intent, replay(intent, messages[:-1])))
+    right = {call.step for call in calls if call.kind == "new"}
+    if right == wanted and len(calls) == len(right):
+        return a.QueryPlanningScore("it starts with every call that can be made now, and no other", "yes")
+    if right:
+        return a.QueryPlanningScore("calls are missing or too many at the start", "partly")
+    return a.QueryPlanningScore("no call leads to the answer", "no")
+
+
+def tool_understanding(variables: Variables, language: Language, rng: random.Random) -> a.ToolUnderstandingScore:
+    messages: Sequence[Message] = variables["messages"]
+    intent = understand_run(messages, language)
+    before = replay(intent, messages[:-1])
+    reaction = messages[-1]
+    if not reaction.tool_calls:
+        missing = [step for step in intent.terminals() if step not in before.values]
+        if not missing:
+            return _said(intent, before.values, reaction.content)
+        if before.exhausted():
+            return a.ToolUnderstandingScore("it reports the failure after several tries", "yes")
+        return a.ToolUnderstandingScore("it gives up although the failure could pass", "partly")
+    kinds = {call.kind for call in replay(intent, messages).last_turn}
+    if "redundant" in kinds:
+        return a.ToolUnderstandingScore("it repeats a call whose result it has", "no")
+    if "wrong" in kinds:
+        return a.ToolUnderstandingScore("an argument is neither in the request nor in a result", "no")
+    return a.ToolUnderstandingScore("it uses what the results say", "yes")
+
+
+def _said(intent: Intent, values: Mapping[int, Value], content: str) -> a.ToolUnderstandingScore:
+    if all(contains(content, Answer(values[step])) for step in intent.terminals()):
+        return a.ToolUnderstandingScore("it states what the results say", "yes")
+    return a.ToolUnderstandingScore("it leaves out a result", "partly")
+
+
+def tool_planning(variables: Variables, language: Language, rng: random.Random) -> a.ToolPlanningScore:
+    messages: Sequence[Message] = variables["messages"]
+    calls = replay(understand_run(messages, language), messages).last_turn
+    right = sum(call.kind in ("new", "retry") for call in calls)
+    if right == len(calls):
+        return a.ToolPlanningScore("every call is right", "yes")
+    return a.ToolPlanningScore(f"{right} of {len(calls)} calls are right", "partly" if right else "no")
+
+
+def conciseness(variables: Variables, language: Language, rng: random.Random) -> a.ConcisenessScore:
+    messages: Sequence[Message] = variables["messages"]
+    reasons = {
+        "new": "it finds a value that is needed", "retry": "the call before it failed",
+        "redundant": "its result was known", "wrong": "nothing needs its result",
+    }  # fmt: skip
+    calls = replay(understand_run(messages, language), messages).calls
+    return a.ConcisenessScore(
+        [a.CallNecessity(one.call.id, reasons[one.kind], one.kind in ("new", "retry")) for one in calls]
+    )
+
+
+def final_answer(variables: Variables, language: Language, rng: random.Random) -> a.FinalAnswerScore:
+    messages: Sequence[Message] = variables["messages"]
+    intent = understand_run(messages, language)
+    found = replay(intent, messages).values
+    truth = intent.truth() or found
+    terminals = intent.terminals()
+    content = messages[-1].content
+    right = [step for step in terminals if step in truth and contains(content, Answer(truth[step]))]
+    if len(right) == len(terminals):
+        # True, but only faithful if the results say so: a lucky guess is not.
+        seen = all(found.get(step) == truth[step] for step in terminals)
+        return a.FinalAnswerScore("it states every value", "yes", "yes" if seen else "no")
+    if content in SORRY.values():
+        done = all(step in found for step in terminals)
+        return a.FinalAnswerScore("it says that it has no answer", "no", "no" if done else "yes")
+    reason = f"it states {len(right)} of {len(terminals)} values"
+    return a.FinalAnswerScore(reason, "partly" if right else "no", "partly" if right else "no")

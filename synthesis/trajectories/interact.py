@@ -1,0 +1,90 @@
+"""Interaction (paper 2.1.4): multi-turn agent runs against real tools and emulators, with injected failures."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from synthesis.records import Message, Task, ToolCall, ToolServer
+from synthesis.runner import Rejected, rng_for
+from synthesis.teacher import Teacher, TeacherError
+from synthesis.trajectories.answers import AgentCall, AgentTurn
+from synthesis.trajectories.execution import Executor, Failures
+
+
+class CallStatus(msgspec.Struct, frozen=True):
+    """What really became of a call; `injected` is the kind of injected failure or ""."""
+
+    call_id: str
+    ok: bool
+    injected: str = ""
+
+
+class AgentRun(msgspec.Struct, frozen=True):
+    """A finished run, not judged yet."""
+
+    task: Task
+    messages: list[Message]
+    calls: list[CallStatus]
+
+
+async def interact(
+    task: Task,
+    server: ToolServer,
+    *,
+    teacher: Teacher,
+    executor: Executor,
+    failures: Failures,
+    max_turns: int,
+    system_prompt: str,
+    seed: int,
+) -> list[AgentRun]:
+    """One run: the agent calls tools, several at once where they do not depend on each other, until it answers.
+
+    Args:
+        max_turns: most assistant turns.
+        system_prompt: no system message when empty.
+
+    Raises:
+        Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `empty_answer`, `emulator_failed`.
+        Transient: the infrastructure failed; the run can be tried again as it was.
+    """
+    messages = [Message("system", system_prompt)] if system_prompt else []
+    messages.append(Message("user", task.question))
+    session = executor.session(server, task, failures)
+    statuses: list[CallStatus] = []
+    for turn in range(max_turns):
+        answer = await _turn(task, server, messages, turn, max_turns, teacher=teacher, seed=seed)
+        calls = [_tool_call(call, len(statuses) + index) for index, call in enumerate(answer.tool_calls, start=1)]
+        messages.append(Message("assistant", answer.content.strip(), answer.reasoning.strip(), calls))
+        if not calls:
+            if not answer.content.strip():
+                raise Rejected("empty_answer", f"{task.id}: the last message says nothing")
+            return [AgentRun(task, messages, statuses)]
+        for call, result in zip(calls, await session.call_all(calls), strict=True):
+            messages.append(Message("tool", result.content, tool_call_id=call.id, name=call.name))
+            statuses.append(CallStatus(call.id, result.ok, result.injected))
+    raise Rejected("turn_limit", f"{task.id}: no answer after {max_turns} turns")
+
+
+async def _turn(
+    task: Task, server: ToolServer, messages: list[Message], turn: int, max_turns: int, *, teacher: Teacher, seed: int
+) -> AgentTurn:
+    variables = {"messages": messages, "tools": server.tools, "turns_left": max_turns - turn}
+    number = rng_for(seed, "agent", task.id, turn).getrandbits(31)
+    try:
+        return await teacher.ask(AgentTurn, variables, language=task.language, seed=number)
+    except TeacherError as error:
+        raise Rejected("teacher_failed", str(error)) from error
+
+
+def _tool_call(call: AgentCall, number: int) -> ToolCall:
+    """The call with an id that is unique in its run."""
+    try:
+        arguments = json.loads(call.arguments)
+    except json.JSONDecodeError as error:
+        raise Rejected("malformed_call", f"{call.name}: the arguments are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise Rejected("malformed_call", f"{call.name}: the arguments are {call.arguments[:80]!r}, not an object")
+    return ToolCall(f"call_{number}", call.name, arguments)

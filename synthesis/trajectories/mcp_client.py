@@ -1,0 +1,226 @@
+"""Connections to MCP servers over stdio, through the official SDK.
+
+The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
+but hold it open; calls come from any task. A connection that breaks is opened again, once a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anyio
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.exceptions import MCPError
+
+from synthesis.records import StdioExecution
+
+_BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)
+_CONNECTION_CLOSED = -32000
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+class ServerUnavailable(Exception):
+    """A server that does not start, does not answer in time, or went away; the message names command and remedy."""
+
+
+def find_command(name: str) -> str | None:
+    """The command's path: beside the interpreter (console scripts of this environment) or else on PATH."""
+    if name == "python":
+        return sys.executable
+    beside = shutil.which(name, path=str(Path(sys.executable).parent))
+    return beside or shutil.which(name)
+
+
+class McpConnection:
+    """One running server. Use as `async with McpConnection(...) as connection`.
+
+    Args:
+        execution: the command and what its environment adds to the SDK's safe default.
+        cwd: where the server runs; relative paths of its arguments and calls are relative to this folder.
+        timeout_seconds: for starting, and for each request.
+    """
+
+    def __init__(self, execution: StdioExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+        self.execution = execution
+        self.cwd = cwd
+        self.timeout_seconds = timeout_seconds
+        self._client: Client | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> McpConnection:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def list_tools(self) -> list[Any]:
+        """All tools, page by page, as the SDK's `Tool` objects.
+
+        Raises:
+            ServerUnavailable: no answer in time, or pages without end.
+        """
+        tools: list[Any] = []
+        cursor: str | None = None
+        seen: set[str] = set()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                while True:
+                    page = await self._client_or_raise().list_tools(cursor=cursor)
+                    tools.extend(page.tools)
+                    cursor = page.next_cursor
+                    if not cursor:
+                        return tools
+                    if cursor in seen:
+                        raise self._unavailable("its tools/list pages have no end")
+                    seen.add(cursor)
+        except TimeoutError:
+            raise self._unavailable(f"tools/list did not end in {self.timeout_seconds:g} s") from None
+        except (MCPError, *_BROKEN) as error:
+            raise self._unavailable(f"tools/list failed: {error}") from error
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """The text of the tool's result, and whether the server says that the call succeeded.
+
+        Raises:
+            ServerUnavailable: the server gave no answer in time, or went away and did not come back.
+        """
+        for attempt in (0, 1):
+            client = self._client_or_raise()
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    result = await client.call_tool(tool, dict(arguments))
+            except TimeoutError:
+                raise self._unavailable(f"{tool} did not answer in {self.timeout_seconds:g} s") from None
+            except MCPError as error:
+                if error.code != _CONNECTION_CLOSED:
+                    return error.message, False  # the protocol's own errors (unknown tool …) are answers
+                await self._reopen(client, attempt, error)
+            except _BROKEN as error:
+                await self._reopen(client, attempt, error)
+            else:
+                text = "\n".join(block.text for block in result.content if block.type == "text")
+                return text, not result.is_error
+        raise self._unavailable("the connection broke twice in one call")
+
+    async def _reopen(self, broken: Client, attempt: int, error: Exception) -> None:
+        if attempt:
+            raise self._unavailable(f"the connection broke twice: {error}") from error
+        async with self._opening:
+            if self._client is broken:  # otherwise another call has opened it again
+                await self._close()
+                await self._open()
+
+    async def _open(self) -> None:
+        command = find_command(self.execution.command[0])
+        if command is None:
+            raise self._unavailable("the command is not found", "install it into this environment or put it on PATH")
+        self.cwd.mkdir(parents=True, exist_ok=True)
+        ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._owner = asyncio.create_task(self._hold(command, ready, self._stop))
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                self._client = await asyncio.shield(ready)
+        except TimeoutError:
+            await self._cancel()
+            raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+
+    async def _hold(self, command: str, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
+        path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
+        parameters = StdioServerParameters(
+            command=command,
+            args=list(self.execution.command[1:]),
+            env={"PYTHONPATH": path, **self.execution.env},
+            cwd=str(self.cwd),
+        )
+        log = self.cwd / "servers.log"
+        try:
+            with open(log, "a", encoding="utf-8") as errors:
+                async with Client(
+                    stdio_client(parameters, errlog=errors), read_timeout_seconds=self.timeout_seconds
+                ) as client:
+                    ready.set_result(client)
+                    await stop.wait()
+        except Exception as error:  # start-up fails in as many ways as there are servers
+            if not ready.done():
+                ready.set_exception(self._unavailable(f"it did not start: {_innermost(error)}", f"see {log.name}"))
+
+    async def _close(self) -> None:
+        self._stop.set()
+        self._client = None
+        if self._owner is not None:
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    await asyncio.shield(self._owner)
+            except TimeoutError:
+                await self._cancel()
+            self._owner = None
+
+    async def _cancel(self) -> None:
+        if self._owner is not None:
+            self._owner.cancel()
+            await asyncio.wait([self._owner])
+            self._owner = None
+
+    def _client_or_raise(self) -> Client:
+        if self._client is None:
+            raise self._unavailable("it is not running")
+        return self._client
+
+    def _unavailable(self, what: str, remedy: str = "run the command by hand to see why") -> ServerUnavailable:
+        return ServerUnavailable(f"MCP server `{' '.join(self.execution.command)}`: {what}; {remedy}")
+
+
+class McpConnections:
+    """The stdio servers of one run: each started when first called, all stopped at the end.
+
+    Args:
+        cwd: the servers' working folder.
+    """
+
+    def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+        self.cwd = cwd
+        self.timeout_seconds = timeout_seconds
+        self._open: dict[tuple[Sequence[str], ...], asyncio.Task[McpConnection]] = {}
+
+    async def __aenter__(self) -> McpConnections:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._open.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                await task.result().__aexit__(kind, error, trace)
+        self._open.clear()
+
+    async def get(self, execution: StdioExecution) -> McpConnection:
+        """The running server of this command.
+
+        Raises:
+            ServerUnavailable: it does not start.
+        """
+        key = (tuple(execution.command), tuple(sorted(execution.env.items())))
+        if key not in self._open:
+            connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
+            self._open[key] = asyncio.create_task(connection.__aenter__())
+        return await asyncio.shield(self._open[key])
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,422 @@
+"""The trajectory pipeline: collect → normalise → graph → chains → tasks → interact → reward, into four datasets.
+
+summary = await synthesize(TrajectoriesConfig(), teacher=teacher, pool=pool, journal=journal,
+                           out_dir=out, workdir=work, seed=0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import networkx as nx
+
+from synthesis.datasets import write_dataset
+from synthesis.environments.partition import Partition
+from synthesis.records import Language, StdioExecution, Task, TaskScores, ToolChain, ToolServer, Trajectory
+from synthesis.runner import Journal, StageResult, rng_for, run_stage
+from synthesis.teacher import Teacher
+from synthesis.trajectories import graph as tool_graph
+from synthesis.trajectories import statistics
+from synthesis.trajectories.collect import (
+    ServerDocument,
+    ServerSource,
+    collect,
+    default_sources,
+    fact_documents,
+    source_key,
+)
+from synthesis.trajectories.execution import Executor, Failures
+from synthesis.trajectories.interact import AgentRun, interact
+from synthesis.trajectories.mcp_client import McpConnections
+from synthesis.trajectories.normalize import normalize
+from synthesis.trajectories.reward import judge
+from synthesis.trajectories.tasks import Augmentation, TaskSeed, augment, score, without_duplicates, write_task
+
+if TYPE_CHECKING:
+    from sandbox import SandboxPool
+
+PERSONAS: Mapping[Language, tuple[str, ...]] = {
+    "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),
+    "zh": ("旅行社职员", "老师", "学生", "记者", "软件开发人员", "客服人员"),
+}
+
+
+@dataclass(frozen=True)
+class TrajectoriesConfig:
+    """How many trajectories, from which servers, how strictly filtered.
+
+    Attributes:
+        trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
+        surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
+        languages: weights; the default is the paper's share (71.2 % English).
+        sources: MCP servers to collect from; None: the installed ones, time and git.
+        mcp_share: share of the tasks for MCP servers.
+        fact_servers: ids of the fact servers to take; empty: all.
+        emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
+        partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
+        min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
+        read_only: drop tools of MCP servers that change state: concurrent runs share the servers.
+        proposals: independent answers per server whose chains are counted.
+        pairs: task-chain pairs asked for in one answer.
+        walks: random walks per server.
+        min_length: shortest chain; 1 makes each tool a chain of its own.
+        max_length: longest chain (paper: 5).
+        acyclic: no tool twice in a chain.
+        operators: verification operators in order, of `vote` and `back_translation`; a chain must pass all.
+        votes: votes of the first, tries of the second.
+        server_tasks: share of the tasks that are made from the server alone, without a chain.
+        tool_counts: numbers of different tools of such tasks.
+        augmentations: modes that variations are drawn from.
+        augmented: share of original tasks that get a variation.
+        thresholds: least scores of a task (1 to 5).
+        failures: injection of failures (paper: 20 % of calls).
+        max_turns: most assistant turns of a run.
+        system_prompt: of the agent; no system message when empty.
+        reward_threshold: least mean of the seven axes.
+        final_answer_threshold: least score of the axis `final_answer`.
+        mcp_timeout_seconds: for starting an MCP server and for each request.
+        concurrency: records in work at a time.
+    """
+
+    trajectories: int = 3_000
+    surplus: float = 0.3
+    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    sources: tuple[ServerSource, ...] | None = None
+    mcp_share: float = 0.05
+    fact_servers: tuple[str, ...] = ()
+    emulated_servers: tuple[str, ...] = ("http",)
+    partition: Partition | None = None
+    min_tools: int = 3
+    read_only: bool = True
+    proposals: int = 8
+    pairs: int = 6
+    walks: int = 60
+    min_length: int = 1
+    max_length: int = 3
+    acyclic: bool = True
+    operators: tuple[Literal["vote", "back_translation"], ...] = ("vote", "back_translation")
+    votes: int = 3
+    server_tasks: float = 0.4
+    tool_counts: tuple[int, ...] = (1, 2, 3)
+    augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
+    augmented: float = 0.5
+    thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
+    failures: Failures = Failures()
+    max_turns: int = 12
+    system_prompt: str = ""
+    reward_threshold: float = 0.8
+    final_answer_threshold: float = 0.75
+    mcp_timeout_seconds: float = 20.0
+    concurrency: int = 32
+
+    def __post_init__(self) -> None:
+        if self.trajectories < 1:
+            raise ValueError(f"trajectories: {self.trajectories} is not positive; ask for at least 1")
+        for name in ("mcp_share", "server_tasks", "augmented"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
+        if unknown := set(self.operators) - {"vote", "back_translation"}:
+            raise ValueError(f"operators: unknown {sorted(unknown)[0]!r}; use vote, back_translation")
+        if not self.languages:
+            raise ValueError("languages: empty; give at least one of en, zh")
+
+
+@dataclass(frozen=True)
+class TrajectoriesSummary:
+    """What a run made.
+
+    Attributes:
+        counts: records by dataset.
+        digests: content digest by dataset.
+        rejected: stage → reason → count.
+        details: stage → reason → one example.
+        statistics: of the trajectories.
+        datasets: name → folder.
+        graphs: the GraphML files.
+    """
+
+    counts: dict[str, int]
+    digests: dict[str, str]
+    rejected: dict[str, dict[str, int]]
+    details: dict[str, dict[str, str]]
+    statistics: dict[str, Any]
+    datasets: dict[str, Path]
+    graphs: list[Path]
+
+
+async def synthesize(
+    config: TrajectoriesConfig,
+    *,
+    teacher: Teacher,
+    pool: SandboxPool,
+    journal: Journal,
+    out_dir: Path,
+    workdir: Path,
+    seed: int,
+) -> TrajectoriesSummary:
+    """Run the pipeline. A run that was killed goes on from its journal and ends with the same bytes.
+
+    Args:
+        journal: of this config and seed only.
+        out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
+        workdir: where MCP servers run.
+    """
+    async with McpConnections(cwd=workdir / "mcp", timeout_seconds=config.mcp_timeout_seconds) as connections:
+        executor = Executor(pool=pool, connections=connections, teacher=teacher, seed=seed)
+        return await _Run(config, teacher, executor, connections, journal, out_dir, seed).run()
+
+
+class _Run:
+    """One run; the methods are the stages, in order."""
+
+    def __init__(
+        self, config: TrajectoriesConfig, teacher: Teacher, executor: Executor, connections: McpConnections,
+        journal: Journal, out_dir: Path, seed: int,
+    ) -> None:  # fmt: skip
+        self.config, self.teacher, self.executor, self.journal = config, teacher, executor, journal
+        self.connections, self.out_dir, self.seed = connections, out_dir, seed
+        self.rejected: dict[str, Counter[str]] = {}
+        self.details: dict[str, dict[str, str]] = {}
+        self.servers: dict[str, ToolServer] = {}
+        self.digests: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+        self.extra: dict[str, Any] = {"partition": config.partition}
+
+    async def run(self) -> TrajectoriesSummary:
+        config = self.config
+        documents = await self.collect()
+        self.normalize(documents)
+        self.write("servers", ToolServer, list(self.servers.values()), statistics.server_statistics)
+        chains, graphs = await self.chains()
+        self.write("chains", ToolChain, chains, statistics.chain_statistics)
+        tasks = await self.tasks(chains)
+        self.write("tasks", Task, tasks, statistics.task_statistics)
+        runs = await self.interact(tasks)
+        trajectories = (await self.judge(runs))[: config.trajectories]
+        injected = sum(bool(call.injected) for run in runs for call in run.calls)
+        figures = statistics.trajectory_statistics(trajectories, self.servers)
+        figures["all_runs"] = {
+            "runs": len(runs),
+            "calls": sum(len(run.calls) for run in runs),
+            "injected_failure_rate": statistics.share(injected, sum(len(run.calls) for run in runs)),
+        }
+        self.write("trajectories", Trajectory, trajectories, lambda _: figures)
+        return TrajectoriesSummary(
+            counts=self.counts,
+            digests=self.digests,
+            rejected={stage: dict(reasons) for stage, reasons in self.rejected.items()},
+            details=self.details,
+            statistics=figures,
+            datasets={name: self.out_dir / name for name in self.digests},
+            graphs=graphs,
+        )
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def note(self, stage: str, result: StageResult[Any]) -> None:
+        self.rejected[stage] = result.rejected
+        self.details[stage] = result.details
+
+    def write(self, name: str, kind: type[msgspec.Struct], records: Sequence[Any], describe: Any) -> None:
+        card = {
+            "config": msgspec.to_builtins(asdict(self.config)),
+            "seed": self.seed,
+            "statistics": describe(records),
+            "rejected": {stage: dict(sorted(reasons.items())) for stage, reasons in self.rejected.items()},
+        }
+        self.digests[name] = write_dataset(self.out_dir / name, kind, records, card=card)
+        self.counts[name] = len(records)
+
+    async def collect(self) -> list[ServerDocument]:
+        config = self.config
+        languages = list(config.languages)
+        sources = default_sources(languages) if config.sources is None else list(config.sources)
+
+        async def one(source: ServerSource) -> list[ServerDocument]:
+            return await collect(source, self.connections)
+
+        result = await run_stage(
+            "collect", one, sources, key=source_key, out=ServerDocument, journal=self.journal,
+            concurrency=4, description="collect tool documents",
+        )  # fmt: skip
+        self.note("collect", result)
+        facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
+        return [*result.outputs, *facts]
+
+    def normalize(self, documents: Sequence[ServerDocument]) -> None:
+        reasons: Counter[str] = Counter()
+        details: dict[str, str] = {}
+        for document in documents:
+            done = normalize(document, min_tools=self.config.min_tools, read_only=self.config.read_only)
+            reasons += done.reasons()
+            for tool in done.rejected:
+                details.setdefault(tool.reason, f"{document.id}.{tool.name}: {tool.detail}")
+            if done.server is not None:
+                self.servers[done.server.id] = done.server
+        if not self.servers:
+            raise ValueError(
+                f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
+            )
+        self.rejected["normalize"], self.details["normalize"] = reasons, details
+
+    async def chains(self) -> tuple[list[ToolChain], list[Path]]:
+        config = self.config
+        asked = [(server, repeat) for server in self.servers.values() for repeat in range(config.proposals)]
+
+        async def propose(item: tuple[ToolServer, int]) -> list[tool_graph.Proposals]:
+            server, repeat = item
+            return await tool_graph.propose(server, repeat, count=config.pairs, teacher=self.teacher, seed=self.seed)
+
+        result = await run_stage(
+            "propose", propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
+            journal=self.journal, concurrency=config.concurrency, description="propose tasks and chains",
+        )  # fmt: skip
+        self.note("propose", result)
+        by_server: dict[str, list[list[str]]] = defaultdict(list)
+        for proposals in result.outputs:
+            by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
+        candidates: list[ToolChain] = []
+        files: list[Path] = []
+        for server in self.servers.values():
+            graph: nx.DiGraph = tool_graph.transition_graph([tool.name for tool in server.tools], by_server[server.id])
+            files.append(self.out_dir / "graphs" / f"{server.id}.graphml")
+            tool_graph.write_graphml(graph, files[-1])
+            walks = tool_graph.random_walks(
+                graph, config.walks, min_length=config.min_length, max_length=config.max_length,
+                acyclic=config.acyclic, rng=rng_for(self.seed, "walks", server.id),
+            )  # fmt: skip
+            candidates += tool_graph.chains_of(server, walks)
+        known = {
+            "vote": tool_graph.vote(config.votes, self.extra),
+            "back_translation": tool_graph.back_translation(config.votes, self.extra),
+        }
+        operators = {name: known[name] for name in config.operators}
+
+        async def verify(chain: ToolChain) -> list[ToolChain]:
+            server = self.servers[chain.server_id]
+            return await tool_graph.verify(chain, server, operators, teacher=self.teacher, seed=self.seed)
+
+        verified = await run_stage(
+            "verify", verify, candidates, key=lambda chain: chain.id, out=ToolChain, journal=self.journal,
+            concurrency=config.concurrency, description="verify chains",
+        )  # fmt: skip
+        self.note("verify", verified)
+        return verified.outputs, files
+
+    async def tasks(self, chains: Sequence[ToolChain]) -> list[Task]:
+        config = self.config
+        seeds = task_seeds(config, list(self.servers.values()), chains, self.seed)
+
+        async def write(one: TaskSeed) -> list[Task]:
+            server = self.servers[one.server_id]
+            return await write_task(one, server, teacher=self.teacher, seed=self.seed, extra=self.extra)
+
+        written = await self.stage("tasks", write, seeds, lambda one: one.id, Task, "write tasks")
+        chosen = [
+            task
+            for task in written
+            if config.augmentations and rng_for(self.seed, "augmented", task.id).random() < config.augmented
+        ]
+
+        async def vary(task: Task) -> list[Task]:
+            rng = rng_for(self.seed, "variation", task.id)
+            mode, persona = rng.choice(config.augmentations), rng.choice(PERSONAS[task.language])
+            server = self.servers[task.server_id]
+            return await augment(
+                task, mode, server, persona=persona, teacher=self.teacher, seed=self.seed, extra=self.extra
+            )
+
+        varied = await self.stage("augment", vary, chosen, lambda task: task.id, Task, "vary tasks")
+        every = written + varied
+        unique = without_duplicates(every)
+        self.rejected["duplicates"] = Counter({"near_duplicate": len(every) - len(unique)})
+
+        async def rate(task: Task) -> list[Task]:
+            server = self.servers[task.server_id]
+            return await score(task, server, teacher=self.teacher, seed=self.seed, thresholds=config.thresholds)
+
+        scored = await self.stage("score", rate, unique, lambda task: task.id, Task, "score tasks")
+        # In a seeded order, so that a cut takes from all servers, modes and variations alike.
+        rng_for(self.seed, "task_order").shuffle(scored)
+        return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
+
+    async def interact(self, tasks: Sequence[Task]) -> list[AgentRun]:
+        config = self.config
+
+        async def one(task: Task) -> list[AgentRun]:
+            return await interact(
+                task,
+                self.servers[task.server_id],
+                teacher=self.teacher,
+                executor=self.executor,
+                failures=config.failures,
+                max_turns=config.max_turns,
+                system_prompt=config.system_prompt,
+                seed=self.seed,
+            )
+
+        return await self.stage("interact", one, tasks, lambda task: task.id, AgentRun, "run agents")
+
+    async def judge(self, runs: Sequence[AgentRun]) -> list[Trajectory]:
+        config = self.config
+
+        async def one(run: AgentRun) -> list[Trajectory]:
+            return await judge(
+                run,
+                self.servers[run.task.server_id],
+                teacher=self.teacher,
+                threshold=config.reward_threshold,
+                final_answer_threshold=config.final_answer_threshold,
+                seed=self.seed,
+            )
+
+        return await self.stage("judge", one, runs, lambda run: run.task.id, Trajectory, "judge trajectories")
+
+    async def stage(self, name: str, function: Any, inputs: Sequence[Any], key: Any, out: Any, label: str) -> list[Any]:
+        result: StageResult[Any] = await run_stage(
+            name, function, inputs, key=key, out=out, journal=self.journal,
+            concurrency=self.config.concurrency, description=label,
+        )  # fmt: skip
+        self.note(name, result)
+        return result.outputs
+
+
+def task_seeds(
+    config: TrajectoriesConfig, servers: Sequence[ToolServer], chains: Sequence[ToolChain], seed: int
+) -> list[TaskSeed]:
+    """What the original tasks shall be like. Servers are drawn evenly, then lengths, then chains of that length."""
+    wanted = math.ceil(config.trajectories * (1 + config.surplus) / (1 + config.augmented))
+    by_server: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
+    for chain in chains:
+        by_server[chain.server_id][len(chain.tools)].append(chain)
+    pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
+    for server in servers:
+        if server.id in by_server:
+            pools[server.language, isinstance(server.execution, StdioExecution)].append(server)
+    languages = [language for language in config.languages if (language, False) in pools or (language, True) in pools]
+    if not languages:
+        raise ValueError("no chain passed verification; allow more walks or fewer operators")
+    seeds: list[TaskSeed] = []
+    for index in range(wanted):
+        rng = rng_for(seed, "task_seed", index)
+        language = rng.choices(languages, [config.languages[one] for one in languages])[0]
+        mcp = rng.random() < config.mcp_share
+        pool = pools.get((language, mcp)) or pools[language, not mcp]
+        server = rng.choice(pool)
+        chain: list[str] = []
+        tool_count = 0
+        if rng.random() < config.server_tasks:
+            tool_count = min(rng.choice(config.tool_counts), len(server.tools))
+        else:
+            lengths = by_server[server.id]
+            chain = rng.choice(lengths[rng.choice(sorted(lengths))]).tools
+        seeds.append(TaskSeed(f"task-{seed}-{index:06d}", server.id, language, chain, tool_count))
+    return seeds

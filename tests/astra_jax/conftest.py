@@ -1,0 +1,35 @@
+"""Fixtures of the rollout tests; what they are made of is in `rollout_world.py`."""
+
+from __future__ import annotations
+
+import pytest
+from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
+
+from astra_jax.chat import render
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.records import Message, ToolCall, ToolEnvironment
+
+
+@pytest.fixture(scope="session")
+def environment() -> ToolEnvironment:
+    return make_environment()
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(tmp_path_factory, environment) -> ChatTokenizer:
+    messages = [
+        Message("user", environment.question),
+        Message("assistant", "", tool_calls=[ToolCall("call_0", "capital_of", {"country": "France"})]),
+        Message("tool", '{"capital_of":"Paris"}'),
+        Message("assistant", "The answer is 2102650."),
+    ]
+    specs = [tool.spec for tool in (CAPITAL, POPULATION, *DISTRACTORS["high"], *DISTRACTORS["low"])]
+    text = "".join(segment.text for segment in render(messages, specs))
+    return ChatTokenizer.train([text] * 4, 512, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def pool():
+    async with SandboxPool(SandboxConfig()) as started:
+        yield started

@@ -1,0 +1,155 @@
+"""The trained tokenizer: exact, the same everywhere, deterministic, and one that HF loads."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from astra_jax.chat import Segment, render, tool_results_text
+from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError
+from synthesis.records import Message, ToolCall, ToolSpec
+
+TOOL = ToolSpec(
+    "capital_of_country",
+    "The capital of a country.",
+    {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]},
+)
+
+
+def conversation(country: str, capital: str, question: str = "What is the capital of {}?") -> list[Message]:
+    return [
+        Message("user", question.format(country)),
+        Message("assistant", "", tool_calls=[ToolCall("call_0", "capital_of_country", {"country": country})]),
+        Message("tool", f'{{"result": "{capital}"}}'),
+        Message("assistant", capital, reasoning="The tool says so."),
+    ]
+
+
+FACTS = [
+    ("France", "Paris"),
+    ("Japan", "Tokyo"),
+    ("Burkina Faso", "Ouagadougou"),
+    ("中国", "北京"),
+    ("Côte d'Ivoire", "Abidjan"),
+]
+TEXTS = ["".join(s.text for s in render(conversation(*fact), [TOOL])) for fact in FACTS] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    ChatTokenizer.train(TEXTS, 480, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder) -> ChatTokenizer:
+    return ChatTokenizer.load(folder)
+
+
+pieces = st.sampled_from(
+    [*SPECIAL_TOKENS, "France", " ", "\n", '": "', "北京", "é", "e\u0301", "🚀", "\x00", "\r\n", "42", "<|im_"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
+def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@pytest.mark.parametrize(
+    "word", ["France", "Ouagadougou", "Zanzibar", "北京", "capital_of_country", "Côte d'Ivoire", "1998"]
+)
+@pytest.mark.parametrize("frame", ["{}", "in {}", '"{}"', "of {}?", '{{"country": "{}"}}', "\n{}.", "({})", "名叫{}的"])
+def test_an_entity_has_the_same_tokens_wherever_it_stands(tokenizer, word, frame):
+    alone, framed = tokenizer.encode(word), tokenizer.encode(frame.format(word))
+    assert any(framed[i : i + len(alone)] == alone for i in range(len(framed)))
+
+
+def test_special_tokens_are_single_and_the_ends_are_qwen3s(tokenizer):
+    for token in SPECIAL_TOKENS:
+        assert len(tokenizer.encode(token)) == 1
+    assert tokenizer.decode([tokenizer.eos_id]) == "<|im_end|>"
+    assert tokenizer.decode([tokenizer.pad_id]) == "<|endoftext|>"
+    assert len({tokenizer.encode(token)[0] for token in SPECIAL_TOKENS}) == len(SPECIAL_TOKENS) == 9
+
+
+def test_tokens_of_special_tokens_are_not_trained(tmp_path):
+    trained = ChatTokenizer.train(["<|im_end|>" * 100], 400, tmp_path)
+    assert trained.vocab_size == 256 + len(SPECIAL_TOKENS)
+
+
+def test_the_mask_marks_exactly_the_tokens_of_trainable_segments(tokenizer):
+    segments = render(conversation("France", "Paris"), [TOOL])
+    ids, mask = tokenizer.encode_segments(segments)
+    assert len(ids) == len(mask)
+    assert tokenizer.decode(ids) == "".join(segment.text for segment in segments)
+    trained = [i for i, m in zip(ids, mask, strict=True) if m]
+    assert tokenizer.decode(trained) == "".join(segment.text for segment in segments if segment.trainable)
+
+
+def test_ids_of_an_append_only_rollout_are_those_of_the_whole_conversation(tokenizer):
+    messages = conversation("Japan", "Tokyo")
+    whole, _ = tokenizer.encode_segments(render(messages, [TOOL]))
+    ids, _ = tokenizer.encode_segments(render(messages[:1], [TOOL], add_generation_prompt=True))
+    turns = [segment.text for segment in render(messages, [TOOL]) if segment.trainable]
+    ids += tokenizer.encode(turns[0]) + tokenizer.encode(tool_results_text([messages[2].content]))
+    ids += tokenizer.encode(turns[1]) + tokenizer.encode("\n")
+    assert ids == whole
+
+
+def test_training_is_deterministic_over_processes(folder, tmp_path):
+    code = (
+        "import sys; from astra_jax.tokenizer import ChatTokenizer\n"
+        "ChatTokenizer.train(eval(sys.stdin.read()), 480, sys.argv[1])"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], input=repr(TEXTS), text=True, check=True, cwd=root, timeout=60
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        ours, theirs = ((path / name).read_bytes() for path in (folder, tmp_path))
+        assert hashlib.sha256(ours).hexdigest() == hashlib.sha256(theirs).hexdigest()
+
+
+def test_transformers_loads_the_folder_and_agrees(folder, tokenizer):
+    from transformers import AutoTokenizer
+
+    hf = AutoTokenizer.from_pretrained(folder)
+    for text in [*TEXTS[:5], "plain  words\n\n and 12 numbers"]:
+        assert hf(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text)
+        assert hf.decode(tokenizer.encode(text)) == text
+    assert (hf.eos_token_id, hf.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="vocab_size is 200.*265"):
+        ChatTokenizer.train(TEXTS, 200, tmp_path)
+
+
+def test_folders_without_a_usable_tokenizer_are_refused(tmp_path):
+    with pytest.raises(TokenizerError, match="neither tokenizer.json nor"):
+        ChatTokenizer.load(tmp_path)
+    plain = Tokenizer(models.BPE())
+    plain.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=r"'<\|im_end\|>' is not a single token"):
+        ChatTokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        ChatTokenizer.load(tmp_path)
+
+
+def test_empty_segments_encode_to_nothing(tokenizer):
+    assert tokenizer.encode_segments([]) == ([], [])
+    assert tokenizer.encode_segments([Segment("", True)]) == ([], [])

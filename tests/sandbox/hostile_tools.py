@@ -1,0 +1,435 @@
+"""Tools that misbehave. Read as text and run in the sandbox; never imported.
+
+An attack that was stopped returns None or raises; one that got through returns a line that says what it reached.
+"""
+
+import builtins
+import ctypes
+import gc
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+CHANNEL = 3
+REPORT = struct.Struct("!BI")
+
+
+def innocent(number=1):
+    return {"doubled": 2 * number, "text": json.dumps([True, None]), "length": len("sandbox")}
+
+
+# --- multiplication
+
+
+def fork_bomb():
+    children = 0
+    for _ in range(1000):
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+            children += 1
+        except OSError:
+            pass
+    return f"{children} forks" if children else None
+
+
+def run_program():
+    subprocess.run(["/bin/sh", "-c", "id"], check=True)
+    return "ran a program"
+
+
+def leave_a_daemon():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(1000)
+    return "left a daemon"
+
+
+def thread_bomb():
+    started = 0
+    for _ in range(100):
+        try:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+            started += 1
+        except RuntimeError:
+            pass
+    return f"{started} threads" if started else None
+
+
+# --- exhaustion
+
+
+def spin():
+    while True:
+        pass
+
+
+def spin_and_ignore_the_limit():
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    spin()
+
+
+def spin_in_c():
+    return len(b"a" * 40 if __import__("re").match(r"(a+)+$", "a" * 40 + "b") else b"")
+
+
+def spin_just_past_the_limit():
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    while resource.getrusage(resource.RUSAGE_SELF).ru_utime < 1.3:
+        pass
+    return "outlived the CPU limit"
+
+
+def sleep_for_ever():
+    time.sleep(10**6)
+    return None  # the clock is virtual: sleeping takes no time
+
+
+def wait_for_ever():
+    threading.Lock().acquire()
+    threading.Event().wait()
+
+
+def take_memory_at_once():
+    return f"took {len(bytearray(4 << 30))}"
+
+
+def take_memory_slowly():
+    hoard = []
+    while True:
+        hoard.append(bytearray(1 << 20))
+
+
+def recurse():
+    sys.setrecursionlimit(10**9)
+
+    class Deep:
+        def __repr__(self):
+            return repr(self)
+
+    return repr(Deep())
+
+
+def endless_generator():
+    return list(iter(int, 1))
+
+
+def print_without_end():
+    for _ in range(10_000):
+        print("x" * 1000)
+    return None
+
+
+def write_to_stdout_descriptor():
+    for _ in range(1000):
+        os.write(1, b"x" * (1 << 16))
+    return None
+
+
+def return_too_much():
+    return "x" * (4 << 20)
+
+
+def open_many_files():
+    kept = []
+    try:
+        while len(kept) < 10_000:
+            kept.append(open(os.__file__))
+    except OSError:
+        return None
+    return f"{len(kept)} open files"
+
+
+# --- reading and writing
+
+
+def read_host_files():
+    for path in ("/etc/shadow", "/etc/passwd", "/proc/1/environ", "/proc/self/maps", "/proc/1/mem", "/dev/mem"):
+        try:
+            with open(path, "rb") as file:
+                return f"{path}: {file.read(16)!r}"
+        except OSError:
+            pass
+    return None
+
+
+def list_directories():
+    for path in ("/etc", "/proc", "/root", "/home", "/var", "/tmp", "/dev"):
+        try:
+            return f"{path}: {os.listdir(path)}"
+        except OSError:
+            pass
+    return None
+
+
+def write_files():
+    for place in ("/", "/tmp", "/var/tmp", "/dev/shm", "/etc", os.path.dirname(os.__file__)):
+        for action in (lambda p: open(p, "w").close(), os.mkdir, lambda p: os.symlink("/etc", p), os.mkfifo):
+            try:
+                action(os.path.join(place, "left-behind"))
+                return f"wrote to {place}"
+            except OSError:
+                pass
+    return None
+
+
+def link_files():
+    for source in ("/etc/passwd", os.__file__):
+        for make in (os.symlink, os.link):
+            try:
+                make(source, "/tmp/linked")
+                return f"linked {source}"
+            except OSError:
+                pass
+    return None
+
+
+def read_environment():
+    found = sorted(set(os.environ) - {"PATH", "TZ", "LC_ALL"})
+    return f"{found}" if found else None
+
+
+# --- network
+
+
+def open_sockets():
+    for name in ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_VSOCK", "AF_PACKET", "AF_ALG"):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+            try:
+                socket.socket(getattr(socket, name), kind)
+                return f"{name}"
+            except OSError:
+                pass
+    try:
+        socket.socketpair()
+        return "socketpair"
+    except OSError:
+        return None
+
+
+# --- other processes
+
+
+def kill_everybody():
+    for target in (0, os.getppid(), 1, 2, 3, -1, *range(4, 400)):
+        try:
+            os.kill(target, signal.SIGKILL)
+            return f"killed {target}"
+        except OSError:
+            pass
+    return None
+
+
+def trace_and_read_others():
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(64)
+
+    class Vector(ctypes.Structure):
+        _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+    here, there = Vector(ctypes.addressof(buffer), 64), Vector(id(buffer), 64)
+    for pid in (1, libc.getppid()):
+        if libc.ptrace(16, pid, 0, 0) >= 0:
+            return f"traces {pid}"
+        if libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) >= 0:
+            return f"reads {pid}"
+    return None
+
+
+def own_signals_to_others():
+    import fcntl
+
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, 8, -1)  # F_SETOWN: have the kernel send SIGIO for us
+    return "owns a pipe's signals"
+
+
+# --- the kernel's surface
+
+
+def privileged_system_calls():
+    libc = ctypes.CDLL(None, use_errno=True)
+    attempts = {
+        "unshare": lambda: libc.unshare(0x10000000),
+        "mount": lambda: libc.mount(b"none", b"/", b"tmpfs", 0, None),
+        "setuid": lambda: libc.setresuid(0, 0, 0),
+        "chroot": lambda: libc.chroot(b"/"),
+        "prctl": lambda: libc.prctl(38, 1, 0, 0, 0),
+        "personality": lambda: libc.personality(0xFFFFFFFF),
+        "sethostname": lambda: libc.sethostname(b"mine", 4),
+        "pidfd_send_signal": lambda: libc.syscall(424, 0, 0, 0, 0),
+        "io_uring_setup": lambda: libc.syscall(425, 1, ctypes.create_string_buffer(256)),
+        "open_tree": lambda: libc.syscall(428, -100, b"/", 0),
+        "pidfd_open": lambda: libc.syscall(434, 1, 0),
+        "landlock": lambda: libc.syscall(444, None, 0, 1),
+        "memfd_secret": lambda: libc.syscall(447, 0),
+    }
+    for name, attempt in attempts.items():
+        ctypes.set_errno(0)
+        if attempt() >= 0 or ctypes.get_errno() not in (1, 38):
+            return f"{name}: errno {ctypes.get_errno()}"
+    return None
+
+
+def foreign_abi():
+    code = bytes.fromhex("b814000000" "cd80" "c3")  # mov eax, 20 (i386 getpid); int 0x80; ret
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return f"i386 getpid says {ctypes.CFUNCTYPE(ctypes.c_int)(address)()}"
+
+
+def raise_limits():
+    for name in ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NPROC"):
+        try:
+            resource.setrlimit(getattr(resource, name), (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            return f"lifted {name}"
+        except (OSError, ValueError):
+            pass
+    return None
+
+
+def segfault():
+    ctypes.string_at(0)
+
+
+def abort():
+    os.abort()
+
+
+# --- lies
+
+
+def exit_with_success():
+    print('{"value": "forged"}')
+    os._exit(0)
+
+
+def sys_exit():
+    sys.exit(0)
+
+
+def close_the_channel_and_stay():
+    os.close(CHANNEL)
+    spin()
+
+
+def forge_and_return():
+    body = b'{"value":"forged","stdout":""}'
+    os.write(CHANNEL, REPORT.pack(0, len(body)) + body)
+    return "forged twice"
+
+
+def write_junk():
+    os.write(CHANNEL, b"\xff" * 100)
+    os._exit(0)
+
+
+def write_half_a_report():
+    os.write(CHANNEL, REPORT.pack(0, 1000) + b"{")
+    os._exit(0)
+
+
+def forge(body):
+    os.write(CHANNEL, REPORT.pack(0, len(body)) + body)
+    os._exit(0)
+
+
+def forge_nan():
+    forge(b'{"value":NaN,"stdout":""}')
+
+
+def forge_infinity():
+    forge(b'{"value":1e999,"stdout":""}')
+
+
+def forge_deep_nesting():
+    forge(b'{"value":' + b"[" * 100_000 + b"]" * 100_000 + b',"stdout":""}')
+
+
+def forge_surrogate():
+    forge(b'{"value":"\\ud800","stdout":""}')
+
+
+def forge_huge_integer():
+    forge(b'{"value":' + b"9" * 100_000 + b',"stdout":""}')
+
+
+def forge_other_fields():
+    forge(b'{"value":1,"stdout":"","kind":"ok"}')
+
+
+def flood_the_channel():
+    while True:
+        os.write(CHANNEL, b"x" * (1 << 16))
+
+
+def write_to_every_descriptor():
+    for descriptor in range(4, 1024):
+        try:
+            os.write(descriptor, b"x")
+            return f"wrote to descriptor {descriptor}"
+        except OSError:
+            pass
+    return None
+
+
+# --- results that are not JSON
+
+
+def return_nan():
+    return {"x": float("nan")}
+
+
+def return_infinity():
+    return [float("inf")]
+
+
+def return_surrogate():
+    return "\ud800"
+
+
+def return_huge_integer():
+    return 10**5000
+
+
+def return_set():
+    return {1, 2}
+
+
+def return_cycle():
+    cycle = []
+    cycle.append(cycle)
+    return cycle
+
+
+def return_deep_list():
+    deep = []
+    for _ in range(10**5):
+        deep = [deep]
+    return deep
+
+
+# --- poison for the next call
+
+
+def poison():
+    import __main__
+
+    json.dumps = json.JSONEncoder.encode = lambda *a, **k: '"poisoned"'
+    builtins.len = lambda x: 666
+    sys.modules["json"] = None
+    for module in gc.get_objects():
+        if isinstance(module, dict) and "innocent" in module:
+            module["innocent"] = None
+    __main__.__dict__.clear()
+    gc.collect()
+    return None

@@ -1,0 +1,152 @@
+"""Every attack is stopped, and leaves the pool healthy: the next call of the same environment is right, at once."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sandbox import Limits, Outcome, SandboxConfig, SandboxPool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HOSTILE = Path(__file__).with_name("hostile_tools.py").read_text(encoding="utf-8")
+LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_bytes=256 << 20)
+
+CONTAINED = {Outcome.OK, Outcome.TOOL_ERROR}
+"""The attack ran to its end and reached nothing, or was refused with an exception."""
+
+ATTACKS: dict[str, set[Outcome]] = {
+    "fork_bomb": CONTAINED,
+    "run_program": {Outcome.TOOL_ERROR},
+    "leave_a_daemon": {Outcome.TOOL_ERROR},
+    "thread_bomb": CONTAINED,
+    "spin": {Outcome.CPU_TIMEOUT},
+    "spin_and_ignore_the_limit": {Outcome.CPU_TIMEOUT},
+    "spin_in_c": {Outcome.CPU_TIMEOUT},
+    "spin_just_past_the_limit": {Outcome.CPU_TIMEOUT},
+    "sleep_for_ever": {Outcome.OK},
+    "take_memory_at_once": {Outcome.TOOL_ERROR},
+    "take_memory_slowly": {Outcome.TOOL_ERROR},
+    "recurse": {Outcome.TOOL_ERROR, Outcome.CRASH, Outcome.CPU_TIMEOUT},
+    "endless_generator": {Outcome.TOOL_ERROR, Outcome.CPU_TIMEOUT},
+    "print_without_end": {Outcome.OK},
+    "write_to_stdout_descriptor": {Outcome.OK},
+    "return_too_much": {Outcome.TOO_LARGE},
+    "open_many_files": {Outcome.OK},
+    "read_host_files": {Outcome.OK},
+    "list_directories": {Outcome.OK},
+    "write_files": {Outcome.OK},
+    "link_files": {Outcome.OK},
+    "read_environment": {Outcome.OK},
+    "open_sockets": {Outcome.OK},
+    "kill_everybody": {Outcome.OK},
+    "trace_and_read_others": {Outcome.OK},
+    "own_signals_to_others": {Outcome.TOOL_ERROR},
+    "privileged_system_calls": {Outcome.OK},
+    "raise_limits": {Outcome.OK},
+    "segfault": {Outcome.CRASH},
+    "abort": {Outcome.CRASH},
+    "exit_with_success": {Outcome.NO_RESULT},
+    "sys_exit": {Outcome.TOOL_ERROR},
+    "close_the_channel_and_stay": {Outcome.CPU_TIMEOUT},
+    "forge_and_return": {Outcome.PROTOCOL_ERROR},
+    "write_junk": {Outcome.PROTOCOL_ERROR},
+    "write_half_a_report": {Outcome.PROTOCOL_ERROR},
+    "forge_nan": {Outcome.PROTOCOL_ERROR},
+    "forge_infinity": {Outcome.PROTOCOL_ERROR},
+    "forge_deep_nesting": {Outcome.PROTOCOL_ERROR},
+    "forge_surrogate": {Outcome.PROTOCOL_ERROR},
+    "forge_huge_integer": {Outcome.PROTOCOL_ERROR},
+    "forge_other_fields": {Outcome.PROTOCOL_ERROR},
+    "flood_the_channel": {Outcome.FLOOD},
+    "write_to_every_descriptor": {Outcome.OK},
+    "return_nan": {Outcome.UNSERIALISABLE},
+    "return_infinity": {Outcome.UNSERIALISABLE},
+    "return_surrogate": {Outcome.UNSERIALISABLE},
+    "return_huge_integer": {Outcome.UNSERIALISABLE},
+    "return_set": {Outcome.UNSERIALISABLE},
+    "return_cycle": {Outcome.UNSERIALISABLE},
+    "return_deep_list": {Outcome.UNSERIALISABLE},
+    "poison": CONTAINED | {Outcome.PROTOCOL_ERROR},  # it also spoils its own report
+}
+
+HOSTILE_MODULES = {
+    "loops at import": ("while True: pass", {Outcome.CPU_TIMEOUT}),
+    "forks at import": ("import os\nwhile True: os.fork()", {Outcome.TOOL_ERROR}),
+    "exits at import": ("import os\nos._exit(0)", {Outcome.NO_RESULT}),
+    "kills at import": ("import os\nos.kill(-1, 9)", {Outcome.TOOL_ERROR}),
+    "writes at import": ("import os\nos.write(3, b'x' * 9)\nos._exit(0)", {Outcome.PROTOCOL_ERROR}),
+    "hoards at import": ("x = bytearray(1 << 40)", {Outcome.TOOL_ERROR}),
+    "nests for the parser": ("x = " + "(" * 5000, {Outcome.TOOL_ERROR}),
+    "nests for the compiler": ("x = " + "-" * 200_000 + "1", {Outcome.TOOL_ERROR, Outcome.CRASH}),
+    "null byte": ("x = 1\0", {Outcome.TOOL_ERROR}),
+    "lone surrogate": ("x = '\ud800'", {Outcome.TOOL_ERROR}),
+    "folds constants": ("x = ((1 << 100_000) ** 90) ** 99", {Outcome.TOOL_ERROR, Outcome.CPU_TIMEOUT}),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool():
+    async with SandboxPool(SandboxConfig(limits=LIMITS)) as pool:
+        yield pool
+
+
+async def assert_healthy(pool: SandboxPool, code: str = HOSTILE) -> None:
+    result = await pool.call(code, "innocent", {"number": 21})
+    assert result.ok, result
+    assert result.value == {"doubled": 42, "text": "[true, null]", "length": 7}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_attack_is_stopped_and_harms_nobody_else(pool: SandboxPool, attack: str) -> None:
+    opened = pool.stats.opened
+    await assert_healthy(pool)
+    result = await pool.call(HOSTILE, attack, {})
+    assert result.kind in ATTACKS[attack], result
+    assert result.value is None, f"{attack} got through: {result.value}"
+    assert len(result.stdout) <= LIMITS.stdout_bytes + 100
+    assert result.cpu_seconds < LIMITS.cpu_seconds + 1.5
+    await assert_healthy(pool)
+    assert pool.stats.opened - opened <= 1, "the attack cost the environment its slot"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="i386 calls exist only on x86_64")
+async def test_foreign_system_call_interface_kills_the_call(pool: SandboxPool) -> None:
+    result = await pool.call(HOSTILE, "foreign_abi", {})
+    assert result.kind is Outcome.CRASH
+    assert result.ended_by == "seccomp"
+    await assert_healthy(pool)
+
+
+@pytest.mark.parametrize("name", HOSTILE_MODULES)
+async def test_hostile_module_is_stopped_before_any_call(pool: SandboxPool, name: str) -> None:
+    source, expected = HOSTILE_MODULES[name]
+    result = await pool.call(source, "anything", {})
+    assert result.kind in expected, result
+    assert result.error
+    await assert_healthy(pool)
+
+
+async def test_waiting_for_ever_is_infrastructure_and_is_retried_once() -> None:
+    limits = Limits(cpu_seconds=1, wall_seconds=0.5)
+    async with SandboxPool(SandboxConfig(limits=limits)) as pool:
+        result = await pool.call(HOSTILE, "wait_for_ever", {})
+        assert result.kind is Outcome.WALL_TIMEOUT
+        assert result.is_infrastructure
+        assert pool.stats.retried == 1
+        await assert_healthy(pool)
+
+
+@pytest.mark.parametrize("tier", ["B", "C"])
+async def test_weaker_tiers_stop_what_does_not_need_namespaces(tier: str) -> None:
+    attacks = "fork_bomb open_sockets kill_everybody trace_and_read_others read_host_files write_files".split()
+    attacks += "privileged_system_calls list_directories raise_limits thread_bomb".split()
+    async with SandboxPool(SandboxConfig(limits=LIMITS, highest_tier=tier)) as pool:
+        assert pool.tier == tier
+        for attack in attacks:
+            result = await pool.call(HOSTILE, attack, {})
+            assert result.kind in CONTAINED, result
+            assert result.value is None, f"{attack} got through: {result.value}"
+            await assert_healthy(pool)
