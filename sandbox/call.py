@@ -14,6 +14,7 @@ import json
 import marshal
 import os
 import resource
+import signal
 import sys
 import types
 import warnings
@@ -80,15 +81,19 @@ class Locks:
     resources: Sequence[tuple[int, tuple[int, int]]]
 
 
-def run_locked(body: Callable[[], bytes], channel: int, locks: Locks) -> NoReturn:
+def run_locked(body: Callable[[], bytes], channel: int, locks: Locks, parent: int) -> NoReturn:
     """Lock this freshly forked process, run `body`, send its report, end.
 
     Args:
         body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
         channel: write end of the slot's pipe.
         locks: to put in place first; a call that cannot ends without having run anything.
+        parent: process id of the slot; the call does not outlive it.
     """
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        lockdown.die_with_parent(parent)
         os.setsid()  # signals to "the group" now reach nobody else
         if channel != _CHANNEL:
             os.dup2(channel, _CHANNEL)
@@ -100,17 +105,17 @@ def run_locked(body: Callable[[], bytes], channel: int, locks: Locks) -> NoRetur
         if locks.calls is not None:
             locks.calls.attach()
         os.write(_CHANNEL, LOCKED)
-    except BaseException:
-        os._exit(1)
-    try:
-        report, message = Report.RETURNED, body()
-    except Reported as stopped:
-        report = stopped.report
-        message = json.dumps({"error": _clean(stopped.error), "stdout": stopped.stdout}, ensure_ascii=False).encode()
-    except BaseException as error:  # MemoryError while the result was encoded, for instance
-        report, message = Report.RAISED, json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
-    _send(REPORT.pack(report, len(message)) + message)
-    os._exit(0)
+        try:
+            report, message = Report.RETURNED, body()
+        except Reported as stopped:
+            report = stopped.report
+            account = {"error": _clean(stopped.error), "stdout": stopped.stdout}
+            message = json.dumps(account, ensure_ascii=False).encode()
+        except BaseException as error:  # MemoryError while the result was encoded, for instance
+            report, message = Report.RAISED, json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
+        _send(REPORT.pack(report, len(message)) + message)
+    finally:
+        os._exit(0)  # whatever was raised, this copy of the slot must not go on as one
 
 
 def compile_module(source: bytes) -> bytes:

@@ -10,12 +10,13 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from sandbox.outcomes import CallResult, Reply, decode
+from sandbox.outcomes import CallResult, Reply, SandboxError, decode
 from sandbox.protocol import HELLO_ID, REPLY, REQUEST, FrameReader, Limits, Operation, Plan, Report, Verdict, frame
 
 _ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
@@ -27,27 +28,42 @@ class SlotError(Exception):
     """A slot could not be opened, or its layers not be put in place."""
 
 
+async def _reply_within(reply: asyncio.Future[Reply], seconds: float) -> Reply | None:
+    """The reply, or None when it is late. One that has come is taken, however long the event loop was held up."""
+    done, _ = await asyncio.wait({reply}, timeout=seconds)
+    return reply.result() if done else None
+
+
 class Zygote:
     """The fork server: a child process of the host, exec'd afresh and never forked from it.
 
     Args:
         python: interpreter that runs the tools.
+
+    Raises:
+        SandboxError: the interpreter cannot be run.
     """
 
     def __init__(self, python: str = sys.executable) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        # What some interpreters need to start; the zygote clears its environment once it has.
+        environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         # Not -I: it implies -E, which ignores PYTHONHASHSEED. -S: no site-packages and none of their start-up hooks.
         command = [python, "-s", "-S", "-P", str(_ZYGOTE), str(theirs.fileno())]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise SandboxError(f"SandboxConfig.python={python!r} cannot be run: {error}") from error
         ours.setblocking(False)
         self._control = ours
         self._tokens = itertools.count(1)
@@ -94,18 +110,15 @@ class Zygote:
         slot = Slot(self, token, limits)
         await asyncio.get_running_loop().create_unix_connection(lambda: slot, sock=ours)
         try:
-            async with asyncio.timeout(seconds):
-                hello = await slot.greeting
-        except TimeoutError:
-            slot.close()
-            raise SlotError(f"the slot did not greet within {seconds:g} s") from None
+            hello = await _reply_within(slot.greeting, seconds)
+            if hello is None:
+                raise SlotError(f"the slot did not greet within {seconds:g} s")
+            if hello.verdict is not Verdict.REPORTED:
+                raise SlotError(hello.payload.decode(errors="replace") or "the slot ended before it greeted")
+            slot.layers = json.loads(hello.payload)
         except BaseException:
             slot.close()
             raise
-        if hello.verdict is not Verdict.REPORTED:
-            slot.close()
-            raise SlotError(hello.payload.decode(errors="replace") or "the slot ended before it greeted")
-        slot.layers = json.loads(hello.payload)
         return slot
 
     def kill_slot(self, token: int) -> None:
@@ -155,7 +168,7 @@ class Slot(asyncio.Protocol):
         result = decode(reply, self._limits)
         if result.is_infrastructure:
             raise SlotError(result.error)
-        self.load_error = dataclasses.replace(result, ended_by="source")
+        self.load_error = result
         self.close()
 
     async def call(self, request: bytes) -> CallResult:
@@ -178,17 +191,17 @@ class Slot(asyncio.Protocol):
         reply = self._expect(number)
         self._transport.write(frame(REQUEST.pack(number, operation) + payload))
         try:
-            async with asyncio.timeout(self._limits.wall_seconds + _GRACE_SECONDS):
-                return await reply
-        except TimeoutError:
-            self.close()
-            return _DIED
+            answer = await _reply_within(reply, self._limits.wall_seconds + _GRACE_SECONDS)
         except asyncio.CancelledError:
             if self._transport is not None:
                 self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL)))
             raise
         finally:
             self._waiting.pop(number, None)
+        if answer is None:
+            self.close()
+            return _DIED
+        return answer
 
     def _expect(self, number: int) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

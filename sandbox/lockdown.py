@@ -22,7 +22,14 @@ from sandbox.syscalls import NUMBERS
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_CLONE = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mnt": 0x20000, "ipc": 0x08000000, "uts": 0x04000000}
+_CLONE = {
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+    "mnt": 0x20000,
+    "ipc": 0x08000000,
+    "uts": 0x04000000,
+}
 _CLONE["cgroup"] = 0x02000000
 NAMESPACES = tuple(_CLONE)
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384

@@ -231,6 +231,10 @@ class SandboxPool:
             return await slot.call(request)
         except SlotError as error:
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
+        except asyncio.CancelledError:
+            if entry.opening.cancelled() and self._plan is None:
+                raise SandboxError("the pool was closed during the call") from None
+            raise
         finally:
             entry.users -= 1
 

@@ -13,22 +13,100 @@ import errno
 import struct
 from collections.abc import Iterable
 
-from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS
+from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS, TABLES
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_CORE = """
-    read write close lseek readv writev pread64 mmap mprotect munmap brk mremap msync mincore madvise
-    rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall exit exit_group
-    dup dup2 dup3 pipe pipe2 poll ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait
-    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
-    getpid getppid gettid getuid geteuid getgid getegid getcwd uname getrlimit getrusage
-    futex set_robust_list set_tid_address rseq membarrier arch_prctl sched_yield sched_getaffinity fstat
-""".split()
-_OPEN = """
-    open openat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64
-""".split()
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: no locks, no owner
+_CORE = [
+    "read",
+    "write",
+    "close",
+    "lseek",
+    "readv",
+    "writev",
+    "pread64",
+    "mmap",
+    "mprotect",
+    "munmap",
+    "brk",
+    "mremap",
+    "msync",
+    "mincore",
+    "madvise",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "rt_sigreturn",
+    "sigaltstack",
+    "restart_syscall",
+    "exit",
+    "exit_group",
+    "dup",
+    "dup2",
+    "dup3",
+    "pipe",
+    "pipe2",
+    "poll",
+    "ppoll",
+    "select",
+    "pselect6",
+    "epoll_create1",
+    "epoll_ctl",
+    "epoll_wait",
+    "epoll_pwait",
+    "nanosleep",
+    "clock_nanosleep",
+    "clock_gettime",
+    "clock_getres",
+    "gettimeofday",
+    "time",
+    "times",
+    "getitimer",
+    "setitimer",
+    "alarm",
+    "getpid",
+    "getppid",
+    "gettid",
+    "getuid",
+    "geteuid",
+    "getgid",
+    "getegid",
+    "getcwd",
+    "uname",
+    "getrlimit",
+    "getrusage",
+    "futex",
+    "set_robust_list",
+    "set_tid_address",
+    "rseq",
+    "membarrier",
+    "arch_prctl",
+    "sched_yield",
+    "sched_getaffinity",
+    "fstat",
+]
+_OPEN = [
+    "open",
+    "openat",
+    "stat",
+    "lstat",
+    "newfstatat",
+    "statx",
+    "access",
+    "faccessat",
+    "faccessat2",
+    "readlink",
+    "readlinkat",
+    "getdents",
+    "getdents64",
+]
+_FCNTL_COMMANDS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    1030,
+)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: no locks, no owner
 
 _RET_ALLOW, _RET_KILL_PROCESS, _RET_ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -60,15 +138,24 @@ class Filter:
 
 def call_filter(*, allow_open: bool) -> Filter:
     """The filter of a call. With `allow_open=False` (tier C) no path can be named at all."""
-    names = _CORE + (_OPEN if allow_open else [])
-    program = _preamble()
-    program += _answer("ioctl", errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
-    program += _answer("clone3", errno.ENOSYS)  # glibc then tries clone, which is refused below
-    program += _answer("clone", errno.EAGAIN)  # "can't start new thread": what an exhausted system says
-    program += _only_values("fcntl", argument=1, values=_FCNTL_COMMANDS)
-    program += _only_null("prlimit64", argument=2)  # reading a limit is fine, setting one is not
-    program += _allow_only({NUMBERS[name] for name in names if name in NUMBERS})
-    return Filter(program)
+    return Filter(call_program(allow_open=allow_open))
+
+
+def allowed_names(*, allow_open: bool) -> list[str]:
+    """The system calls that a call may make whatever their arguments."""
+    return _CORE + (_OPEN if allow_open else [])
+
+
+def call_program(*, allow_open: bool, machine: str = MACHINE) -> list[Instruction]:
+    """The instructions of `call_filter` for one kind of machine."""
+    numbers = TABLES[machine]
+    program = _preamble(machine)
+    program += _answer(numbers["ioctl"], errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
+    program += _answer(numbers["clone3"], errno.ENOSYS)  # glibc then tries clone, which is refused below
+    program += _answer(numbers["clone"], errno.EAGAIN)  # "can't start new thread": what an exhausted system says
+    program += _only_values(numbers["fcntl"], argument=1, values=_FCNTL_COMMANDS)
+    program += _only_null(numbers["prlimit64"], argument=2)  # reading a limit is fine, setting one is not
+    return program + _allow_only({numbers[name] for name in allowed_names(allow_open=allow_open) if name in numbers})
 
 
 def _allow_only(numbers: set[int]) -> list[Instruction]:
@@ -89,33 +176,33 @@ def _allow_only(numbers: set[int]) -> list[Instruction]:
     return search(edges)
 
 
-def _preamble() -> list[Instruction]:
+def _preamble(machine: str) -> list[Instruction]:
     """Refuse foreign ABIs, then leave the call's number in the accumulator."""
     program = [
         (_LOAD, 0, 0, _OFFSET_ARCH),
-        (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[MACHINE]),
+        (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
         (_RETURN, 0, 0, _RET_KILL_PROCESS),
         (_LOAD, 0, 0, _OFFSET_NUMBER),
     ]
-    if MACHINE == "x86_64":
+    if machine == "x86_64":
         program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _RET_KILL_PROCESS)]
     return program
 
 
-def _answer(name: str, error: int) -> list[Instruction]:
-    return [(_JUMP_EQUAL, 0, 1, NUMBERS[name]), (_RETURN, 0, 0, _RET_ERRNO | error)]
+def _answer(number: int, error: int) -> list[Instruction]:
+    return [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | error)]
 
 
-def _only_values(name: str, *, argument: int, values: tuple[int, ...]) -> list[Instruction]:
+def _only_values(number: int, *, argument: int, values: tuple[int, ...]) -> list[Instruction]:
     """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`."""
     body: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
     body.append((_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
-    return [(_JUMP_EQUAL, 0, len(body), NUMBERS[name]), *body]
+    return [(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
-def _only_null(name: str, *, argument: int) -> list[Instruction]:
+def _only_null(number: int, *, argument: int) -> list[Instruction]:
     """Allow the call when its argument, a pointer, is null in both halves (little-endian machines)."""
     low = _OFFSET_ARGUMENTS + 8 * argument
     body: list[Instruction] = [
@@ -126,4 +213,4 @@ def _only_null(name: str, *, argument: int) -> list[Instruction]:
         (_RETURN, 0, 0, _RET_ALLOW),
         (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
     ]
-    return [(_JUMP_EQUAL, 0, len(body), NUMBERS[name]), *body]
+    return [(_JUMP_EQUAL, 0, len(body), number), *body]

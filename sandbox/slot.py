@@ -143,10 +143,7 @@ class Slot:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            lockdown.die_with_parent(self._process_id)
-            call.run_locked(body, writer, self._locks)
+            call.run_locked(body, writer, self._locks, self._process_id)
         os.close(writer)
         os.set_blocking(reader, False)
         now = self._clock()

@@ -31,14 +31,77 @@ from sandbox import determinism, lockdown  # noqa: E402
 from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Limits, Plan, Verdict, frame  # noqa: E402
 from sandbox.slot import Slot  # noqa: E402
 
-_PRELOADED = """
-    abc array ast base64 binascii bisect calendar cmath codecs collections.abc colorsys contextlib copy csv dataclasses
-    datetime decimal difflib enum fnmatch fractions functools graphlib hashlib heapq hmac html html.parser inspect io
-    itertools json keyword locale logging math numbers operator os.path pathlib pprint queue random re secrets
-    shlex statistics string struct textwrap threading time traceback types typing unicodedata urllib.parse uuid warnings
-    weakref xml.etree.ElementTree zlib zoneinfo encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
-    encodings.utf_8_sig _strptime
-""".split()
+_PRELOADED = [
+    "abc",
+    "array",
+    "ast",
+    "base64",
+    "binascii",
+    "bisect",
+    "calendar",
+    "cmath",
+    "codecs",
+    "collections.abc",
+    "colorsys",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "enum",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "graphlib",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "html",
+    "html.parser",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "keyword",
+    "locale",
+    "logging",
+    "math",
+    "numbers",
+    "operator",
+    "os.path",
+    "pathlib",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "shlex",
+    "statistics",
+    "string",
+    "struct",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "urllib.parse",
+    "uuid",
+    "warnings",
+    "weakref",
+    "xml.etree.ElementTree",
+    "zlib",
+    "zoneinfo",
+    "encodings.ascii",
+    "encodings.idna",
+    "encodings.latin_1",
+    "encodings.utf_16",
+    "encodings.utf_8_sig",
+    "_strptime",
+]
 _OWN_MODULES: dict[str, types.ModuleType] = {}
 _CONTROL = 3
 _REAP_MILLISECONDS = 1000
@@ -81,8 +144,11 @@ class Zygote:
 
     def _open(self, message: dict[str, Any], descriptor: int) -> None:
         reader, writer = os.pipe()
-        if os.fork() == 0:
-            self._become_slot(message, descriptor, writer)
+        try:
+            if os.fork() == 0:
+                self._become_slot(message, descriptor, writer)
+        except OSError as error:  # the host sees the slot's socket close and tries again
+            print(f"sandbox zygote: cannot fork a slot: {error}", file=sys.stderr, flush=True)
         os.close(descriptor)
         os.close(writer)
         self._births[reader] = message["open"]
@@ -121,6 +187,7 @@ class Zygote:
         """In the zygote's child: put the layers in place, greet the host, serve. Never returns."""
         os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
         lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
+        os.dup2(1, 2)  # the host's standard error stays the zygote's own
         control = socket.socket(fileno=_CONTROL)
         try:
             plan, limits, uid = Plan(**message["plan"]), Limits(**message["limits"]), message["uid"]

@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -184,6 +184,10 @@ class McpConnection:
         return ServerUnavailable(f"MCP server `{' '.join(self.execution.command)}`: {what}; {remedy}")
 
 
+StdioKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""A command and its environment: what makes two executions the same server."""
+
+
 class McpConnections:
     """The stdio servers of one run: each started when first called, all stopped at the end.
 
@@ -194,7 +198,7 @@ class McpConnections:
     def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
-        self._open: dict[tuple[Sequence[str], ...], asyncio.Task[McpConnection]] = {}
+        self._open: dict[StdioKey, asyncio.Task[McpConnection]] = {}
 
     async def __aenter__(self) -> McpConnections:
         return self

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import networkx as nx
 
 from synthesis.datasets import write_dataset
-from synthesis.environments.partition import Partition
-from synthesis.records import Language, StdioExecution, Task, TaskScores, ToolChain, ToolServer, Trajectory
+from synthesis.records import Language, StdioExecution, Task, ToolChain, ToolServer, Trajectory
 from synthesis.runner import Journal, StageResult, rng_for, run_stage
 from synthesis.teacher import Teacher
 from synthesis.trajectories import graph as tool_graph
@@ -31,102 +30,16 @@ from synthesis.trajectories.collect import (
     fact_documents,
     source_key,
 )
-from synthesis.trajectories.execution import Executor, Failures
+from synthesis.trajectories.config import PERSONAS, TrajectoriesConfig
+from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.interact import AgentRun, interact
 from synthesis.trajectories.mcp_client import McpConnections
 from synthesis.trajectories.normalize import normalize
 from synthesis.trajectories.reward import judge
-from synthesis.trajectories.tasks import Augmentation, TaskSeed, augment, score, without_duplicates, write_task
+from synthesis.trajectories.tasks import TaskSeed, augment, score, without_duplicates, write_task
 
 if TYPE_CHECKING:
     from sandbox import SandboxPool
-
-PERSONAS: Mapping[Language, tuple[str, ...]] = {
-    "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),
-    "zh": ("旅行社职员", "老师", "学生", "记者", "软件开发人员", "客服人员"),
-}
-
-
-@dataclass(frozen=True)
-class TrajectoriesConfig:
-    """How many trajectories, from which servers, how strictly filtered.
-
-    Attributes:
-        trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
-        surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
-        languages: weights; the default is the paper's share (71.2 % English).
-        sources: MCP servers to collect from; None: the installed ones, time and git.
-        mcp_share: share of the tasks for MCP servers.
-        fact_servers: ids of the fact servers to take; empty: all.
-        emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
-        partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
-        min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
-        read_only: drop tools of MCP servers that change state: concurrent runs share the servers.
-        proposals: independent answers per server whose chains are counted.
-        pairs: task-chain pairs asked for in one answer.
-        walks: random walks per server.
-        min_length: shortest chain; 1 makes each tool a chain of its own.
-        max_length: longest chain (paper: 5).
-        acyclic: no tool twice in a chain.
-        operators: verification operators in order, of `vote` and `back_translation`; a chain must pass all.
-        votes: votes of the first, tries of the second.
-        server_tasks: share of the tasks that are made from the server alone, without a chain.
-        tool_counts: numbers of different tools of such tasks.
-        augmentations: modes that variations are drawn from.
-        augmented: share of original tasks that get a variation.
-        thresholds: least scores of a task (1 to 5).
-        failures: injection of failures (paper: 20 % of calls).
-        max_turns: most assistant turns of a run.
-        system_prompt: of the agent; no system message when empty.
-        reward_threshold: least mean of the seven axes.
-        final_answer_threshold: least score of the axis `final_answer`.
-        mcp_timeout_seconds: for starting an MCP server and for each request.
-        concurrency: records in work at a time.
-    """
-
-    trajectories: int = 3_000
-    surplus: float = 0.3
-    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
-    sources: tuple[ServerSource, ...] | None = None
-    mcp_share: float = 0.05
-    fact_servers: tuple[str, ...] = ()
-    emulated_servers: tuple[str, ...] = ("http",)
-    partition: Partition | None = None
-    min_tools: int = 3
-    read_only: bool = True
-    proposals: int = 8
-    pairs: int = 6
-    walks: int = 60
-    min_length: int = 1
-    max_length: int = 3
-    acyclic: bool = True
-    operators: tuple[Literal["vote", "back_translation"], ...] = ("vote", "back_translation")
-    votes: int = 3
-    server_tasks: float = 0.4
-    tool_counts: tuple[int, ...] = (1, 2, 3)
-    augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
-    augmented: float = 0.5
-    thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
-    failures: Failures = Failures()
-    max_turns: int = 12
-    system_prompt: str = ""
-    reward_threshold: float = 0.8
-    final_answer_threshold: float = 0.75
-    mcp_timeout_seconds: float = 20.0
-    concurrency: int = 32
-
-    def __post_init__(self) -> None:
-        if self.trajectories < 1:
-            raise ValueError(f"trajectories: {self.trajectories} is not positive; ask for at least 1")
-        for name in ("mcp_share", "server_tasks", "augmented"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
-        if not 1 <= self.min_length <= self.max_length:
-            raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
-        if unknown := set(self.operators) - {"vote", "back_translation"}:
-            raise ValueError(f"operators: unknown {sorted(unknown)[0]!r}; use vote, back_translation")
-        if not self.languages:
-            raise ValueError("languages: empty; give at least one of en, zh")
 
 
 @dataclass(frozen=True)
@@ -294,11 +207,11 @@ class _Run:
                 acyclic=config.acyclic, rng=rng_for(self.seed, "walks", server.id),
             )  # fmt: skip
             candidates += tool_graph.chains_of(server, walks)
-        known = {
+        known: dict[str, tool_graph.Operator] = {
             "vote": tool_graph.vote(config.votes, self.extra),
             "back_translation": tool_graph.back_translation(config.votes, self.extra),
         }
-        operators = {name: known[name] for name in config.operators}
+        operators = {str(name): known[name] for name in config.operators}
 
         async def verify(chain: ToolChain) -> list[ToolChain]:
             server = self.servers[chain.server_id]
@@ -395,8 +308,8 @@ def task_seeds(
     """What the original tasks shall be like. Servers are drawn evenly, then lengths, then chains of that length."""
     wanted = math.ceil(config.trajectories * (1 + config.surplus) / (1 + config.augmented))
     by_server: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
-    for chain in chains:
-        by_server[chain.server_id][len(chain.tools)].append(chain)
+    for one in chains:
+        by_server[one.server_id][len(one.tools)].append(one)
     pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
     for server in servers:
         if server.id in by_server:
@@ -407,7 +320,7 @@ def task_seeds(
     seeds: list[TaskSeed] = []
     for index in range(wanted):
         rng = rng_for(seed, "task_seed", index)
-        language = rng.choices(languages, [config.languages[one] for one in languages])[0]
+        language = rng.choices(languages, [config.languages[name] for name in languages])[0]
         mcp = rng.random() < config.mcp_share
         pool = pools.get((language, mcp)) or pools[language, not mcp]
         server = rng.choice(pool)

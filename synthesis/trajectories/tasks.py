@@ -48,16 +48,17 @@ async def write_task(
     number = rng_for(seed, "task", seed_task.id).getrandbits(31)
     chain = seed_task.chain
     if seed_task.mode == "chain":
-        given = await _ask(teacher, ChainTask, {"server": server, "chain": chain, **extra}, seed_task.language, number)
+        variables = {"server": server, "chain": chain, **extra}
+        question = (await _ask(teacher, ChainTask, variables, seed_task.language, number)).question
         tools = chain
     else:
         variables = {"server": server, "tool_count": seed_task.tool_count, **extra}
         chosen = await _ask(teacher, ServerTask, variables, seed_task.language, number)
-        given, tools = chosen, chosen.tools
+        question, tools = chosen.question, chosen.tools
         known = {tool.name for tool in server.tools}
         if unknown := [name for name in tools if name not in known]:
             raise Rejected("unknown_tool", f"{seed_task.id}: {unknown[0]!r} is not a tool of {server.id}")
-    question = _checked(given.question, server, seed_task.id)
+    question = _checked(question, server, seed_task.id)
     return [
         Task(seed_task.id, server.id, seed_task.language, seed_task.mode, "original", question, list(tools), _UNSCORED)
     ]

@@ -7,7 +7,6 @@ import builtins
 import ctypes
 import gc
 import json
-import mmap
 import os
 import resource
 import signal
@@ -131,6 +130,7 @@ def print_without_end():
 def write_to_stdout_descriptor():
     for _ in range(1000):
         os.write(1, b"x" * (1 << 16))
+        os.write(2, b"x" * (1 << 16))
     return None
 
 
@@ -280,7 +280,9 @@ def privileged_system_calls():
 
 
 def foreign_abi():
-    code = bytes.fromhex("b814000000" "cd80" "c3")  # mov eax, 20 (i386 getpid); int 0x80; ret
+    import mmap
+
+    code = bytes.fromhex("b814000000cd80c3")  # mov eax, 20 (i386 getpid); int 0x80; ret
     memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     memory.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

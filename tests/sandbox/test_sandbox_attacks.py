@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from sandbox import Limits, Outcome, SandboxConfig, SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -141,8 +142,8 @@ async def test_waiting_for_ever_is_infrastructure_and_is_retried_once() -> None:
 
 @pytest.mark.parametrize("tier", ["B", "C"])
 async def test_weaker_tiers_stop_what_does_not_need_namespaces(tier: str) -> None:
-    attacks = "fork_bomb open_sockets kill_everybody trace_and_read_others read_host_files write_files".split()
-    attacks += "privileged_system_calls list_directories raise_limits thread_bomb".split()
+    attacks = ["fork_bomb", "open_sockets", "kill_everybody", "trace_and_read_others", "read_host_files", "write_files"]
+    attacks += ["privileged_system_calls", "list_directories", "raise_limits", "thread_bomb"]
     async with SandboxPool(SandboxConfig(limits=LIMITS, highest_tier=tier)) as pool:
         assert pool.tier == tier
         for attack in attacks:

@@ -1,0 +1,100 @@
+"""The configuration of trajectory synthesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synthesis.environments.partition import Partition
+from synthesis.records import Language, TaskScores
+from synthesis.trajectories.collect import ServerSource
+from synthesis.trajectories.execution import Failures
+from synthesis.trajectories.tasks import Augmentation
+
+PERSONAS: Mapping[Language, tuple[str, ...]] = {
+    "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),
+    "zh": ("旅行社职员", "老师", "学生", "记者", "软件开发人员", "客服人员"),
+}
+
+
+@dataclass(frozen=True)
+class TrajectoriesConfig:
+    """How many trajectories, from which servers, how strictly filtered.
+
+    Attributes:
+        trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
+        surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
+        languages: weights; the default is the paper's share (71.2 % English).
+        sources: MCP servers to collect from; None: the installed ones, time and git.
+        mcp_share: share of the tasks for MCP servers.
+        fact_servers: ids of the fact servers to take; empty: all.
+        emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
+        partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
+        min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
+        read_only: drop tools of MCP servers that change state: concurrent runs share the servers.
+        proposals: independent answers per server whose chains are counted.
+        pairs: task-chain pairs asked for in one answer.
+        walks: random walks per server.
+        min_length: shortest chain; 1 makes each tool a chain of its own.
+        max_length: longest chain (paper: 5).
+        acyclic: no tool twice in a chain.
+        operators: verification operators in order, of `vote` and `back_translation`; a chain must pass all.
+        votes: votes of the first, tries of the second.
+        server_tasks: share of the tasks that are made from the server alone, without a chain.
+        tool_counts: numbers of different tools of such tasks.
+        augmentations: modes that variations are drawn from.
+        augmented: share of original tasks that get a variation.
+        thresholds: least scores of a task (1 to 5).
+        failures: injection of failures (paper: 20 % of calls).
+        max_turns: most assistant turns of a run.
+        system_prompt: of the agent; no system message when empty.
+        reward_threshold: least mean of the seven axes.
+        final_answer_threshold: least score of the axis `final_answer`.
+        mcp_timeout_seconds: for starting an MCP server and for each request.
+        concurrency: records in work at a time.
+    """
+
+    trajectories: int = 3_000
+    surplus: float = 0.3
+    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    sources: tuple[ServerSource, ...] | None = None
+    mcp_share: float = 0.05
+    fact_servers: tuple[str, ...] = ()
+    emulated_servers: tuple[str, ...] = ("http",)
+    partition: Partition | None = None
+    min_tools: int = 3
+    read_only: bool = True
+    proposals: int = 8
+    pairs: int = 6
+    walks: int = 60
+    min_length: int = 1
+    max_length: int = 3
+    acyclic: bool = True
+    operators: tuple[Literal["vote", "back_translation"], ...] = ("vote", "back_translation")
+    votes: int = 3
+    server_tasks: float = 0.4
+    tool_counts: tuple[int, ...] = (1, 2, 3)
+    augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
+    augmented: float = 0.5
+    thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
+    failures: Failures = Failures()
+    max_turns: int = 12
+    system_prompt: str = ""
+    reward_threshold: float = 0.8
+    final_answer_threshold: float = 0.75
+    mcp_timeout_seconds: float = 20.0
+    concurrency: int = 32
+
+    def __post_init__(self) -> None:
+        if self.trajectories < 1:
+            raise ValueError(f"trajectories: {self.trajectories} is not positive; ask for at least 1")
+        for name in ("mcp_share", "server_tasks", "augmented"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
+        if unknown := set(self.operators) - {"vote", "back_translation"}:
+            raise ValueError(f"operators: unknown {sorted(unknown)[0]!r}; use vote, back_translation")
+        if not self.languages:
+            raise ValueError("languages: empty; give at least one of en, zh")
