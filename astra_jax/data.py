@@ -26,7 +26,7 @@ from astra_jax.augment import rename_entities
 from astra_jax.chat import render
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import RECORDS_FILE, DatasetError, read_card
-from synthesis.records import Trajectory, decode
+from synthesis.records import ToolSpec, Trajectory, decode
 
 Array = Any
 
@@ -42,8 +42,11 @@ class DataConfig:
             append-only and so the policy will see its earlier thinking.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
-        rename_entities: give the entities of each conversation new names, others in each epoch (`astra_jax.augment`).
-            For tiny models trained from scratch; a pretrained one copies names already.
+        tools: which tool documents the prompt shows: `all` that the trajectory was offered, those it `called`, or
+            `none`. Less than all is a curriculum for tiny models: short rows teach the dialogue first.
+        thinking: False leaves all reasoning out.
+        rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
+            (`astra_jax.augment`). For tiny models trained from scratch; a pretrained one copies names already.
         packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
             32k tokens) and mix neighbouring epochs a little.
         seed: of the shuffle.
@@ -53,9 +56,18 @@ class DataConfig:
     rows: int
     keep_reasoning: bool = True
     too_long: Literal["drop", "cut"] = "cut"
-    rename_entities: bool = False
+    tools: Literal["all", "called", "none"] = "all"
+    thinking: bool = True
+    rename_entities: float = 0.0
     packing_bins: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rename_entities <= 1:
+            raise ValueError(f"rename_entities is {self.rename_entities}; it is a share: use 0 to 1")
+        for name in ("seq_len", "rows", "packing_bins"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 @struct.dataclass
@@ -109,7 +121,10 @@ class Example:
 
 def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
     """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
-    segments = render(trajectory.messages, trajectory.tools, keep_reasoning=config.keep_reasoning)
+    messages = trajectory.messages
+    if not config.thinking:
+        messages = [msgspec.structs.replace(message, reasoning="") for message in messages]
+    segments = render(messages, _shown_tools(trajectory, config), keep_reasoning=config.keep_reasoning)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
     if cut and config.too_long == "drop":
@@ -123,6 +138,13 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     if not any(mask):
         return _dropped("no_assistant_turn")
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
+
+
+def _shown_tools(trajectory: Trajectory, config: DataConfig) -> list[ToolSpec]:
+    if config.tools == "called":
+        called = {call.name for message in trajectory.messages for call in message.tool_calls}
+        return [tool for tool in trajectory.tools if tool.name in called]
+    return trajectory.tools if config.tools == "all" else []
 
 
 def scan(path: Path | str, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
@@ -248,7 +270,7 @@ def _to_batch(packed: dict[str, np.ndarray]) -> Batch:
 def _arrays(
     trajectory: Trajectory, rng: np.random.Generator, tokenizer: ChatTokenizer, config: DataConfig
 ) -> dict[str, np.ndarray] | None:
-    if config.rename_entities:
+    if config.rename_entities and rng.random() < config.rename_entities:
         trajectory = rename_entities(trajectory, rng)
     made = tokenise(trajectory, tokenizer, config)
     return None if made.dropped else {"tokens": made.tokens, "loss_mask": made.loss_mask}

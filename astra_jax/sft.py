@@ -36,6 +36,7 @@ from astra_jax.metrics import MetricWriter
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import param_shardings
+from astra_jax.optimizers import OptimizerName, make_optimizer
 from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import read_card
@@ -50,6 +51,7 @@ class SFTConfig:
         epochs: passes over the data (paper: 2); not used when `steps` is given.
         steps: optimizer steps; None takes them from `epochs`.
         accumulation: micro-batches of a batch; divides `data.rows`. The step's result does not depend on it.
+        optimizer: `adamw` (paper), or `muon` for small models from scratch.
         learning_rate: the peak (paper: 5e-6 for 14B, 2e-6 for 32B).
         warmup_fraction: of all steps (paper: 0.05).
         final_fraction: of the peak, where the cosine ends. Ours: 0.1, so that the last steps still teach.
@@ -67,6 +69,7 @@ class SFTConfig:
     epochs: float = 2.0
     steps: int | None = None
     accumulation: int = 1
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 5e-6
     warmup_fraction: float = 0.05
     final_fraction: float = 0.1
@@ -144,26 +147,17 @@ def learning_rate(config: SFTConfig, steps: int) -> optax.Schedule:
     return schedule
 
 
-def make_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW behind a global-norm clip; no decay on norm scales and biases."""
-
-    def matrices(params: Params) -> Any:
-        # By name: stacked over layers, a vector looks like a matrix.
-        def decays(path: Any, _: Any) -> bool:
-            name = jax.tree_util.keystr(path)
-            return "norm" not in name and "bias" not in name
-
-        return jax.tree.map_with_path(decays, params)
-
-    adamw = optax.adamw(
+def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation:
+    """The configured optimizer on the schedule of a run of `steps` steps."""
+    return make_optimizer(
+        config.optimizer,
         learning_rate(config, steps),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        mask=matrices,
+        max_grad_norm=config.max_grad_norm,
     )
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
 
 
 @partial(jax.jit, static_argnames=("model", "config", "steps"), donate_argnames=("params", "opt_state"))
@@ -184,7 +178,7 @@ def train_step(
     zeros = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.float32(0)
     (gradients, loss, count), _ = jax.lax.scan(add_micro_batch, zeros, batch)
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
-    updates, opt_state = make_optimizer(config, steps).update(gradients, opt_state, params)
+    updates, opt_state = sft_optimizer(config, steps).update(gradients, opt_state, params)
     metrics = {"loss": loss / count, "trained_tokens": count, "gradient_norm": optax.tree.norm(gradients)}
     return optax.apply_updates(params, updates), opt_state, metrics
 
@@ -231,7 +225,7 @@ def train(
     checkpointer = Checkpointer(workdir / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
     batches = BatchIterator(dataset_path, tokenizer, config.data, process=(jax.process_index(), jax.process_count()))
 
-    params, opt_state = _initial_state(params, make_optimizer(config, steps), model_config, mesh)
+    params, opt_state = _initial_state(params, sft_optimizer(config, steps), model_config, mesh)
     start, loss = 0, float("nan")
     if (latest := checkpointer.latest()) is not None:
         check_same_run(checkpointer.read_extra(latest)["identity"], identity, workdir)

@@ -128,7 +128,7 @@ def test_dropped_conversations_are_not_in_the_batches(dataset, tokenizer):
 
 
 def test_renamed_entities_are_new_in_each_epoch_and_the_same_after_a_resume(tmp_path, tokenizer):
-    config = replace(CONFIG, rows=1, packing_bins=1, rename_entities=True)
+    config = replace(CONFIG, rows=1, packing_bins=1, rename_entities=1.0)
     one = make_dataset(tmp_path / "one", [trajectory(0, ["Kenya"])])
     whole, resumed = (BatchIterator(one, tokenizer, config) for _ in range(2))
     next(whole)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rollout_world import ScriptedPolicy, call, make_environment
 
 from astra_jax.evaluate import EvalConfig, evaluate
-from astra_jax.grpo import GRPOConfig, accumulate, make_optimizer, train, update_step
+from astra_jax.grpo import GRPOConfig, accumulate, grpo_optimizer, train, update_step
 from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -125,7 +125,7 @@ def test_a_bandit_is_learnt():
 
     async def learn() -> tuple[list[float], float]:
         params = init_params(MODEL, jax.random.key(0))
-        opt_state = make_optimizer(WIDE).init(params)
+        opt_state = grpo_optimizer(WIDE).init(params)
         means, worst = [], 0.0
         async with Engine(jax.tree.map(jnp.copy, params), MODEL, EngineConfig(slots=32, max_length=32)) as engine:
             for update in range(10):

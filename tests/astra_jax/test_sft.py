@@ -18,7 +18,7 @@ from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run_identity import WorkdirError
-from astra_jax.sft import SFTConfig, learning_rate, loss_sums, make_optimizer, target_mask, train, train_step
+from astra_jax.sft import SFTConfig, learning_rate, loss_sums, sft_optimizer, target_mask, train, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import DatasetError
 
@@ -189,7 +189,7 @@ def test_accumulation_one_equals_n(batch, model, params):
 def one_step(config: SFTConfig, batch: Batch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
     """(metrics, Adam's first moment) after one step."""
     own = jax.device_put(jax.tree.map(jnp.copy, params), jax.devices()[0])
-    state = jax.device_put(make_optimizer(config, 8).init(own), jax.devices()[0])
+    state = jax.device_put(sft_optimizer(config, 8).init(own), jax.devices()[0])
     rows = split(batch, config.accumulation)
     _, state, metrics = train_step(own, state, rows, model=model, config=config, steps=8)
     return jax.device_get((metrics, optax.tree.get(state, "mu")))
@@ -245,7 +245,7 @@ def test_norm_scales_and_biases_do_not_decay(model):
     params = init_params(replace(model, attention_bias=True), jax.random.key(0))
     params = jax.tree.map(lambda x: x + 1, params)  # a bias of 0 would not move anyway
     config = replace(CONFIG, weight_decay=1.0)
-    optimizer = make_optimizer(config, 8)
+    optimizer = sft_optimizer(config, 8)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(params), params)
     moved = {jax.tree_util.keystr(path): bool((u != 0).any()) for path, u in jax.tree.leaves_with_path(updates)}

@@ -345,7 +345,7 @@ async def test_the_sandbox_message_goes_back_to_the_teacher(pool: SandboxPool) -
         ({"HarderToolDocumentAnswer": lambda given, v: replace(given, name="other")}, "not_compatible"),
         (
             {"HarderToolDocumentAnswer": lambda given, v: replace(given, parameters=given.parameters[1:])},
-            "not_compatible",
+            "bad_document",
         ),
         (
             {"HarderToolDocumentAnswer": lambda given, v: replace(given, parameters=given.parameters[:1])},

@@ -1,0 +1,83 @@
+"""The optimizers of SFT and GRPO: AdamW or Muon behind a clip by the global norm.
+
+Muon (Jordan et al. 2024; here Optax's, with the RMS matching of Liu et al., arXiv 2502.16982) makes each weight matrix's
+update orthogonal; embedding, head and norms go on with AdamW. It is for models trained from scratch: a tiny Qwen3 learns
+two to three times faster per token with it. Fine-tuning of pretrained weights stays with AdamW, as in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import optax
+import optax.contrib
+from optax.contrib import MuonDimensionNumbers
+
+OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon")
+
+_MATRICES = {
+    "q_dnh": MuonDimensionNumbers((1,), (2, 3)),
+    "k_dkh": MuonDimensionNumbers((1,), (2, 3)),
+    "v_dkh": MuonDimensionNumbers((1,), (2, 3)),
+    "o_nhd": MuonDimensionNumbers((1, 2), (3,)),
+    "gate_df": MuonDimensionNumbers((1,), (2,)),
+    "up_df": MuonDimensionNumbers((1,), (2,)),
+    "down_fd": MuonDimensionNumbers((1,), (2,)),
+}
+"""Which axes of a stacked leaf are a matrix's rows and columns; axis 0 is the layer."""
+
+
+def make_optimizer(
+    name: OptimizerName,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    max_grad_norm: float,
+) -> optax.GradientTransformation:
+    """The chain clip → optimizer. No weight decay on norm scales and biases.
+
+    Args:
+        learning_rate: of all parameters; Muon's updates are scaled to AdamW's usual root mean square of 0.2.
+        b1, b2, eps: AdamW's; with Muon, of the parameters that it leaves to AdamW.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name == "adamw":
+        optimizer = optax.adamw(
+            learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed
+        )  # fmt: skip
+    elif name == "muon":
+        optimizer = optax.contrib.muon(
+            learning_rate,
+            eps=eps,
+            weight_decay=weight_decay,
+            weight_decay_mask=_decayed,
+            adam_b1=b1,
+            adam_b2=b2,
+            adam_weight_decay=weight_decay,
+            muon_weight_dimension_numbers=_dimension_numbers,
+            consistent_rms=0.2,
+        )
+    else:
+        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+
+
+def _decayed(params: Any) -> Any:
+    # By name: stacked over layers, a vector looks like a matrix.
+    def decays(path: Any, _: Any) -> bool:
+        name = jax.tree_util.keystr(path)
+        return "norm" not in name and "bias" not in name
+
+    return jax.tree.map_with_path(decays, params)
+
+
+def _dimension_numbers(params: Any) -> Any:
+    """None, which is AdamW, for all that is not one of the layers' matrices."""
+    return jax.tree.map_with_path(lambda path, _: _MATRICES.get(getattr(path[-1], "key", "")), params)

@@ -1,0 +1,191 @@
+"""The quickstart: all of ASTRA with a tiny Qwen3, small enough for two CPU cores.
+
+What makes it learn in minutes, from scratch (a pretrained model needs none of it):
+
+  * A model of about a million parameters, Muon, and a vocabulary that is trained on the run's own conversations.
+  * A curriculum: SFT on conversations without their tool documents first (rows of 160 tokens), then with them.
+  * Entities renamed in most conversations, so that the model must copy names and cannot learn them by heart: held-out
+    questions are about entities that it never saw.
+  * Few relations, short chains, English.
+
+The held-out entities and question structures are left alone by both tracks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from astra_jax.data import DataConfig
+from astra_jax.evaluate import EvalConfig
+from astra_jax.grpo import GRPOConfig
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.slots import EngineConfig
+from astra_jax.sft import SFTConfig
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.trajectories.config import TrajectoriesConfig
+
+FACT_SERVERS = (
+    "countries",
+    "country_codes",
+    "cities",
+    "airports",
+    "airport_codes",
+    "phones",
+    "currencies",
+    "languages",
+    "elements",
+    "isotopes",
+    "units",
+    "timezones",
+)
+"""With the MCP servers for time and git, 14 servers and more than 60 tools."""
+
+RELATIONS = (
+    "capital_of_country",
+    "continent_of_country",
+    "currency_of_country",
+    "language_of_country",
+    "largest_neighbor_of_country",
+    "country_of_city",
+    "population_of_city",
+    "timezone_of_city",
+    "largest_city_of_country",
+    "city_of_airport",
+    "country_of_airport",
+    "elevation_of_airport",
+    "airport_of_city",
+    "name_of_currency",
+    "issuer_of_currency",
+    "long_code_of_country",
+    "country_of_long_code",
+    "calling_code_of_country",
+)
+"""What the environments' questions are about; trajectories cover all tools of the servers."""
+
+EPISODE = EpisodeConfig(
+    max_turns=6,
+    max_prompt_tokens=1_200,
+    max_response_tokens=400,
+    max_turn_tokens=128,
+    distractors_per_band=1,
+)
+_LENGTH = EPISODE.max_prompt_tokens + EPISODE.max_response_tokens
+_NO_THINKING = DataConfig(seq_len=_LENGTH, rows=4, thinking=False)
+
+
+@dataclass(frozen=True)
+class QuickstartConfig:
+    """All settings of the main job.
+
+    Attributes:
+        trajectories: the SFT track.
+        environments: the RL track; its partition is also kept out of the trajectories.
+        vocab_size: of the tokenizer that the run trains, special tokens included; the model's too.
+        model: the policy.
+        dialogue: SFT without tool documents, the first part of the curriculum.
+        tools: SFT with tool documents, the second part.
+        grpo: online RL on the training environments.
+        engine: the rollout engine of GRPO and evaluation.
+        evaluation: on the held-out environments.
+        seed: of synthesis, initialisation, shuffling and sampling.
+    """
+
+    trajectories: TrajectoriesConfig = TrajectoriesConfig(
+        trajectories=3_000,
+        languages={"en": 1.0},
+        fact_servers=FACT_SERVERS,
+        emulated_servers=(),
+        min_tools=2,
+        mcp_share=0.03,
+    )
+    environments: EnvironmentsConfig = EnvironmentsConfig(
+        count=320,
+        held_out_fraction=0.2,
+        languages={"en": 1.0},
+        structures={
+            "single_hop": 0.25,
+            "parallel_single_hop": 0.25,
+            "multi_hop": 0.35,
+            "parallel_multi_hop": 0.15,
+        },
+        relations=RELATIONS,
+        max_hops=2,
+        max_branches=2,
+        hardened_share=0.1,
+        distractors_per_band=1,
+    )
+    vocab_size: int = 1_024
+    model: Qwen3Config = Qwen3Config(
+        vocab_size=1_024,
+        d_model=192,
+        n_layers=2,
+        n_heads=6,
+        n_kv_heads=3,
+        head_dim=32,
+        d_ff=512,
+        tie_embeddings=True,
+        rope_theta=1e4,
+        max_positions=_LENGTH,
+    )
+    dialogue: SFTConfig = SFTConfig(
+        data=replace(_NO_THINKING, seq_len=192, rows=24, tools="none", too_long="drop", rename_entities=0.7),
+        steps=500,
+        optimizer="muon",
+        learning_rate=3e-2,
+        weight_decay=0.05,
+        checkpoint_every=100,
+        keep_params=1,
+        log_every=10,
+    )
+    tools: SFTConfig = SFTConfig(
+        data=replace(_NO_THINKING, seq_len=1_024, rows=6, too_long="drop", rename_entities=0.5),
+        steps=150,
+        optimizer="muon",
+        learning_rate=1.5e-2,
+        weight_decay=0.05,
+        checkpoint_every=50,
+        keep_params=1,
+        log_every=10,
+    )
+    grpo: GRPOConfig = GRPOConfig(
+        updates=24,
+        groups_per_batch=8,
+        group_size=8,
+        learning_rate=3e-4,
+        concurrent_groups=12,
+        max_groups_per_update=64,
+        episode=EPISODE,
+        row_buckets=(1_024, _LENGTH),
+        micro_batch_rows=4,
+        weight_decay=0.0,
+        checkpoint_every=4,
+    )
+    engine: EngineConfig = EngineConfig(slots=96, max_length=_LENGTH)
+    evaluation: EvalConfig = field(default_factory=lambda: EvalConfig(temperature=1.0, episode=EPISODE))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model.vocab_size < self.vocab_size:
+            raise ValueError(f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})")
+
+
+def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:
+    """The same run with another seed everywhere."""
+    return replace(
+        config,
+        seed=seed,
+        trajectories=replace(config.trajectories, partition=config.environments.partition),
+        dialogue=replace(config.dialogue, data=replace(config.dialogue.data, seed=seed)),
+        tools=replace(config.tools, data=replace(config.tools.data, seed=seed)),
+        grpo=replace(config.grpo, seed=seed),
+        evaluation=replace(config.evaluation, seed=seed),
+    )
+
+
+def _quick() -> QuickstartConfig:
+    return QuickstartConfig()
+
+
+PROFILES: dict[str, Any] = {"quick": _quick}
