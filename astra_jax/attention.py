@@ -4,7 +4,7 @@ A query at t attends to a key at s exactly when both are in the same document (e
 position is not after the query's. A query that may attend to nothing (padding) gets zeros and no gradient.
 
 Backends:
-    blockwise   online softmax over key blocks in plain JAX, with its own VJP: O(T) memory, runs anywhere, the reference.
+    blockwise   online softmax over key blocks in plain JAX, with its own VJP: O(T) memory, runs anywhere.
 """
 
 from __future__ import annotations
@@ -69,10 +69,15 @@ def cached_attention(q_btnh: Array, k_bskh: Array, v_bskh: Array, positions_bt: 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# blockwise: the forward pass keeps a running maximum and sum over key blocks; the backward pass computes the scores again
-# from the log-sum-exp, so nothing of size T x S is ever kept.
+# blockwise: the forward pass keeps a running maximum and sum over key blocks; the backward pass computes the scores
+# again from the log-sum-exp, so nothing of size T x S is ever kept.
+#
+# In here the heads come first, and the G query heads of a K/V head are so many more rows of one matmul (R = G x rows of
+# a query block): on CPUs a matmul with any other batch axes takes three to five times as long.
 
 Places = tuple[Array, Array, Array, Array]
+
+_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _blockwise(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array:
@@ -88,9 +93,10 @@ def _blockwise(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> A
         _pad(positions_q, more_t),
         _pad(positions_k, more_s),
     )
-    q = _pad(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h)
-    o = _attend(q, _pad(k_bskh, more_s), _pad(v_bskh, more_s), padded, rows, columns)
-    return o.reshape(b, t + more_t, n, h)[:, :t]
+    q_bkgth = _pad(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h).transpose(0, 2, 3, 1, 4)
+    k_bksh, v_bksh = (_pad(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
+    o_bkgth = _attend(q_bkgth, k_bksh, v_bksh, padded, rows, columns)
+    return o_bkgth.transpose(0, 3, 1, 2, 4).reshape(b, t + more_t, n, h)[:, :t]
 
 
 def _pad(x: Array, more: int) -> Array:
@@ -102,15 +108,26 @@ def _attend(q: Array, k: Array, v: Array, places: Places, rows: int, columns: in
     return _attend_forward(q, k, v, places, rows, columns)[0]
 
 
-def _blocks(x: Array, length: int) -> Array:
-    """[B, T, …] → [T / length, B, length, …], to scan over."""
-    b, t = x.shape[:2]
-    return jnp.moveaxis(x.reshape(b, t // length, length, *x.shape[2:]), 1, 0)
+def _blocks(x: Array, axis: int, length: int) -> Array:
+    """[…, T, …] → [T / length, …, length, …], to scan over."""
+    shape = x.shape[:axis] + (x.shape[axis] // length, length) + x.shape[axis + 1 :]
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
-def _unblocks(x: Array) -> Array:
-    n, b, length = x.shape[:3]
-    return jnp.moveaxis(x, 0, 1).reshape(b, n * length, *x.shape[3:])
+def _unblocks(x: Array, axis: int) -> Array:
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(x.shape[:axis] + (-1,) + x.shape[axis + 2 :])
+
+
+def _merge_groups(x_bkgt: Array) -> Array:
+    """[B, K, G, rows, …] → [B, K, R, …]."""
+    return x_bkgt.reshape(*x_bkgt.shape[:2], -1, *x_bkgt.shape[4:])
+
+
+def _hidden(visible_bts: Array, groups: int) -> Array:
+    """What to add to scores [B, K, R, S]: 0 where the query may look, else a number that makes its weight 0."""
+    bias_bts = jnp.where(visible_bts, 0.0, _MASKED)
+    return jnp.tile(bias_bts, (1, groups, 1))[:, None]
 
 
 def _visible(segments_q: Array, positions_q: Array, segments_k: Array, positions_k: Array) -> Array:
@@ -119,92 +136,93 @@ def _visible(segments_q: Array, positions_q: Array, segments_k: Array, positions
     return same & (positions_q[:, :, None] >= positions_k[:, None])
 
 
-def _scores(q: Array, k: Array, visible: Array) -> Array:
-    """[B, K, G, rows, columns], float32."""
-    s = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    return jnp.where(visible[:, None, None], s, _MASKED)
+def _where_any(visible: Array, extend: Any, state: Any, *, only: bool) -> Any:
+    """`extend(state)` unless nothing is visible: half of all blocks, and more with packing, are masked out whole."""
+    return extend(state) if only else jax.lax.cond(visible.any(), extend, lambda unchanged: unchanged, state)
 
 
 def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, columns: int) -> tuple[Array, Any]:
     segments_q, segments_k, positions_q, positions_k = places
-    keys = tuple(_blocks(x, columns) for x in (k, v, segments_k, positions_k))
+    scale = q.shape[-1] ** -0.5
+    keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
     def query_block(block: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, segments, positions = block
-        b, t, heads, groups, h = q.shape
+        q_bkgth, segments, positions = block
+        q_bkrh = _merge_groups(q_bkgth)
 
         def key_block(carry: tuple[Array, ...], block: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
-            k, v, segments_k, positions_k = block
+            k_bksh, v_bksh, segments_k, positions_k = block
             visible = _visible(segments, positions, segments_k, positions_k)
 
             def extend(carry: tuple[Array, ...]) -> tuple[Array, ...]:
                 highest, total, o = carry
-                s = _scores(q, k, visible)
+                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) * scale + _hidden(visible, q.shape[2])
                 new = jnp.maximum(highest, s.max(-1))
-                p = jnp.exp(s - new[..., None]) * visible[:, None, None]
+                p = jnp.exp(s - new[..., None])
                 fade = jnp.exp(highest - new)
-                o = o * fade[..., None] + jnp.einsum(
-                    "bkgts,bskh->bkgth", p.astype(v.dtype), v, preferred_element_type=jnp.float32
-                )
+                o = o * fade[..., None] + _einsum("bkrs,bksh->bkrh", p.astype(v.dtype), v_bksh)
                 return new, total * fade + p.sum(-1), o
 
-            # Half of all blocks, and more with packing, are masked out as a whole.
-            return (
-                extend(carry) if len(keys[0]) == 1 else jax.lax.cond(visible.any(), extend, lambda c: c, carry)
-            ), None
+            return _where_any(visible, extend, carry, only=len(keys[0]) == 1), None
 
+        # The maximum starts above any masked score, so that those weigh exp(-huge) = 0 in rows that see nothing too.
         start = (
-            jnp.full((b, heads, groups, t), _MASKED, jnp.float32),
-            jnp.zeros((b, heads, groups, t), jnp.float32),
-            jnp.zeros((b, heads, groups, t, h), jnp.float32),
+            jnp.full(q_bkrh.shape[:-1], _MASKED / 10, jnp.float32),
+            jnp.zeros(q_bkrh.shape[:-1], jnp.float32),
+            jnp.zeros(q_bkrh.shape, jnp.float32),
         )
         (highest, total, o), _ = jax.lax.scan(key_block, start, keys)
         seen = total > 0
-        o = jnp.where(seen[..., None], o / jnp.where(seen, total, 1.0)[..., None], 0.0)
+        total = jnp.where(seen, total, 1.0)
+        o = jnp.where(seen[..., None], o / total[..., None], 0.0)
         # +inf for a row that sees nothing: its recomputed weights are exp(-inf) = 0.
-        log_sum = jnp.where(seen, highest + jnp.log(jnp.where(seen, total, 1.0)), jnp.inf)
-        return jnp.einsum("bkgth->btkgh", o).astype(q.dtype), jnp.einsum("bkgt->btkg", log_sum)
+        log_sum = jnp.where(seen, highest + jnp.log(total), jnp.inf)
+        return o.reshape(q_bkgth.shape).astype(q.dtype), log_sum.reshape(q_bkgth.shape[:-1])
 
-    queries = tuple(_blocks(x, rows) for x in (q, segments_q, positions_q))
-    o, log_sum = (_unblocks(x) for x in jax.lax.map(query_block, queries))
+    queries = (_blocks(q, 3, rows), _blocks(segments_q, 1, rows), _blocks(positions_q, 1, rows))
+    o, log_sum = (_unblocks(x, 3) for x in jax.lax.map(query_block, queries))
     return o, (q, k, v, places, o, log_sum)
 
 
 def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, (segments_q, segments_k, positions_q, positions_k), o, log_sum = residuals
     scale = q.shape[-1] ** -0.5
-    delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1)  # [B, T, K, G]
-    keys = tuple(_blocks(x, columns) for x in (k, v, segments_k, positions_k))
+    delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1)  # [B, K, G, T]
+    keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
     def query_block(carry: tuple[Array, Array], block: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
-        q, segments, positions, do, log_sum, delta = block
-        log_sum, delta = (jnp.einsum("btkg->bkgt", x)[..., None] for x in (log_sum, delta))
+        *heads, segments, positions = block
+        q_bkrh, do_bkrh, log_sum_bkr, delta_bkr = (_merge_groups(x) for x in heads)
 
         def key_block(dq: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-            k, v, segments_k, positions_k, dk, dv = block
+            k_bksh, v_bksh, segments_k, positions_k, dk, dv = block
             visible = _visible(segments, positions, segments_k, positions_k)
 
             def extend(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
                 dq, dk, dv = state
-                p = jnp.exp(_scores(q, k, visible) - log_sum)
-                dp = jnp.einsum("btkgh,bskh->bkgts", do, v, preferred_element_type=jnp.float32)
-                ds = (p * (dp - delta) * scale).astype(q.dtype)
-                dq = dq + jnp.einsum("bkgts,bskh->btkgh", ds, k, preferred_element_type=jnp.float32)
-                dk = dk + jnp.einsum("bkgts,btkgh->bskh", ds, q, preferred_element_type=jnp.float32)
-                dv = dv + jnp.einsum("bkgts,btkgh->bskh", p.astype(do.dtype), do, preferred_element_type=jnp.float32)
+                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) * scale + _hidden(visible, q.shape[2])
+                p = jnp.exp(s - log_sum_bkr[..., None])
+                dp = _einsum("bkrh,bksh->bkrs", do_bkrh, v_bksh)
+                ds = (p * (dp - delta_bkr[..., None]) * scale).astype(q.dtype)
+                dq = dq + _einsum("bkrs,bksh->bkrh", ds, k_bksh)
+                dk = dk + _einsum("bkrs,bkrh->bksh", ds, q_bkrh)
+                dv = dv + _einsum("bkrs,bkrh->bksh", p.astype(do.dtype), do_bkrh)
                 return dq, dk, dv
 
-            state = (dq, dk, dv)
-            dq, dk, dv = extend(state) if len(keys[0]) == 1 else jax.lax.cond(visible.any(), extend, lambda c: c, state)
+            dq, dk, dv = _where_any(visible, extend, (dq, dk, dv), only=len(keys[0]) == 1)
             return dq, (dk, dv)
 
-        dq, (dk, dv) = jax.lax.scan(key_block, jnp.zeros(q.shape, jnp.float32), (*keys, *carry))
-        return (dk, dv), dq
+        dq, (dk, dv) = jax.lax.scan(key_block, jnp.zeros(q_bkrh.shape, jnp.float32), (*keys, *carry))
+        return (dk, dv), dq.reshape(heads[0].shape)
 
-    queries = tuple(_blocks(x, rows) for x in (q, segments_q, positions_q, do, log_sum, delta))
+    queries = (
+        *(_blocks(x, 3, rows) for x in (q, do, log_sum, delta)),
+        *(_blocks(x, 1, rows) for x in (segments_q, positions_q)),
+    )
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in keys[:2])
     (dk, dv), dq = jax.lax.scan(query_block, zeros, queries)
-    return _unblocks(dq).astype(q.dtype), _unblocks(dk).astype(k.dtype), _unblocks(dv).astype(v.dtype), None
+    dk, dv = _unblocks(dk, 2), _unblocks(dv, 2)
+    return _unblocks(dq, 3).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

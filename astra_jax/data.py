@@ -26,7 +26,7 @@ from astra_jax.augment import rename_entities
 from astra_jax.chat import render
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import RECORDS_FILE, DatasetError, read_card
-from synthesis.records import ToolSpec, Trajectory, decode
+from synthesis.records import Trajectory, decode
 
 Array = Any
 
@@ -42,8 +42,9 @@ class DataConfig:
             append-only and so the policy will see its earlier thinking.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
-        tools: which tool documents the prompt shows: `all` that the trajectory was offered, those it `called`, or
-            `none`. Less than all is a curriculum for tiny models: short rows teach the dialogue first.
+        tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
+            a random number of the others, in random order, drawn anew in each epoch; `none`. Less than all is a
+            curriculum for tiny models: short rows teach the dialogue first.
         thinking: False leaves all reasoning out.
         rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
             (`astra_jax.augment`). For tiny models trained from scratch; a pretrained one copies names already.
@@ -56,7 +57,7 @@ class DataConfig:
     rows: int
     keep_reasoning: bool = True
     too_long: Literal["drop", "cut"] = "cut"
-    tools: Literal["all", "called", "none"] = "all"
+    tools: Literal["all", "some", "none"] = "all"
     thinking: bool = True
     rename_entities: float = 0.0
     packing_bins: int = 64
@@ -93,7 +94,7 @@ class DataStats:
     """What a dataset gives under a config, counted once, before training, and before any renaming.
 
     Attributes:
-        lengths: tokens of each kept conversation, in the dataset's order.
+        lengths: tokens of each kept conversation, in the dataset's order; with `tools="some"` at their longest.
         trainable: how many of all those tokens are trained on.
         dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`).
         cut: conversations that were shortened.
@@ -124,7 +125,8 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     messages = trajectory.messages
     if not config.thinking:
         messages = [msgspec.structs.replace(message, reasoning="") for message in messages]
-    segments = render(messages, _shown_tools(trajectory, config), keep_reasoning=config.keep_reasoning)
+    tools = [] if config.tools == "none" else trajectory.tools
+    segments = render(messages, tools, keep_reasoning=config.keep_reasoning)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
     if cut and config.too_long == "drop":
@@ -138,13 +140,6 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     if not any(mask):
         return _dropped("no_assistant_turn")
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
-
-
-def _shown_tools(trajectory: Trajectory, config: DataConfig) -> list[ToolSpec]:
-    if config.tools == "called":
-        called = {call.name for message in trajectory.messages for call in message.tool_calls}
-        return [tool for tool in trajectory.tools if tool.name in called]
-    return trajectory.tools if config.tools == "all" else []
 
 
 def scan(path: Path | str, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
@@ -272,8 +267,18 @@ def _arrays(
 ) -> dict[str, np.ndarray] | None:
     if config.rename_entities and rng.random() < config.rename_entities:
         trajectory = rename_entities(trajectory, rng)
+    if config.tools == "some":
+        trajectory = _with_some_tools(trajectory, rng)
     made = tokenise(trajectory, tokenizer, config)
     return None if made.dropped else {"tokens": made.tokens, "loss_mask": made.loss_mask}
+
+
+def _with_some_tools(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
+    called = {call.name for message in trajectory.messages for call in message.tool_calls}
+    others = [tool for tool in trajectory.tools if tool.name not in called]
+    kept = rng.permutation(len(others))[: rng.integers(len(others) + 1)]
+    tools = [tool for tool in trajectory.tools if tool.name in called] + [others[i] for i in kept]
+    return msgspec.structs.replace(trajectory, tools=[tools[i] for i in rng.permutation(len(tools))])
 
 
 def _dropped(reason: str) -> Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -76,8 +76,12 @@ async def evaluate(
     config: EvalConfig | None = None,
     progress: bool = True,
     description: str = "evaluate",
+    on_episode: Callable[[ToolEnvironment, int, Episode], None] = lambda environment, number, episode: None,
 ) -> EvalResult:
     """Run and score `episodes_per_environment` episodes of every environment.
+
+    Args:
+        on_episode: told of each finished episode, with its environment and its number there.
 
     Raises:
         ValueError: no environments, or every episode was voided.
@@ -97,6 +101,7 @@ async def evaluate(
             seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
             episode = await run_episode(engine, pool, task, tokenizer, limits, seed=seed, session=session)
             bar.update()
+            on_episode(environment, number, episode)
             return episode
 
     try:

@@ -25,7 +25,8 @@ def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: P
     """
     names = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
     if names:
-        differences = "; ".join(f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names)
+        shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
+        differences = "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
         raise WorkdirError(f"{workdir} belongs to another run: {differences}. Use those settings, or another workdir")
 
 

@@ -42,8 +42,12 @@ FACT_SERVERS = (
 )
 """With the MCP servers for time and git, 14 servers and more than 60 tools."""
 
+QUESTIONED_SERVERS = ("countries", "cities", "airports")
+
 RELATIONS = (
     "capital_of_country",
+    "area_of_country",
+    "population_of_country",
     "continent_of_country",
     "currency_of_country",
     "language_of_country",
@@ -51,16 +55,14 @@ RELATIONS = (
     "country_of_city",
     "population_of_city",
     "timezone_of_city",
+    "latitude_of_city",
+    "longitude_of_city",
     "largest_city_of_country",
     "city_of_airport",
     "country_of_airport",
     "elevation_of_airport",
+    "timezone_of_airport",
     "airport_of_city",
-    "name_of_currency",
-    "issuer_of_currency",
-    "long_code_of_country",
-    "country_of_long_code",
-    "calling_code_of_country",
 )
 """What the environments' questions are about; trajectories cover all tools of the servers."""
 
@@ -99,6 +101,7 @@ class QuickstartConfig:
         emulated_servers=(),
         min_tools=2,
         mcp_share=0.03,
+        server_weights={name: 4.0 for name in QUESTIONED_SERVERS},
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
         count=320,
@@ -130,8 +133,8 @@ class QuickstartConfig:
         max_positions=_LENGTH,
     )
     dialogue: SFTConfig = SFTConfig(
-        data=replace(_NO_THINKING, seq_len=192, rows=24, tools="none", too_long="drop", rename_entities=0.7),
-        steps=500,
+        data=replace(_NO_THINKING, seq_len=256, rows=18, tools="none", too_long="drop", rename_entities=0.7),
+        steps=600,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -140,10 +143,10 @@ class QuickstartConfig:
         log_every=10,
     )
     tools: SFTConfig = SFTConfig(
-        data=replace(_NO_THINKING, seq_len=1_024, rows=6, too_long="drop", rename_entities=0.5),
-        steps=150,
+        data=replace(_NO_THINKING, seq_len=768, rows=8, tools="some", too_long="drop", rename_entities=0.5),
+        steps=250,
         optimizer="muon",
-        learning_rate=1.5e-2,
+        learning_rate=2e-2,
         weight_decay=0.05,
         checkpoint_every=50,
         keep_params=1,
@@ -168,7 +171,9 @@ class QuickstartConfig:
 
     def __post_init__(self) -> None:
         if self.model.vocab_size < self.vocab_size:
-            raise ValueError(f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})")
+            raise ValueError(
+                f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})"
+            )
 
 
 def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:

@@ -28,6 +28,7 @@ class TrajectoriesConfig:
         languages: weights; the default is the paper's share (71.2 % English).
         sources: MCP servers to collect from; None: the installed ones, time and git.
         mcp_share: share of the tasks for MCP servers.
+        server_weights: by server id, how often tasks are about it, relative to the others' 1.
         fact_servers: ids of the fact servers to take; empty: all.
         emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
         partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
@@ -60,6 +61,7 @@ class TrajectoriesConfig:
     languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     sources: tuple[ServerSource, ...] | None = None
     mcp_share: float = 0.05
+    server_weights: Mapping[str, float] = field(default_factory=dict)
     fact_servers: tuple[str, ...] = ()
     emulated_servers: tuple[str, ...] = ("http",)
     partition: Partition | None = None
@@ -96,5 +98,7 @@ class TrajectoriesConfig:
             raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
         if unknown := set(self.operators) - {"vote", "back_translation"}:
             raise ValueError(f"operators: unknown {sorted(unknown)[0]!r}; use vote, back_translation")
+        if self.server_weights and min(self.server_weights.values()) <= 0:
+            raise ValueError(f"server_weights: {dict(self.server_weights)} has one that is not positive")
         if not self.languages:
             raise ValueError("languages: empty; give at least one of en, zh")

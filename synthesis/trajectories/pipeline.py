@@ -305,7 +305,7 @@ class _Run:
 def task_seeds(
     config: TrajectoriesConfig, servers: Sequence[ToolServer], chains: Sequence[ToolChain], seed: int
 ) -> list[TaskSeed]:
-    """What the original tasks shall be like. Servers are drawn evenly, then lengths, then chains of that length."""
+    """What the original tasks shall be like. Servers are drawn by their weights, then lengths, then chains of that length."""
     wanted = math.ceil(config.trajectories * (1 + config.surplus) / (1 + config.augmented))
     by_server: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
     for one in chains:
@@ -323,7 +323,7 @@ def task_seeds(
         language = rng.choices(languages, [config.languages[name] for name in languages])[0]
         mcp = rng.random() < config.mcp_share
         pool = pools.get((language, mcp)) or pools[language, not mcp]
-        server = rng.choice(pool)
+        server = rng.choices(pool, [config.server_weights.get(one.id, 1.0) for one in pool])[0]
         chain: list[str] = []
         tool_count = 0
         if rng.random() < config.server_tasks:

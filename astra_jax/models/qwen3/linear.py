@@ -1,0 +1,44 @@
+"""The linear layer, with a backward pass that is spelled out.
+
+Autodiff of an einsum gives the weight's gradient as a matmul and a transposition. XLA's CPU compiler pulls the
+transposition into the matmul and then leaves its fast path: the gradient of a feed-forward layer takes three times as
+long (96 ms against 30 ms for 4,608 tokens, 192 wide, 512 inside, two cores). Spelled out there is no transposition.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+Array = jax.Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def linear(x: Array, w: Array, contracted: int = 1) -> Array:
+    """x [..., in ...] times w [in ..., out ...] → [..., out ...], in x's dtype.
+
+    Args:
+        x: activations; `w` is cast to their dtype.
+        contracted: how many axes the input has: the last ones of `x` and the first ones of `w`.
+    """
+    return _dot(x, w.astype(x.dtype), range(x.ndim - contracted, x.ndim), range(contracted))
+
+
+def _forward(x: Array, w: Array, contracted: int) -> tuple[Array, tuple[Array, Array]]:
+    return linear(x, w, contracted), (x, w)
+
+
+def _backward(contracted: int, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = residuals
+    out, rows = w.ndim - contracted, x.ndim - contracted
+    dx = _dot(dy, w.astype(dy.dtype), range(dy.ndim - out, dy.ndim), range(contracted, w.ndim))
+    dw = _dot(x, dy, range(rows), range(rows))
+    return dx, dw.astype(w.dtype)
+
+
+def _dot(x: Array, y: Array, axes_x: range, axes_y: range) -> Array:
+    return jax.lax.dot_general(x, y, ((tuple(axes_x), tuple(axes_y)), ((), ())))
+
+
+linear.defvjp(_forward, _backward)

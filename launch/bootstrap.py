@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""From a bare machine to a finished run: the README's two commands. Standard library only.
+
+    python3 launch/bootstrap.py quickstart [flags of launch.quickstart]
+    python3 launch/bootstrap.py test [arguments of pytest]
+
+Makes `.venv` beside the project (or uses the active virtual environment), installs the project with what the command
+needs, and runs it. What is already installed is left alone, so the second call starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 11)
+COMMANDS = ("quickstart", "test")
+
+
+def main(arguments: list[str]) -> int:
+    if sys.version_info < OLDEST:
+        return fail(f"this is Python {sys.version.split()[0]}; run it with Python 3.11 or newer")
+    if arguments in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        given = f"unknown command {arguments[0]!r}" if arguments else "no command"
+        return fail(f"{given}; use one of {', '.join(COMMANDS)}")
+    command, rest = arguments[0], arguments[1:]
+    try:
+        python = environment()
+        install(python, extras=["test"] if command == "test" else [])
+    except subprocess.CalledProcessError as error:
+        return fail(f"{' '.join(map(str, error.cmd))} failed ({error.returncode}); see its output above")
+    if command == "test":
+        program = [python, "-m", "pytest", *rest]
+    else:
+        named = any(argument.split("=")[0] in ("--workdir", "--help", "--helpfull") for argument in rest)
+        program = [python, "-m", "launch.quickstart", *rest, *([] if named else ["--workdir=runs/quickstart"])]
+    return subprocess.call([str(part) for part in program], cwd=ROOT)
+
+
+def fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def environment() -> Path:
+    """The interpreter of the active virtual environment, or of `.venv`, which is made when it is not there."""
+    if sys.prefix != sys.base_prefix:
+        return Path(sys.executable)
+    folder = ROOT / ".venv"
+    python = folder / "bin" / "python"
+    if not python.exists() or not has_pip(python):
+        print(f"making {folder}", flush=True)
+        # Debian splits ensurepip from python3; without it, pip installs itself from its own wheel.
+        venv.EnvBuilder(clear=True, with_pip=False, symlinks=True).create(folder)
+        if subprocess.call(
+            [python, "-m", "ensurepip", "--upgrade"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ):
+            pip_from_wheel(python)
+    return python
+
+
+def has_pip(python: Path) -> bool:
+    return (
+        subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+    )
+
+
+def pip_from_wheel(python: Path) -> None:
+    """Download pip's wheel from PyPI (checked against the index's SHA-256) and let it install itself."""
+    import json
+    import urllib.request
+
+    with urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=60) as response:
+        files = json.load(response)["urls"]
+    wheel = next(file for file in files if file["packagetype"] == "bdist_wheel")
+    with urllib.request.urlopen(wheel["url"], timeout=60) as response:
+        data = response.read()
+    if hashlib.sha256(data).hexdigest() != wheel["digests"]["sha256"]:
+        raise SystemExit(
+            "error: pip's wheel does not have the hash that PyPI gives; try again, or install python3-venv"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / wheel["filename"]
+        path.write_bytes(data)
+        subprocess.run([python, f"{path}/pip", "install", "--no-index", path], check=True, stdout=subprocess.DEVNULL)
+
+
+def install(python: Path, extras: list[str]) -> None:
+    """Install the project, editable, unless a stamp says that just these requirements are there."""
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    wanted = hashlib.sha256((ROOT / "setup.py").read_bytes() + str(ROOT).encode()).hexdigest()
+    stamps = [Path(site) / f"astra_jax_{name}.stamp" for name in ["base", *extras]]
+    if all(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
+        return
+    print("installing; the first time takes some minutes", flush=True)
+    target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--editable", target], check=True)
+    if "test" in extras:
+        subprocess.run([*pip, "--no-deps", "trl"], check=True)  # only for Qwen3's chat template, which it ships
+    for stamp in stamps:
+        stamp.write_text(wanted)
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    sys.exit(main(sys.argv[1:]))

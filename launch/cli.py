@@ -1,0 +1,118 @@
+"""What all programs share: absl flags, `--config.NAME=VALUE` overrides, and user errors as one line.
+
+A configuration is a tree of frozen dataclasses. `--config.grpo.learning_rate=1e-4` replaces one leaf of it; the value is
+JSON, or a bare string, and is checked against the field's annotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from absl import app, flags
+
+Config = TypeVar("Config")
+
+_PREFIX = "--config."
+_overrides: list[tuple[str, str]] = []
+
+
+class UsageError(Exception):
+    """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
+
+
+def run(main: Callable[[], int | None], *, mends: Callable[[], tuple[type[Exception], ...]] = tuple) -> None:
+    """Parse the command line and run a program.
+
+    Exits with what `main` returns (None is 0), with 1 for unknown flags (absl's own behaviour, which names the nearest
+    flag), and with 2 after a one-line message for `UsageError` and the errors that `mends()` lists.
+
+    Args:
+        mends: the exceptions whose messages already say what to do; called only when something was raised.
+    """
+
+    def guarded(argv: Sequence[str]) -> int | None:
+        try:
+            if len(argv) > 1:
+                raise UsageError(f"unexpected argument {argv[1]!r}; this program takes flags only (see --help)")
+            return main()
+        except Exception as error:
+            if isinstance(error, (UsageError, *mends())):
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+            raise
+
+    app.run(guarded, flags_parser=_parse)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    _overrides.clear()
+    arguments = iter(argv)
+    for argument in arguments:
+        if not argument.startswith(_PREFIX):
+            kept.append(argument)
+            continue
+        name, equals, value = argument[len(_PREFIX) :].partition("=")
+        _overrides.append((name, value if equals else next(arguments, "")))
+    return app.parse_flags_with_usage(kept)
+
+
+def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = None) -> Config:
+    """The configuration with replacements; by default those of the command line.
+
+    Args:
+        overrides: (dotted name, value) pairs.
+
+    Raises:
+        UsageError: no such setting (names the nearest), or a value that does not fit it.
+    """
+    for name, value in _overrides if overrides is None else overrides:
+        try:
+            config = _replace(config, name.split("."), value, name, config)
+        except ValueError as error:  # of a __post_init__
+            raise UsageError(f"{_PREFIX}{name}={value}: {error}") from None
+    return config
+
+
+def _replace(config: Any, path: list[str], text: str, name: str, root: Any) -> Any:
+    if not dataclasses.is_dataclass(config) or path[0] not in {field.name for field in dataclasses.fields(config)}:
+        every = list(setting_names(root))
+        near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
+        raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
+    if len(path) > 1:
+        value = _replace(getattr(config, path[0]), path[1:], text, name, root)
+    else:
+        value = _convert(text, typing.get_type_hints(type(config))[path[0]], name)
+    return dataclasses.replace(config, **{path[0]: value})
+
+
+def _convert(text: str, annotation: Any, name: str) -> Any:
+    import msgspec  # here, so that --help does not wait for it
+
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = {"True": True, "False": False, "None": None}.get(text, text)
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError:
+        try:
+            return msgspec.convert(text, annotation)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{_PREFIX}{name}={text}: {error}") from None
+
+
+def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all leaves of a configuration."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from setting_names(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name

@@ -1,0 +1,65 @@
+"""The main job: all of ASTRA, end to end and small, on embedded defaults.
+
+Collects tool documents from real MCP servers and from relational facts, synthesises trajectories and environments with
+the offline teacher, trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox,
+and evaluates the untrained model, SFT and GRPO on held-out environments. Writes summary.json and report.html.
+
+Run the same command again after an interruption: finished work is not done again.
+
+Settings are changed with --config.NAME=VALUE, for example --config.grpo.updates=40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from absl import flags
+
+from launch import cli
+
+PROFILES = ("quick", "full", "ci")
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of synthesis, initialisation, shuffling and sampling.", lower_bound=0)
+_PROFILE = flags.DEFINE_enum(
+    "profile",
+    "quick",
+    PROFILES,
+    "quick: at most 15 minutes on 2 cores. full: at most 60. ci: 3, too short to learn much.",
+)
+
+
+def main() -> None:
+    from pathlib import Path
+
+    from configs.quickstart import PROFILES, seeded
+    from launch import report, stages, summary
+    from launch.ledger import Ledger
+
+    config = cli.overridden(seeded(PROFILES[_PROFILE.value](), _SEED.value))
+    workdir = Path(_WORKDIR.value).absolute()
+    ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
+    try:
+        asyncio.run(stages.Quickstart(config, workdir, ledger).run())
+        result = summary.write(workdir, ledger, config, _PROFILE.value)
+        report.write(workdir, result)
+    finally:
+        ledger.close()
+    print(summary.table(result))
+    print(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.checkpoints import CheckpointError
+    from astra_jax.run_identity import WorkdirError
+    from astra_jax.tokenizer import TokenizerError
+    from sandbox import SandboxError
+    from synthesis.datasets import DatasetError
+
+    return (CheckpointError, DatasetError, SandboxError, TokenizerError, ValueError, WorkdirError)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "")  # whatever is there: TPU, GPU, or the CPU
+    cli.run(main, mends=_mends)

