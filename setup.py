@@ -1,4 +1,4 @@
-"""Installation. `pip install .` is all a CPU needs; extras: `cuda`, `tpu`, `test`, and `vllm` for a server's own venv."""
+"""Installation: `pip install .` is all a CPU needs. Extras: `cuda`, `tpu`, `test`; `vllm` for a server's own venv."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "astra_jax" / "__init__.p
 setup(
     name="astra-jax",
     version=VERSION,
-    description="Synthesise tool-use data and verifiable environments, and train Qwen3 on them with SFT and GRPO in JAX",
+    description="Tool-use data, verifiable environments, and Qwen3 trained on them with SFT and GRPO in JAX",
     python_requires=">=3.11",
     packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
     package_data={"synthesis": ["prompts/*/*"], "launch": ["*.jinja"], "sandbox": ["*"]},

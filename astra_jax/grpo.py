@@ -70,8 +70,8 @@ class GRPOConfig:
         row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used.
         micro_batch_rows: rows of one gradient accumulation step.
         remat: the forward's rematerialisation policy.
-        b1, b2, eps, weight_decay, max_grad_norm: AdamW and clipping by global norm. Ours: verl's defaults, which the paper's
-            framework would have used.
+        b1, b2, eps, weight_decay, max_grad_norm: AdamW and clipping by global norm. Ours: verl's defaults,
+            which the paper's framework would have used.
         checkpoint_every: updates between full checkpoints; the last update is always saved.
         seed: of environment order, distractors and sampling.
     """

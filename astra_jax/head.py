@@ -1,7 +1,7 @@
 """The output head: logprobs and entropies of given tokens, without ever holding the logits of all of them.
 
-Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax and the look-up
-are one function over chunks of tokens, and the backward pass computes each chunk's logits again.
+Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax and the
+look-up are one function over chunks of tokens, and the backward pass computes each chunk's logits again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The optimizers of SFT and GRPO: AdamW or Muon behind a clip by the global norm.
 
-Muon (Jordan et al. 2024; here Optax's, with the RMS matching of Liu et al., arXiv 2502.16982) makes each weight matrix's
-update orthogonal; embedding, head and norms go on with AdamW. It is for models trained from scratch: a tiny Qwen3 learns
-two to three times faster per token with it. Fine-tuning of pretrained weights stays with AdamW, as in the paper.
+Muon (Jordan et al. 2024; here Optax's, with the RMS matching of Liu et al., arXiv 2502.16982) makes each weight
+matrix's update orthogonal; embedding, head and norms go on with AdamW. It is for models trained from scratch: a tiny
+Qwen3 learns two to three times faster per token with it. Fine-tuning of pretrained weights stays with AdamW, as in the
+paper.
 """
 
 from __future__ import annotations

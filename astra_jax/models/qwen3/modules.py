@@ -1,9 +1,9 @@
 """Qwen3's forward pass: Flax NNX modules, built once and split once, under a pure function.
 
 `Block` is an NNX module. `init_params` splits it into arrays that are stacked over layers, a plain pytree; `forward`
-scans over the stack and merges the block inside the scan's body, while tracing. So a step is `jax.jit` over one small
-pytree: no graph traversal in the hot loop, and the compile time does not grow with depth. (Measured on 64 layers: nested
-`nnx.jit` 108 ms of blocking Python a step and 8.1 s to compile, a stacked pytree 0.5 ms and 0.3 s.)
+scans over the stack and merges the block inside the scan's body, while tracing. So a step is `jax.jit` over one
+small pytree: no graph traversal in the hot loop, and the compile time does not grow with depth. (Measured on 64 layers:
+nested `nnx.jit` 108 ms of blocking Python a step and 8.1 s to compile, a stacked pytree 0.5 ms and 0.3 s.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Hugging Face checkpoints of Qwen3: one table of names serves loading and saving.
 
-HF stores a linear layer as [out, in], one tensor a layer; here it is [in, heads, head] or [in, out], stacked over layers.
+HF stores a linear layer as [out, in], one tensor a layer; here it is [in, heads, head] or [in, out], stacked over the
+layers.
 """
 
 from __future__ import annotations
