@@ -150,7 +150,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
         q_bkgth, segments, positions = block
         q_bkrh = _merge_groups(q_bkgth)
 
-        def key_block(carry: tuple[Array, ...], block: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
+        def key_block(carry: Any, block: tuple[Array, ...]) -> tuple[Any, None]:
             k_bksh, v_bksh, segments_k, positions_k = block
             visible = _visible(segments, positions, segments_k, positions_k)
 
@@ -190,7 +190,7 @@ def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tupl
     delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1)  # [B, K, G, T]
     keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
-    def query_block(carry: tuple[Array, Array], block: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+    def query_block(carry: Any, block: tuple[Array, ...]) -> tuple[Any, Array]:
         *heads, segments, positions = block
         q_bkrh, do_bkrh, log_sum_bkr, delta_bkr = (_merge_groups(x) for x in heads)
 

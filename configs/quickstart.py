@@ -101,17 +101,19 @@ class QuickstartConfig:
         emulated_servers=(),
         min_tools=2,
         mcp_share=0.03,
-        server_weights={name: 4.0 for name in QUESTIONED_SERVERS},
+        max_length=2,
+        tool_counts=(1, 2),
+        server_weights={name: 20.0 for name in QUESTIONED_SERVERS},
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
         count=320,
         held_out_fraction=0.2,
         languages={"en": 1.0},
         structures={
-            "single_hop": 0.25,
-            "parallel_single_hop": 0.25,
-            "multi_hop": 0.35,
-            "parallel_multi_hop": 0.15,
+            "single_hop": 0.3,
+            "parallel_single_hop": 0.3,
+            "multi_hop": 0.3,
+            "parallel_multi_hop": 0.1,
         },
         relations=RELATIONS,
         max_hops=2,
@@ -133,8 +135,8 @@ class QuickstartConfig:
         max_positions=_LENGTH,
     )
     dialogue: SFTConfig = SFTConfig(
-        data=replace(_NO_THINKING, seq_len=256, rows=18, tools="none", too_long="drop", rename_entities=0.7),
-        steps=600,
+        data=replace(_NO_THINKING, seq_len=256, rows=6, tools="none", too_long="drop", rename_entities=0.7),
+        steps=1_400,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -143,8 +145,8 @@ class QuickstartConfig:
         log_every=10,
     )
     tools: SFTConfig = SFTConfig(
-        data=replace(_NO_THINKING, seq_len=768, rows=8, tools="some", too_long="drop", rename_entities=0.5),
-        steps=250,
+        data=replace(_NO_THINKING, seq_len=704, rows=3, tools="some", too_long="drop", rename_entities=0.5),
+        steps=350,
         optimizer="muon",
         learning_rate=2e-2,
         weight_decay=0.05,

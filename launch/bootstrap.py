@@ -108,7 +108,7 @@ def install(python: Path, extras: list[str]) -> None:
         return
     print("installing; the first time takes some minutes", flush=True)
     target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--editable", target], check=True)
     if "test" in extras:
         subprocess.run([*pip, "--no-deps", "trl"], check=True)  # only for Qwen3's chat template, which it ships

@@ -81,7 +81,7 @@ def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = Non
 
 
 def _replace(config: Any, path: list[str], text: str, name: str, root: Any) -> Any:
-    if not dataclasses.is_dataclass(config) or path[0] not in {field.name for field in dataclasses.fields(config)}:
+    if not _is_config(config) or path[0] not in {field.name for field in dataclasses.fields(config)}:
         every = list(setting_names(root))
         near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
         raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
@@ -90,6 +90,10 @@ def _replace(config: Any, path: list[str], text: str, name: str, root: Any) -> A
     else:
         value = _convert(text, typing.get_type_hints(type(config))[path[0]], name)
     return dataclasses.replace(config, **{path[0]: value})
+
+
+def _is_config(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _convert(text: str, annotation: Any, name: str) -> Any:
@@ -112,7 +116,7 @@ def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
     """The dotted names of all leaves of a configuration."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if _is_config(value):
             yield from setting_names(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name

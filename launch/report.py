@@ -24,7 +24,7 @@ from synthesis.datasets import read_card, read_dataset
 from synthesis.records import ToolEnvironment, ToolServer, Trajectory
 
 _COLUMNS = 4
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "astra",
     "font.size": 8,
@@ -126,7 +126,8 @@ def reward_curves(workdir: Path) -> Figure:
         ("rollout/recall", "recall"),
         ("rollout/precision", "precision"),
     ):
-        axis.plot([row["step"] for row in rows], [row.get(name) for row in rows], label=label)
+        known = [row for row in rows if row.get(name) is not None]
+        axis.plot([row["step"] for row in known], [row[name] for row in known], label=label)
     axis.set(xlabel="GRPO update", ylim=(0, 1))
     axis.legend(frameon=False)
     figure.tight_layout()

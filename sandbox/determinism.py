@@ -144,7 +144,7 @@ def _install_entropy() -> None:
     def getrandom(size: int, flags: int = 0) -> bytes:
         return _entropy.randbytes(size)
 
-    random.Random.seed = seed  # an unseeded Random() is a function of the call's seed
+    random.Random.seed = seed  # type: ignore[method-assign]  # an unseeded Random() is a function of the call's seed
     random.seed = random._inst.seed  # the module's function is the bound method of its hidden instance
     random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom and secrets read it here
     os.urandom = urandom

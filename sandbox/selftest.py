@@ -116,7 +116,7 @@ async def find_isolation(zygote: Zygote, *, highest_tier: str, uid: int, seconds
 
 async def _first_weakness(slot: Slot, plan: Plan) -> str | None:
     """Why this slot does not deserve its tier, or None."""
-    controls = {"innocent": ({"left": 2, "right": 3}, {"sum": 5})}
+    controls: dict[str, tuple[dict[str, int], object]] = {"innocent": ({"left": 2, "right": 3}, {"sum": 5})}
     if plan.allow_open:
         controls["lazy_import"] = ({}, "read")
     for name, (arguments, expected) in controls.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ def question_seeds(config: EnvironmentsConfig, seed: int) -> list[QuestionSeed]:
     rng = rng_for(seed, "question_seeds")
     n = config.count
     sides: dict[Side, float] = {"held_out": config.held_out_fraction, "train": 1 - config.held_out_fraction}
-    columns = [apportion(weights, n) for weights in (config.languages, config.structures, sides)]
+    columns: list[list[Any]] = [apportion(config.languages, n), apportion(config.structures, n), apportion(sides, n)]
     for column in columns:
         rng.shuffle(column)
     domains = [rng.choice(config.domains) if config.domains else "" for _ in range(n)]
@@ -45,7 +45,7 @@ def question_seeds(config: EnvironmentsConfig, seed: int) -> list[QuestionSeed]:
     ]
 
 
-def apportion(weights: dict[Choice, float], n: int) -> list[Choice]:
+def apportion(weights: Mapping[Choice, float], n: int) -> list[Choice]:
     """`n` choices in proportion to their weights, in the order of the weights."""
     total = sum(weights.values())
     bounds = [0, *(round(n * share / total) for share in accumulate(weights.values()))]

@@ -191,17 +191,17 @@ def _completeness(variables: Variables, language: Language, rng: random.Random) 
         subject = str(values[step.argument]) if isinstance(step.argument, int) else step.argument
         required[step.relation, subject] = fact_tools.answer_of(all_relations()[step.relation], subject)
     missing = [f"{relation} of {subject}" for relation, subject in required]
-    for step in decomposition.sub_questions:
+    for sub in decomposition.sub_questions:
         try:
-            relation, subject = _one_step(step, language)
+            relation, subject = _one_step(sub, language)
         except ValueError as error:
             missing.append(f"instead of: {error}")
             continue
         name = f"{relation.id} of {subject}"
-        if name in missing and same(step.answer, required[relation.id, subject]):
+        if name in missing and same(sub.answer, required[relation.id, subject]):
             missing.remove(name)
         else:
-            missing.append(f"a right answer instead of {step.answer.value!r} for {name}")
+            missing.append(f"a right answer instead of {sub.answer.value!r} for {name}")
     ends = [values[index] for index in grammar.terminals(plan)]
     final = Answer([str(value) for value in ends]) if len(ends) > 1 else Answer(ends[0])
     final = msgspec.structs.replace(final, tolerance=decomposition.answer.tolerance)

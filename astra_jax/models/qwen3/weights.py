@@ -127,7 +127,8 @@ def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None
     where = {name: file for file in files for name in _tensor_names(file)}
     if config.tie_embeddings:
         where.pop("lm_head.weight", None)  # some checkpoints store the tied matrix twice
-    abstract, params = abstract_params(config), {}
+    abstract = abstract_params(config)
+    params: Params = {}
     for entry in names(config):
         leaf = _leaf(abstract, entry.path)
         stacked = "{}" in entry.hf_name

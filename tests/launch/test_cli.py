@@ -1,0 +1,102 @@
+"""The command line: overrides of a configuration, help that answers at once, errors that name the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.quickstart import PROFILES
+from launch.cli import UsageError, overridden
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = sorted(
+    f"launch.{path.stem}"
+    for path in (ROOT / "launch").glob("*.py")
+    if "cli.run(" in path.read_text(encoding="utf-8") and path.stem != "cli"
+)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return PROFILES["quick"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("grpo.updates", "7", 7),
+        ("grpo.learning_rate", "1e-4", 1e-4),
+        ("grpo.tis_cap", "null", None),
+        ("grpo.tis_cap", "None", None),
+        ("grpo.row_buckets", "[1024, 2048]", (1024, 2048)),
+        ("dialogue.data.tools", "some", "some"),
+        ("dialogue.data.thinking", "true", True),
+        ("model.dtype", "bfloat16", "bfloat16"),
+        ("trajectories.languages", '{"zh": 1}', {"zh": 1.0}),
+        ("environments.relations", '["capital_of_country"]', ("capital_of_country",)),
+    ],
+)
+def test_an_override_replaces_one_leaf(config, name: str, text: str, value) -> None:
+    changed = overridden(config, [(name, text)])
+    leaf, before = changed, config
+    for part in name.split("."):
+        leaf, before = getattr(leaf, part), getattr(before, part)
+    assert leaf == value and type(leaf) is type(value)
+    assert changed.grpo.episode == config.grpo.episode
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("grpo.learnig_rate", "1", r"the nearest is --config.grpo.learning_rate"),
+        ("updates", "1", r"there is no such setting; the nearest is --config\."),
+        ("grpo.updates.more", "1", "there is no such setting"),
+        ("grpo.updates", "many", r"--config.grpo.updates=many: Expected `int`"),
+        ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most: Invalid enum value"),
+        ("grpo.group_size", "1", r"--config.grpo.group_size=1: group_size is 1; .* use at least 2"),
+    ],
+)
+def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        overridden(config, [(name, text)])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_answers_within_a_second(program: str) -> None:
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        result = run(program, "--help")
+        seconds.append(time.perf_counter() - started)
+    assert "--workdir" in result.stdout
+    assert min(seconds) < 1, seconds
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_unknown_flag_is_refused_with_the_nearest(program: str) -> None:
+    result = run(program, "--workdri=x")
+    assert result.returncode != 0
+    assert "workdri" in result.stderr and "workdir" in result.stderr.replace("workdri", "")
+    assert "Traceback" not in result.stderr
+
+
+def test_errors_of_use_are_one_line(tmp_path) -> None:
+    for arguments, message in [
+        (["--config.grpo.updtes=3"], "error: --config.grpo.updtes: there is no such setting; the nearest is"),
+        (["stray"], "error: unexpected argument 'stray'"),
+    ]:
+        result = run("launch.quickstart", f"--workdir={tmp_path}", *arguments)
+        assert result.returncode == 2
+        assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_every_program_is_tested() -> None:
+    assert "launch.quickstart" in PROGRAMS

@@ -1,0 +1,57 @@
+"""The floors of the house: launch > configs > astra_jax > synthesis > sandbox. A floor imports only those below it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
+FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+LONGEST = 500
+"""Lines of a file; a longer one has outgrown its name."""
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a file imports anywhere, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports absolutely"
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_floor_imports_only_floors_below(path: Path) -> None:
+    above = FLOORS[: FLOORS.index(path.parts[0])]
+    assert not imported(ROOT / path) & set(above), f"{path} imports a floor above its own"
+
+
+@pytest.mark.parametrize("floor", ["synthesis", "sandbox"])
+def test_data_workers_need_no_jax(floor: str) -> None:
+    forbidden = {"jax", "flax", "optax", "orbax", "torch", "transformers"}
+    for path in (ROOT / floor).rglob("*.py"):
+        assert not imported(path) & forbidden, f"{path} imports a training library; synthesis runs without one"
+
+
+def test_the_sandbox_needs_nothing_but_the_standard_library() -> None:
+    for path in (ROOT / "sandbox").rglob("*.py"):
+        outside = imported(path) - set(sys.stdlib_module_names) - {"sandbox"}
+        assert not outside, f"{path} imports {outside}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_files_stay_short(path: Path) -> None:
+    assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+def test_importing_the_package_imports_no_jax() -> None:
+    code = "import sys, astra_jax, launch.cli; assert 'jax' not in sys.modules, 'jax was imported'"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
