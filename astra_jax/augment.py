@@ -24,9 +24,9 @@ _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwz"
 def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
     """The same conversation with its entities renamed throughout.
 
-    An entity is an argument of a call that the user or an earlier tool output spelled out, or a string in a tool's
-    JSON output. Tool names, argument names, and argument values that nobody spelled out (enum choices) stay. A new name
-    has the old one's shape: letters become letters of the same case, digits digits, everything else stays.
+    An entity is an argument of a call that the user or an earlier tool output spelled out, or a string or an integer in
+    a tool's JSON output. Tool names, argument names, and argument values that nobody spelled out (enum choices) stay. A
+    new name has the old one's shape: letters become letters of the same case, digits digits, everything else stays.
 
     Args:
         trajectory: any; it is returned as it is when it has no entities.
@@ -42,6 +42,8 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
     def renamed(value: Any) -> Any:
         if isinstance(value, str):
             return pattern.sub(lambda match: new[match[0]], value)
+        if _is_integer(value):
+            return int(new.get(str(value), value))
         if isinstance(value, dict):
             return {key: renamed(item) for key, item in value.items()}
         return [renamed(item) for item in value] if isinstance(value, list) else value
@@ -69,21 +71,30 @@ def _entities(messages: list[Message]) -> set[str]:
         if message.role in ("user", "tool"):
             spelled_out += "\n" + message.content
         if message.role == "tool" and (document := _json(message.content)) is not None:
-            found.update(_strings(document))
+            found.update(_names(document))
         for call in message.tool_calls:
-            for value in _strings(call.arguments):
+            for value in _names(call.arguments):
                 if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", spelled_out):
                     found.add(value)
-    # Sentences are not entities, and a single character would be renamed all over the text.
-    return {value for value in found if 2 <= len(value) <= 40 and len(value.split()) <= 5 and re.search(r"\w", value)}
+    # Sentences are not entities, and a single letter would be renamed all over the text.
+    return {value for value in found if _is_name(value)}
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
+def _is_name(text: str) -> bool:
+    return text.isdigit() or (2 <= len(text) <= 40 and len(text.split()) <= 5 and re.search(r"\w", text) is not None)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The strings and the integers in a JSON value, as they are spelled."""
+    if isinstance(value, str) or _is_integer(value):
+        yield str(value)
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _strings(item)
+            yield from _names(item)
 
 
 def _json(text: str) -> Any:
@@ -104,7 +115,8 @@ def _same_shape(name: str, rng: np.random.Generator) -> str:
             vowel_next = not vowel_next
             made.append(letter.upper() if character.isupper() else letter)
         elif character.isascii() and character.isdigit():
-            made.append(str(rng.integers(10)))
+            leading = not made and len(name) > 1  # a number does not begin with 0
+            made.append(str(rng.integers(1 if leading else 0, 10)))
         else:
             made.append(character)
     return "".join(made)

@@ -12,7 +12,6 @@ Settings are changed with --config.NAME=VALUE, for example --config.grpo.updates
 from __future__ import annotations
 
 import asyncio
-import os
 
 from absl import flags
 
@@ -61,5 +60,5 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("JAX_PLATFORMS", "")  # whatever is there: TPU, GPU, or the CPU
+    cli.with_fast_malloc("launch.quickstart")
     cli.run(main, mends=_mends)

@@ -39,12 +39,26 @@ def test_new_names_are_used_consistently():
         assert [len(country), len(city), len(timezone)] == [5, 6, 13]
 
 
-def test_tools_enums_and_numbers_stay():
+def test_tools_and_enums_stay():
     renamed = rename_entities(TWO_HOPS, np.random.default_rng(0))
     assert renamed.tools == TWO_HOPS.tools
     assert [c.name for m in renamed.messages for c in m.tool_calls] == [TOOL.name, "timezone_of_city"]
     assert renamed.messages[1].tool_calls[0].arguments["format"] == "short"
-    assert json.loads(renamed.messages[4].content)["offset"] == 1
+
+
+def test_integers_are_renamed_as_integers():
+    two_hops = conversation(
+        Message("user", "What is the Roman numeral of the first prime above 164?"),
+        Message("assistant", "", tool_calls=[ToolCall("1", "next_prime_of_number", {"number": 164, "strict": True})]),
+        Message("tool", '{"next_prime": 167, "exact": true}', tool_call_id="1"),
+        Message("assistant", "", tool_calls=[ToolCall("2", "roman_numeral_of_number", {"number": 167})]),
+    )
+    user, first, output, second = rename_entities(two_hops, np.random.default_rng(3)).messages
+    number, prime = first.tool_calls[0].arguments["number"], json.loads(output.content)["next_prime"]
+    assert 100 <= number <= 999 and 100 <= prime <= 999 and (number, prime) != (164, 167)
+    assert user.content == f"What is the Roman numeral of the first prime above {number}?"
+    assert second.tool_calls[0].arguments == {"number": prime}
+    assert first.tool_calls[0].arguments["strict"] is True and json.loads(output.content)["exact"] is True
 
 
 def test_same_seed_same_names_and_other_seed_other_names():

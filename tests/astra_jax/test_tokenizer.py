@@ -153,3 +153,9 @@ def test_folders_without_a_usable_tokenizer_are_refused(tmp_path):
 def test_empty_segments_encode_to_nothing(tokenizer):
     assert tokenizer.encode_segments([]) == ([], [])
     assert tokenizer.encode_segments([Segment("", True)]) == ([], [])
+
+
+def test_codes_and_numbers_are_cut_into_characters(tmp_path):
+    tokenizer = ChatTokenizer.train([*TEXTS, *["OSL OSL Oslo Oslo 2034 2034"] * 50], 480, tmp_path)
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("OSL 2034")] == ["O", "S", "L", " ", "2", "0", "3", "4"]
+    assert len(tokenizer.encode("Oslo")) == 1
