@@ -19,6 +19,7 @@ import numpy as np
 from synthesis.records import Message, Trajectory
 
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwz"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
@@ -27,6 +28,7 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
     An entity is an argument of a call that the user or an earlier tool output spelled out, or a string or an integer in
     a tool's JSON output. Tool names, argument names, and argument values that nobody spelled out (enum choices) stay. A
     new name has the old one's shape: letters become letters of the same case, digits digits, everything else stays.
+    Names can be spoken, as real ones can; codes, which are all capitals, are any letters.
 
     Args:
         trajectory: any; it is returned as it is when it has no entities.
@@ -111,7 +113,8 @@ def _same_shape(name: str, rng: np.random.Generator) -> str:
     vowel_next = bool(rng.integers(2))
     for character in name:
         if character.isascii() and character.isalpha():
-            letter = str(rng.choice(list(_VOWELS if vowel_next else _CONSONANTS)))
+            letters = _LETTERS if name.isupper() else _VOWELS if vowel_next else _CONSONANTS
+            letter = str(rng.choice(list(letters)))
             vowel_next = not vowel_next
             made.append(letter.upper() if character.isupper() else letter)
         elif character.isascii() and character.isdigit():

@@ -3,8 +3,8 @@
 The trained tokenizer cuts text before BPE so that a word has the same tokens wherever it stands: after a space, after a
 quote, inside JSON. Real Qwen merges a space into the word behind it, so `France` in a question and `"France"` in a
 call's arguments are different tokens; a model of a few million parameters would have to learn that pairing for every
-entity. Here copying an entity is copying tokens, and numbers and codes (`OSL`) are digits and capitals one by one, each
-a frequent token. The price is one token more for each space.
+entity. Here copying an entity is copying tokens. Numbers are cut after each two digits and codes (`OSL`) after each
+capital, so that their tokens are few and each is frequent. The price is one token more for each space.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FRAME_TOKENS = (PAD, TURN_START, TURN_END)
 TEXT_TOKENS = (THINK_START, THINK_END, CALL_START, CALL_END, RESPONSE_START, RESPONSE_END)
 SPECIAL_TOKENS = FRAME_TOKENS + TEXT_TOKENS
 
-# In this order: each Chinese or Japanese character alone, capitals that begin no word, runs of other letters, single
-# digits, runs of the rest.
+# In this order: each Chinese or Japanese character alone, capitals that begin no word, runs of other letters, digits in
+# pairs, runs of the rest.
 _CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
-_PIECES = rf"{_CJK}|\p{{Lu}}(?!\p{{Ll}})|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
+_PIECES = rf"{_CJK}|\p{{Lu}}(?!\p{{Ll}})|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}{{1,2}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
 _MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
 
 

@@ -37,8 +37,8 @@ def with_fast_malloc(module: str) -> None:
     """Start this program again with a malloc that keeps what it is given; returns in the new process.
 
     XLA's CPU backend allocates its temporaries anew in each step, and by default glibc maps and unmaps them: a training
-    step of the quickstart's model spends a fifth of its time in page faults (327 ms against 273 ms). The settings are read
-    when a process starts, so they cannot be made later. Children do not inherit them.
+    step of the quickstart's model spends a fifth of its time in page faults (327 ms against 273 ms). The settings are
+    read when a process starts, so they cannot be made later. Children do not inherit them.
     """
     wanted = "GLIBC_TUNABLES" not in os.environ and not {"--help", "--helpfull"} & set(sys.argv)
     if wanted and sys.platform == "linux" and "ASTRA_MALLOC" not in os.environ:

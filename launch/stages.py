@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from astra_jax import grpo, sft
 from astra_jax.chat import render
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.evaluate import evaluate
+from astra_jax.models.qwen3.copying import copying_params
 from astra_jax.models.qwen3.modules import Params, init_params
 from astra_jax.rollout.engine import Engine
 from astra_jax.rollout.episode import Episode
@@ -39,6 +40,7 @@ from synthesis.environments.partition import Side
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import Message, ToolEnvironment, Trajectory
 from synthesis.runner import Journal
+from synthesis.trajectories.pipeline import TrajectoriesSummary
 
 Result = dict[str, Any]
 SAMPLES = 3
@@ -93,6 +95,7 @@ class Quickstart:
                 workdir=self.workdir,
                 seed=self.config.seed,
             )
+        _tell("left out", summary, ("collect", "normalize"))
         return {
             "counts": summary.counts,
             "digests": summary.digests,
@@ -198,7 +201,7 @@ class Quickstart:
         return read_dataset(self.workdir / "environments" / side, ToolEnvironment)
 
     def untrained(self) -> Params:
-        return init_params(self.config.model, jax.random.key(self.config.seed))
+        return copying_params(init_params(self.config.model, jax.random.key(self.config.seed)), self.config.model)
 
     def trained(self, part: str) -> Params:
         """The last weights of a training stage."""
@@ -208,6 +211,13 @@ class Quickstart:
             return checkpointer.restore_params(checkpointer.params_steps()[-1], like)
         finally:
             checkpointer.close()
+
+
+def _tell(what: str, summary: TrajectoriesSummary, stages: Sequence[str]) -> None:
+    """One line for each reason for which servers and tools were left out, with an example and its remedy."""
+    for stage in stages:
+        for reason, count in sorted(summary.rejected[stage].items()):
+            tqdm.write(f"{what} ({stage}, {reason}, {count} in all): {summary.details[stage][reason]}")
 
 
 def peak_rss_bytes() -> int:

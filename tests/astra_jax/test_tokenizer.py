@@ -155,7 +155,8 @@ def test_empty_segments_encode_to_nothing(tokenizer):
     assert tokenizer.encode_segments([Segment("", True)]) == ([], [])
 
 
-def test_codes_and_numbers_are_cut_into_characters(tmp_path):
-    tokenizer = ChatTokenizer.train([*TEXTS, *["OSL OSL Oslo Oslo 2034 2034"] * 50], 480, tmp_path)
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("OSL 2034")] == ["O", "S", "L", " ", "2", "0", "3", "4"]
+def test_codes_are_cut_into_capitals_and_numbers_into_pairs_of_digits(tmp_path):
+    tokenizer = ChatTokenizer.train([*TEXTS, *["OSL OSL Oslo Oslo 2034 347 2034 347"] * 50], 480, tmp_path)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("OSL 2034 347")]
+    assert pieces == ["O", "S", "L", " ", "20", "34", " ", "34", "7"]
     assert len(tokenizer.encode("Oslo")) == 1

@@ -1,0 +1,57 @@
+"""Does the quickstart learn? Runs it for several seeds, one after the other, and writes a row for each.
+
+A row has the held-out F1 of the untrained model, after SFT and after GRPO, the run's seconds and its peak memory; the
+last line counts the seeds whose gains reach the thresholds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from benchmarks import rows
+
+SFT_GAIN = 0.25
+GRPO_GAIN = 0.10
+
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Parent folder of the runs; finished ones are not run again.", required=True
+)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
+_PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    reached = []
+    for seed in _SEEDS.value:
+        workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
+        command = [f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
+        subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
+        summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+        f1 = {name: round(result["f1"], 4) for name, result in summary["held_out"].items()}
+        gains = {"sft_gain": f1["sft"] - f1["untrained"], "grpo_gain": f1["grpo"] - f1["sft"]}
+        rows.append(
+            "quickstart",
+            {
+                "profile": _PROFILE.value,
+                "seed": int(seed),
+                "f1": f1,
+                **{name: round(gain, 4) for name, gain in gains.items()},
+                "episodes": summary["held_out"]["grpo"]["episodes"],
+                "seconds": round(summary["seconds"]),
+                "peak_rss_gib": round(summary["peak_rss_bytes"] / 2**30, 2),
+            },
+        )
+        reached.append(gains["sft_gain"] >= SFT_GAIN and gains["grpo_gain"] >= GRPO_GAIN)
+    print(f"{sum(reached)} of {len(reached)} seeds gain at least {SFT_GAIN} by SFT and {GRPO_GAIN} more by GRPO")
+
+
+if __name__ == "__main__":
+    app.run(main)

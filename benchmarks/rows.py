@@ -1,0 +1,53 @@
+"""What every row of a benchmark says besides its figures: when, on what hardware, of which commit, by which command."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Append one row to `results/NAME.jsonl`, print it, and return it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["python", "-m", spec.name] if spec else ["python", sys.argv[0]]
+    row = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(),
+        "commit": commit(),
+        "command": shlex.join([*program, *sys.argv[1:]]),
+        **figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    with open(RESULTS / f"{name}.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def hardware() -> str:
+    """The processor's name and how many of its CPUs this process may use."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} CPUs"
+
+
+def commit() -> str:
+    """The checkout's commit; ends in `+` when files that git tracks were changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
+
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if git("status", "--porcelain", "-uno") else "")

@@ -1,0 +1,296 @@
+"""The main job, reduced (`--profile=ci`): what it writes, killed and resumed, and what it says about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from launch.ledger import read_json
+from synthesis.datasets import read_dataset
+from synthesis.matching import fold
+from synthesis.records import StdioExecution, ToolEnvironment, ToolServer, Trajectory
+
+ROOT = Path(__file__).parent.parent.parent
+STAGES = (
+    "trajectories",
+    "environments",
+    "tokenizer",
+    "evaluate_untrained",
+    "sft_dialogue",
+    "sft_tools",
+    "evaluate_sft",
+    "grpo",
+    "evaluate_grpo",
+)
+
+
+def command(workdir: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "launch.quickstart", f"--workdir={workdir}", "--profile=ci", *more]
+
+
+def run(workdir: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("quickstart") / "run"
+    result = run(workdir)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert str(workdir / "summary.json") in result.stdout and "held-out" in result.stdout
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def summary(finished):
+    return read_json(finished / "summary.json")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What it writes
+
+
+@pytest.mark.slow
+def test_the_summary_has_every_figure(summary) -> None:
+    assert list(summary["held_out"]) == ["grpo", "sft", "untrained"]
+    for figures in summary["held_out"].values():
+        assert figures["episodes"] == summary["environments"]["held_out"] > 0
+        assert all(0 <= figures[name] <= 1 for name in ("f1", "recall", "precision"))
+    assert set(summary["digests"]) >= {"servers", "chains", "tasks", "trajectories", "train", "held_out", "tokenizer"}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in summary["digests"].values())
+    assert set(summary["stages"]) == set(STAGES)
+    assert 0 < summary["seconds"] < 900 and 0 < summary["peak_rss_bytes"] < 8 * 2**30
+
+
+@pytest.mark.slow
+def test_the_tools_come_from_enough_servers(finished, summary) -> None:
+    servers = read_dataset(finished / "trajectories" / "servers", ToolServer)
+    assert len(servers) == summary["servers"] >= 12 and summary["tools"] >= 60
+    started = {server.execution.command[0] for server in servers if isinstance(server.execution, StdioExecution)}
+    assert len(started) == summary["mcp_servers"] >= 2
+
+
+@pytest.mark.slow
+def test_held_out_is_unseen(finished) -> None:
+    """Neither an entity nor a question structure of a held-out environment occurs in what was trained on."""
+    train = read_dataset(finished / "environments" / "train", ToolEnvironment)
+    held_out = read_dataset(finished / "environments" / "held_out", ToolEnvironment)
+    unseen = {fold(entity) for environment in held_out for entity in environment.entities}
+    assert train and held_out
+    assert not unseen & {fold(entity) for environment in train for entity in environment.entities}
+    assert not {e.signature for e in train} & {e.signature for e in held_out}
+    trajectories = read_dataset(finished / "trajectories" / "trajectories", Trajectory)
+    calls = [call for one in trajectories for message in one.messages for call in message.tool_calls]
+    asked = {fold(value) for call in calls for value in call.arguments.values() if isinstance(value, str)}
+    assert asked and not unseen & asked
+
+
+@pytest.mark.slow
+def test_trajectories_have_injected_failures(finished, summary) -> None:
+    trajectories = read_dataset(finished / "trajectories" / "trajectories", Trajectory)
+    assert len(trajectories) == summary["trajectories"] > 50
+    runs = read_json(finished / "stages" / "trajectories.json")["statistics"]["all_runs"]
+    assert 0.1 < runs["injected_failure_rate"] < 0.3
+
+
+class _Page(HTMLParser):
+    """What a page loads from elsewhere, and the tags it leaves open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.loaded += [value for name, value in attrs if name in ("src", "href") and not value.startswith("#")]
+        if tag not in ("meta", "br", "link", "img", "hr", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+@pytest.mark.slow
+def test_the_report_is_one_self_contained_page(finished, summary) -> None:
+    html = (finished / "report.html").read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(html)
+    assert page.open == [] and page.loaded == [] and "script" not in page.seen
+    assert page.seen["svg"] == 3 and page.seen["details"] >= 4 and page.seen["table"] >= 2
+    for figures in summary["held_out"].values():
+        assert f"{figures['f1']:.3f}" in html
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Killed and resumed
+
+
+def kill_in(stage: str, workdir: Path, seconds: float) -> None:
+    """Start the run, and end it with SIGKILL some time after it has begun a stage."""
+    process = subprocess.Popen(
+        command(workdir), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stderr is not None
+        log = b""
+        while f"] {stage}\n".encode() not in log:
+            read = os.read(process.stderr.fileno(), 65536)
+            assert read, log[-3000:].decode()
+            log += read
+        with pytest.raises(subprocess.TimeoutExpired):  # so the kill falls into the stage
+            process.wait(timeout=seconds)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_with_the_same_datasets(finished, summary, tmp_path) -> None:
+    workdir = tmp_path / "run"
+    finished_stages: dict[str, int] = {}
+    for stage, seconds in (("trajectories", 1.5), ("environments", 1.0), ("sft_tools", 4.0), ("grpo", 2.0)):
+        kill_in(stage, workdir, seconds)
+        files = list((workdir / "stages").glob("*.json"))
+        assert {file.stem for file in files} == set(STAGES[: STAGES.index(stage)])
+        assert not (workdir / "summary.json").exists()
+        for file in files:  # nothing that was finished is done again
+            assert finished_stages.setdefault(file.stem, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
+    result = run(workdir)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stderr.count("finished earlier") == STAGES.index("grpo")
+    resumed = read_json(workdir / "summary.json")
+    assert resumed["digests"] == summary["digests"]
+    assert resumed["held_out"]["untrained"] == summary["held_out"]["untrained"]
+    assert resumed["training"]["sft_tools"] == summary["training"]["sft_tools"]
+
+
+@pytest.mark.slow
+def test_a_finished_run_only_writes_its_report_again(finished, summary) -> None:
+    started = time.perf_counter()
+    result = run(finished)
+    assert result.returncode == 0 and result.stderr.count("finished earlier") == len(STAGES)
+    assert read_json(finished / "summary.json") == summary and time.perf_counter() - started < 60
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+
+def refused(workdir: Path, *more: str) -> str:
+    """The one line that a refused run ends with."""
+    result = run(workdir, *more)
+    assert result.returncode == 2, result.stderr[-3000:]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in result.stderr
+    return errors[0]
+
+
+@pytest.mark.slow
+def test_a_workdir_of_another_run_is_refused(finished) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and path.name != "lock"}
+    line = refused(finished, "--seed=1")
+    assert "seed" in line and str(finished) in line and "--workdir" in line
+    assert "grpo.updates" in refused(finished, "--config.grpo.updates=9")
+    record = read_json(finished / "run.json")
+    try:
+        (finished / "run.json").write_text(json.dumps(record | {"version": "0.0.1"}))
+        line = refused(finished)
+        assert "version" in line and "0.0.1" in line
+    finally:
+        (finished / "run.json").write_text(json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True))
+        os.utime(finished / "run.json", ns=(before[finished / "run.json"],) * 2)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "empty folder" in refused(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.slow
+def test_a_corrupt_record_is_refused(finished, tmp_path) -> None:
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    for name in ("evaluate_grpo", "grpo"):
+        (workdir / "stages" / f"{name}.json").unlink()
+    (shard, *_) = sorted((workdir / "environments" / "train").glob("*.array_record*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    shard.write_bytes(data)
+    line = refused(workdir)
+    assert str(workdir / "environments" / "train") in line and "corrupt" in line
+    assert {path.stem for path in (workdir / "stages").iterdir()} == set(STAGES[:-2])
+
+
+BARE = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    if message["method"] == "initialize":
+        version = message["params"]["protocolVersion"]
+        info = {"name": "bare", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif message["method"] == "tools/list":
+        good = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+        result = {"tools": [{"name": "bare_tool", "description": "Has no schema at all."}]}
+    else:
+        result = {}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def test_bad_servers_are_left_out_in_one_line_each(tmp_path) -> None:
+    """One that is not installed, and one whose tool has no schema; the run goes on with the others."""
+    bare = tmp_path / "bare.py"
+    bare.write_text(BARE)
+    sources = [
+        {"id": name, "title": name, "description": name, "domain": "test", "language": "en", "execution": execution}
+        for name, execution in (
+            ("missing", {"type": "mcp_stdio", "command": ["no-such-mcp-server"]}),
+            ("bare", {"type": "mcp_stdio", "command": [sys.executable, str(bare)]}),
+        )
+    ]
+    workdir = tmp_path / "run"
+    process = subprocess.Popen(
+        command(workdir, f"--config.trajectories.sources={json.dumps(sources)}"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "] environments" in line:
+                break
+    finally:
+        process.kill()
+        process.communicate()
+    told = [line for line in lines if line.startswith("left out")]
+    assert any("no-such-mcp-server" in line and "install it" in line for line in told), lines
+    assert any("bare" in line and "schema" in line.lower() for line in told), lines
+    assert (workdir / "stages" / "trajectories.json").exists()
