@@ -52,10 +52,6 @@ RELATIONS = (
     "easter_of_year",
     "phrase_of_status",
     "country_of_short_code",
-    "name_of_currency",
-    "issuer_of_currency",
-    "decimals_of_currency",
-    "state_of_postal_code",
 )
 """What the environments' questions are about; trajectories cover all tools of the servers. The subjects are numbers and
 codes: a model of this size learns to copy those within minutes, longer names it hardly does."""
@@ -65,9 +61,7 @@ SERVER_WEIGHTS = {
     "elements": 5.0,
     "holidays": 5.0,
     "http": 5.0,
-    "country_codes": 7.0,
-    "currencies": 7.0,
-    "us_states": 4.0,
+    "country_codes": 10.0,
 }
 """How often tasks are about a server, where that is not 1."""
 
@@ -111,7 +105,7 @@ class QuickstartConfig:
         server_weights=SERVER_WEIGHTS,
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
-        count=320,
+        count=480,
         held_out_fraction=0.2,
         languages={"en": 1.0},
         structures={
@@ -141,7 +135,7 @@ class QuickstartConfig:
     )
     dialogue: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, rows=8, tools="none", too_long="drop", rename_entities=1.0),
-        steps=1_100,
+        steps=1_200,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -150,30 +144,32 @@ class QuickstartConfig:
         log_every=10,
     )
     tools: SFTConfig = SFTConfig(
-        data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=0.7),
-        steps=250,
+        data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
+        steps=300,
         optimizer="muon",
-        learning_rate=2e-2,
+        learning_rate=6e-3,
         weight_decay=0.05,
         checkpoint_every=50,
         keep_params=1,
         log_every=10,
     )
     grpo: GRPOConfig = GRPOConfig(
-        updates=24,
-        groups_per_batch=8,
+        updates=28,
+        groups_per_batch=6,
         group_size=8,
-        learning_rate=3e-4,
+        learning_rate=1e-3,
         concurrent_groups=12,
         max_groups_per_update=64,
         episode=EPISODE,
-        row_buckets=(1_024, _LENGTH),
+        row_buckets=(768, 1_024, _LENGTH),
         micro_batch_rows=4,
         weight_decay=0.0,
         checkpoint_every=4,
     )
     engine: EngineConfig = EngineConfig(slots=96, max_length=_LENGTH)
-    evaluation: EvalConfig = field(default_factory=lambda: EvalConfig(temperature=1.0, episode=EPISODE))
+    evaluation: EvalConfig = field(
+        default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=2, episode=EPISODE)
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
