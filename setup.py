@@ -53,7 +53,7 @@ setup(
     extras_require={
         "cuda": ["jax[cuda12]>=0.8"],
         "tpu": ["jax[tpu]>=0.8"],
-        # A rollout server in a venv of its own (its CUDA and torch pins differ from JAX's): see docs/vllm.md.
+        # A rollout server in a venv of its own: its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.11"],
         "test": [
             "hypothesis",

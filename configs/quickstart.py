@@ -106,7 +106,7 @@ class QuickstartConfig:
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
         count=480,
-        held_out_fraction=0.2,
+        held_out_fraction=0.3,
         languages={"en": 1.0},
         structures={
             "single_hop": 0.3,
@@ -168,7 +168,7 @@ class QuickstartConfig:
     )
     engine: EngineConfig = EngineConfig(slots=96, max_length=_LENGTH)
     evaluation: EvalConfig = field(
-        default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=2, episode=EPISODE)
+        default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=4, episode=EPISODE)
     )
     seed: int = 0
 

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from absl import app
+from absl import app, flags, logging
 
 Config = TypeVar("Config")
 
@@ -59,6 +59,8 @@ def run(main: Callable[[], int | None], *, mends: Callable[[], tuple[type[Except
     """
 
     def guarded(argv: Sequence[str]) -> int | None:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # orbax's notes would drown the progress bars
         try:
             if len(argv) > 1:
                 raise UsageError(f"unexpected argument {argv[1]!r}; this program takes flags only (see --help)")

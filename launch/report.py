@@ -21,7 +21,7 @@ from astra_jax.metrics import read_metrics
 from launch.ledger import read_json
 from launch.summary import MODELS
 from synthesis.datasets import read_card, read_dataset
-from synthesis.records import ToolEnvironment, ToolServer, Trajectory
+from synthesis.records import Message, ToolEnvironment, ToolServer, Trajectory
 
 _COLUMNS = 4
 _STYLE: Any = {
@@ -39,7 +39,7 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     environments = read_dataset(workdir / "environments" / "train", ToolEnvironment)
     held_out = {e.id: e for e in read_dataset(workdir / "environments" / "held_out", ToolEnvironment)}
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
-    samples = {name: read_json(workdir / "stages" / f"evaluate_{name}.json")["samples"] for name in MODELS}
+    samples = {name: _episodes(workdir, name) for name in MODELS}
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     template.filters["json"] = lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
@@ -70,6 +70,15 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
+def _episodes(workdir: Path, model: str) -> dict[str, dict[str, Any]]:
+    """The kept episodes of a model's evaluation, by environment."""
+    episodes = read_json(workdir / "stages" / f"evaluate_{model}.json")["samples"]
+    return {
+        id: episode | {"messages": msgspec.convert(episode["messages"], list[Message])}
+        for id, episode in episodes.items()
+    }
+
+
 def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
     return max(trajectories, key=lambda one: (sum(bool(m.tool_calls) for m in one.messages), one.id))
 
@@ -94,12 +103,13 @@ def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
             graph, layout, ax=axis, width=widths, edge_color="#9bb", node_size=60, connectionstyle="arc3,rad=0.12"
         )
         nx.draw_networkx_nodes(graph, layout, ax=axis, node_size=60, node_color="#276", linewidths=0)
-        nx.draw_networkx_labels(
-            graph, {node: at + [0, 0.17] for node, at in layout.items()}, ax=axis, font_size=6, clip_on=False
-        )
+        for node, (x, y) in layout.items():  # labels point away from the circle, so that neighbours' do not meet
+            side = 1 if x >= -0.01 else -1
+            align = "left" if side > 0 else "right"
+            axis.text(x + 0.12 * side, y + 0.08, node, fontsize=5.5, ha=align, va="center")
         axis.set_title(titles.get(path.stem, path.stem), fontsize=9)
-        axis.margins(0.25)
-    figure.tight_layout()
+        axis.set(xlim=(-3, 3), ylim=(-1.3, 1.3))  # the circle has radius 1; its labels need room
+    figure.subplots_adjust(left=0.02, right=0.98, bottom=0.02, top=0.94, wspace=0.1, hspace=0.2)
     return figure
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import resource
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -72,9 +73,9 @@ class Quickstart:
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
                 if (done := self.ledger.result(name)) is not None:
-                    tqdm.write(f"{title}: finished earlier, in {done['seconds']:.0f} s")
+                    _say(f"{title}: finished earlier, in {done['seconds']:.0f} s")
                     continue
-                tqdm.write(title)
+                _say(title)
                 started = time.perf_counter()
                 result = await stage()
                 seconds = time.perf_counter() - started
@@ -213,11 +214,16 @@ class Quickstart:
             checkpointer.close()
 
 
+def _say(line: str) -> None:
+    """Beside the progress bars, which are on standard error; standard output is for the result."""
+    tqdm.write(line, file=sys.stderr)
+
+
 def _tell(what: str, summary: TrajectoriesSummary, stages: Sequence[str]) -> None:
     """One line for each reason for which servers and tools were left out, with an example and its remedy."""
     for stage in stages:
         for reason, count in sorted(summary.rejected[stage].items()):
-            tqdm.write(f"{what} ({stage}, {reason}, {count} in all): {summary.details[stage][reason]}")
+            _say(f"{what} ({stage}, {reason}, {count} in all): {summary.details[stage][reason]}")
 
 
 def peak_rss_bytes() -> int:

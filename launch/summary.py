@@ -19,6 +19,7 @@ from synthesis.datasets import read_dataset
 from synthesis.records import ToolServer
 
 MODELS = ("untrained", "sft", "grpo")
+_MEASURED = ("seconds", "peak_rss_bytes", "sandbox")  # what every stage has beside its own results
 
 
 def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
@@ -36,9 +37,8 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
     stages = ledger.results()
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
     held_out = {name: dict(stages[f"evaluate_{name}"]) for name in MODELS}
-    measured = ("seconds", "peak_rss_bytes", "sandbox")
     for result in held_out.values():
-        for name in ("samples", *measured):
+        for name in ("samples", *_MEASURED):
             result.pop(name)
     digests = {
         name: digest
@@ -82,7 +82,9 @@ def _parameters(config: QuickstartConfig) -> int:
 
 
 def _scalars(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if isinstance(value, int | float | str) and name != "seconds"}
+    return {
+        name: value for name, value in result.items() if isinstance(value, int | float | str) and name not in _MEASURED
+    }
 
 
 def table(summary: dict[str, Any]) -> str:
