@@ -32,6 +32,7 @@ setup(
         "openai>=2",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "pydantic>=2",
         "safetensors>=0.5",
         "tensorboardX>=2.6",
         "tokenizers>=0.21",

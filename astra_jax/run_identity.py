@@ -23,11 +23,12 @@ def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: P
     Raises:
         WorkdirError: they differ.
     """
-    names = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
+    names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
     if names:
+        names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first
         shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
         differences = "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
-        raise WorkdirError(f"{workdir} belongs to another run: {differences}. Use those settings, or another workdir")
+        raise WorkdirError(f"{workdir} belongs to another run: {differences}. Use those settings, or another --workdir")
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

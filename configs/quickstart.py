@@ -135,7 +135,7 @@ class QuickstartConfig:
     )
     dialogue: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, rows=8, tools="none", too_long="drop", rename_entities=1.0),
-        steps=1_200,
+        steps=800,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -145,7 +145,7 @@ class QuickstartConfig:
     )
     tools: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
-        steps=300,
+        steps=150,
         optimizer="muon",
         learning_rate=6e-3,
         weight_decay=0.05,
@@ -154,7 +154,7 @@ class QuickstartConfig:
         log_every=10,
     )
     grpo: GRPOConfig = GRPOConfig(
-        updates=28,
+        updates=40,
         groups_per_batch=6,
         group_size=8,
         learning_rate=1e-3,
@@ -192,6 +192,12 @@ def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:
     )
 
 
+def _full() -> QuickstartConfig:
+    """The quickstart with GRPO four times as long."""
+    quick = QuickstartConfig()
+    return replace(quick, grpo=replace(quick.grpo, updates=160))
+
+
 def _ci() -> QuickstartConfig:
     """Every stage and every file of the quickstart in a minute or two; too short to learn anything."""
     quick = QuickstartConfig()
@@ -206,4 +212,4 @@ def _ci() -> QuickstartConfig:
     )
 
 
-PROFILES: dict[str, Callable[[], QuickstartConfig]] = {"quick": QuickstartConfig, "ci": _ci}
+PROFILES: dict[str, Callable[[], QuickstartConfig]] = {"quick": QuickstartConfig, "full": _full, "ci": _ci}

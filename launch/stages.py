@@ -13,7 +13,7 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from synthesis.environments.partition import Side
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import Message, ToolEnvironment, Trajectory
 from synthesis.runner import Journal
-from synthesis.trajectories.pipeline import TrajectoriesSummary
 
 Result = dict[str, Any]
 SAMPLES = 3
@@ -96,7 +95,8 @@ class Quickstart:
                 workdir=self.workdir,
                 seed=self.config.seed,
             )
-        _tell("left out", summary, ("collect", "normalize"))
+        for reason, count in sorted(summary.rejected["normalize"].items()):
+            _say(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
         return {
             "counts": summary.counts,
             "digests": summary.digests,
@@ -217,13 +217,6 @@ class Quickstart:
 def _say(line: str) -> None:
     """Beside the progress bars, which are on standard error; standard output is for the result."""
     tqdm.write(line, file=sys.stderr)
-
-
-def _tell(what: str, summary: TrajectoriesSummary, stages: Sequence[str]) -> None:
-    """One line for each reason for which servers and tools were left out, with an example and its remedy."""
-    for stage in stages:
-        for reason, count in sorted(summary.rejected[stage].items()):
-            _say(f"{what} ({stage}, {reason}, {count} in all): {summary.details[stage][reason]}")
 
 
 def peak_rss_bytes() -> int:

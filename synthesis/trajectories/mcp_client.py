@@ -19,6 +19,7 @@ import anyio
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
 
 from synthesis.records import StdioExecution
 
@@ -70,7 +71,7 @@ class McpConnection:
         """All tools, page by page, as the SDK's `Tool` objects.
 
         Raises:
-            ServerUnavailable: no answer in time, or pages without end.
+            ServerUnavailable: no answer in time, pages without end, or a document that the protocol does not allow.
         """
         tools: list[Any] = []
         cursor: str | None = None
@@ -90,6 +91,8 @@ class McpConnection:
             raise self._unavailable(f"tools/list did not end in {self.timeout_seconds:g} s") from None
         except (MCPError, *_BROKEN) as error:
             raise self._unavailable(f"tools/list failed: {error}") from error
+        except ValidationError as error:
+            raise self._malformed("tools/list", error) from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The text of the tool's result, and whether the server says that the call succeeded.
@@ -108,6 +111,8 @@ class McpConnection:
                 if error.code != _CONNECTION_CLOSED:
                     return error.message, False  # the protocol's own errors (unknown tool …) are answers
                 await self._reopen(client, attempt, error)
+            except ValidationError as error:
+                raise self._malformed(tool, error) from None
             except _BROKEN as error:
                 await self._reopen(client, attempt, error)
             else:
@@ -179,6 +184,14 @@ class McpConnection:
         if self._client is None:
             raise self._unavailable("it is not running")
         return self._client
+
+    def _malformed(self, what: str, error: ValidationError) -> ServerUnavailable:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return self._unavailable(
+            f"its answer to {what} is not what the protocol wants: {place}: {first['msg']}",
+            "mend the server, or leave it out of trajectories.sources",
+        )
 
     def _unavailable(self, what: str, remedy: str = "run the command by hand to see why") -> ServerUnavailable:
         return ServerUnavailable(f"MCP server `{' '.join(self.execution.command)}`: {what}; {remedy}")

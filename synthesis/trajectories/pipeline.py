@@ -6,6 +6,7 @@ summary = await synthesize(TrajectoriesConfig(), teacher=teacher, pool=pool, jou
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import networkx as nx
 
 from synthesis.datasets import write_dataset
 from synthesis.records import Language, StdioExecution, Task, ToolChain, ToolServer, Trajectory
-from synthesis.runner import Journal, StageResult, rng_for, run_stage
+from synthesis.runner import Journal, Rejected, StageResult, rng_for, run_stage
 from synthesis.teacher import Teacher
 from synthesis.trajectories import graph as tool_graph
 from synthesis.trajectories import statistics
@@ -40,6 +41,8 @@ from synthesis.trajectories.tasks import TaskSeed, augment, score, without_dupli
 
 if TYPE_CHECKING:
     from sandbox import SandboxPool
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,11 @@ class _Run:
         sources = default_sources(languages) if config.sources is None else list(config.sources)
 
         async def one(source: ServerSource) -> list[ServerDocument]:
-            return await collect(source, self.connections)
+            try:
+                return await collect(source, self.connections)
+            except Rejected as rejection:
+                _log.warning("left out server %s: %s", source.id, rejection.detail)
+                raise
 
         result = await run_stage(
             "collect", one, sources, key=source_key, out=ServerDocument, journal=self.journal,

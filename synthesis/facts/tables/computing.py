@@ -20,7 +20,7 @@ _CATEGORIES = {
     "Pe": "close punctuation", "Pi": "initial punctuation", "Pf": "final punctuation", "Po": "other punctuation",
     "Sm": "math symbol", "Sc": "currency symbol", "Sk": "modifier symbol", "So": "other symbol",
 }  # fmt: skip
-_MAX_INTEGER = 99
+_MAX_INTEGER = 500
 
 
 def build() -> list[Relation]:
@@ -169,7 +169,13 @@ def _unicode() -> list[Relation]:
 
 def _roman(n: int) -> str:
     text = ""
-    for value, letters in ((90, "XC"), (50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I")):
+    for value, letters in (
+        (100, "C"), (90, "XC"), (50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"),
+    ):  # fmt: skip
+        if value == 100 and n >= 400:
+            letters, value = ("D", 500) if n >= 500 else ("CD", 400)
+            text, n = text + letters, n - value
+            value, letters = 100, "C"
         text, n = text + letters * (n // value), n % value
     return text
 
