@@ -49,24 +49,19 @@ def make_optimizer(
     Raises:
         ValueError: an unknown name.
     """
-    if name == "adamw":
-        optimizer = optax.adamw(
-            learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed
-        )  # fmt: skip
-    elif name == "muon":
-        optimizer = optax.contrib.muon(
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+    optimizer = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed)
+    if name == "muon":
+        matrices = optax.contrib.muon(
             learning_rate,
             eps=eps,
             weight_decay=weight_decay,
-            weight_decay_mask=_decayed,
-            adam_b1=b1,
-            adam_b2=b2,
-            adam_weight_decay=weight_decay,
             muon_weight_dimension_numbers=_dimension_numbers,
             consistent_rms=0.2,
         )
-    else:
-        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+        # Not Muon's own Adam, which decays norm scales too.
+        optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
 
 
@@ -79,6 +74,13 @@ def _decayed(params: Any) -> Any:
     return jax.tree.map_with_path(decays, params)
 
 
+def _labels(params: Any) -> Any:
+    return jax.tree.map_with_path(lambda path, _: "muon" if _name(path) in _MATRICES else "adamw", params)
+
+
 def _dimension_numbers(params: Any) -> Any:
-    """None, which is AdamW, for all that is not one of the layers' matrices."""
-    return jax.tree.map_with_path(lambda path, _: _MATRICES.get(getattr(path[-1], "key", "")), params)
+    return jax.tree.map_with_path(lambda path, _: _MATRICES[_name(path)], params)
+
+
+def _name(path: Any) -> str:
+    return getattr(path[-1], "key", "")

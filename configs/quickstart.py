@@ -3,7 +3,7 @@
 What makes it learn in minutes, from scratch (a pretrained model needs none of it):
 
   * A model of about a million parameters, Muon, and a vocabulary that is trained on the run's own conversations.
-  * A curriculum: SFT on conversations without their tool documents first (rows of 160 tokens), then with them.
+  * A curriculum: SFT on conversations without their tool documents first (rows of 224 tokens), then with them.
   * Entities renamed in most conversations, so that the model must copy names and cannot learn them by heart: held-out
     questions are about entities that it never saw.
   * Few relations, short chains, English.
@@ -109,10 +109,10 @@ class QuickstartConfig:
         held_out_fraction=0.3,
         languages={"en": 1.0},
         structures={
-            "single_hop": 0.3,
-            "parallel_single_hop": 0.3,
-            "multi_hop": 0.3,
-            "parallel_multi_hop": 0.1,
+            "single_hop": 0.6,
+            "parallel_single_hop": 0.1,
+            "multi_hop": 0.25,
+            "parallel_multi_hop": 0.05,
         },
         relations=RELATIONS,
         max_hops=2,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
@@ -125,6 +127,23 @@ def test_dropped_conversations_are_not_in_the_batches(dataset, tokenizer):
     batches = BatchIterator(dataset, tokenizer, config)
     seen = [document for _ in range(30) for document in documents(next(batches))]
     assert set(seen) == expected
+
+
+def test_some_tools_are_those_called_and_a_changing_few_of_the_others(tmp_path, tokenizer):
+    tools = [TOOL, *(msgspec.structs.replace(TOOL, name=f"other_{letter}") for letter in "abc")]
+    record = msgspec.structs.replace(trajectory(0, ["Kenya"]), tools=tools)
+    one = make_dataset(tmp_path / "one", [record])
+    shown = Counter()
+    batches = BatchIterator(one, tokenizer, replace(CONFIG, rows=1, packing_bins=1, tools="some"))
+    for _ in range(20):
+        for tokens, mask in documents(next(batches)):
+            prompt = tokenizer.decode(tokens).partition("<|im_start|>user")[0]
+            names = re.findall(r'"name": "(\w+)"', prompt)
+            assert "capital_of" in names and len(set(names)) == len(names)
+            shown[tuple(sorted(names))] += 1
+            answer = next(m for t, m in examples([record], tokenizer, replace(CONFIG, tools="none")))
+            assert sum(mask) == sum(answer)  # what is trained on does not depend on the documents
+    assert len(shown) > 4 and {len(names) for names in shown} == {1, 2, 3, 4}
 
 
 def test_renamed_entities_are_new_in_each_epoch_and_the_same_after_a_resume(tmp_path, tokenizer):
