@@ -135,7 +135,7 @@ class QuickstartConfig:
     )
     dialogue: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, rows=8, tools="none", too_long="drop", rename_entities=1.0),
-        steps=800,
+        steps=1_000,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -145,7 +145,7 @@ class QuickstartConfig:
     )
     tools: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
-        steps=150,
+        steps=200,
         optimizer="muon",
         learning_rate=6e-3,
         weight_decay=0.05,
