@@ -135,7 +135,7 @@ class QuickstartConfig:
     )
     dialogue: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, rows=8, tools="none", too_long="drop", rename_entities=1.0),
-        steps=1_000,
+        steps=900,
         optimizer="muon",
         learning_rate=3e-2,
         weight_decay=0.05,
@@ -145,7 +145,7 @@ class QuickstartConfig:
     )
     tools: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
-        steps=200,
+        steps=150,
         optimizer="muon",
         learning_rate=6e-3,
         weight_decay=0.05,
@@ -154,7 +154,7 @@ class QuickstartConfig:
         log_every=10,
     )
     grpo: GRPOConfig = GRPOConfig(
-        updates=40,
+        updates=36,
         groups_per_batch=6,
         group_size=8,
         learning_rate=1e-3,
@@ -168,7 +168,7 @@ class QuickstartConfig:
     )
     engine: EngineConfig = EngineConfig(slots=96, max_length=_LENGTH)
     evaluation: EvalConfig = field(
-        default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=4, episode=EPISODE)
+        default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=3, episode=EPISODE)
     )
     seed: int = 0
 
