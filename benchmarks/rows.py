@@ -24,7 +24,7 @@ def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(),
         "commit": commit(),
-        "command": shlex.join([*program, *sys.argv[1:]]),
+        "command": shlex.join([*program, *map(_general, sys.argv[1:])]),
         **figures,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -32,6 +32,11 @@ def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row), flush=True)
     return row
+
+
+def _general(argument: str) -> str:
+    """The argument without what only this machine has: its folders."""
+    return "--workdir=DIR" if argument.startswith("--workdir=") else argument
 
 
 def hardware() -> str:
