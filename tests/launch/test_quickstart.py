@@ -138,6 +138,41 @@ def test_the_report_is_one_self_contained_page(finished, summary) -> None:
         assert f"{figures['f1']:.3f}" in html
 
 
+@pytest.fixture
+def browser():
+    """A headless Chromium; where it or its driver is not installed the test is skipped."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1280,900"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.mark.slow
+def test_the_report_in_a_browser(finished, summary, browser) -> None:
+    """It renders: figures have a size, nothing runs out of the window, a trajectory and an environment unfold."""
+    browser.get((finished / "report.html").as_uri())
+    assert browser.get_log("browser") == []
+    text = browser.find_element("tag name", "body").text
+    assert all(f"{figures['f1']:.3f}" in text for figures in summary["held_out"].values())
+    pictures = browser.find_elements("tag name", "svg")
+    assert len(pictures) == 3 and all(min(one.size["width"], one.size["height"]) > 100 for one in pictures)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    for title, inside in (("A trajectory", "ol.talk li"), ("An environment", "table")):
+        details = browser.find_element("xpath", f"//h2[.='{title}']/following-sibling::details[1]")
+        hidden = details.find_element("css selector", inside)
+        assert not hidden.is_displayed()
+        details.find_element("tag name", "summary").click()
+        assert hidden.is_displayed() and hidden.text
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Killed and resumed
 
