@@ -58,12 +58,16 @@ setup(
         "vllm": ["vllm>=0.11"],
         "test": [
             "hypothesis",
+            # To compile for TPUs that are not there.
+            "jax[tpu]>=0.8",
             "jsonschema",
             "mypy",
             "pytest>=8",
             "pytest-asyncio>=0.25",
             "ruff",
-            "torch",
+            "selenium",
+            # Reference of the parity tests, and the peer of benchmarks/train_step.py: one known minor version.
+            "torch>=2.6,<2.14",
             "transformers>=4.56",
         ],
     },

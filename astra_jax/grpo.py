@@ -27,15 +27,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.head import token_logprobs
 from astra_jax.losses import ObjectiveSums, PolicyTerms, group_advantages, grpo_objective
+from astra_jax.mesh import check_batch, zigzag
 from astra_jax.metrics import MetricWriter
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
+from astra_jax.models.qwen3.moe import RouterSums, router_metrics
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.optimizers import OptimizerName, make_optimizer
+from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
+from astra_jax.models.qwen3.weights import write_config
+from astra_jax.optimizers import OptimizerName, initial_state, make_optimizer
 from astra_jax.rollout.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import EpisodeConfig, episode_stats, make_task
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
@@ -131,19 +136,27 @@ class GRPOResult:
 
 
 def loss_fn(
-    params: Params, batch: PolicyBatch, tokens_total: jax.Array, *, model: Qwen3Config, config: GRPOConfig
-) -> tuple[jax.Array, tuple[ObjectiveSums, jax.Array]]:
+    params: Params,
+    batch: PolicyBatch,
+    tokens_total: jax.Array,
+    *,
+    model: Qwen3Config,
+    config: GRPOConfig,
+    mesh: Mesh | None = None,
+) -> tuple[jax.Array, tuple[ObjectiveSums, jax.Array, RouterSums | None]]:
     """One micro-batch's share of the batch loss.
 
     Args:
         tokens_total: sampled tokens of the *whole* batch: the shares of all micro-batches add up to eq. 32.
 
     Returns:
-        (share of the loss, (metric sums, sum of token entropies)).
+        (share of the loss, (metric sums, sum of token entropies, the router's statistics or None)).
     """
-    x_btd = forward(params, model, batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, remat=config.remat)
+    batch = jax.tree.map(lambda x: zigzag(x, 1 if mesh is None else mesh.shape["context"]), batch)
+    places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt)
+    x_btd, router = forward(params, model, *places, remat=config.remat, mesh=mesh)
     logps_bt, entropy_bt = token_logprobs(
-        x_btd, head_kernel(params, model), batch.targets_bt, temperature=config.episode.temperature
+        x_btd, head_kernel(params, model), batch.targets_bt, temperature=config.episode.temperature, mesh=mesh
     )
     terms = PolicyTerms(
         logps_bt=logps_bt,
@@ -153,10 +166,10 @@ def loss_fn(
         mask_bt=batch.mask_bt,
     )
     loss, sums = grpo_objective(terms, clip_low=config.clip_low, clip_high=config.clip_high, tis_cap=config.tis_cap)
-    return loss / tokens_total, (sums, jnp.sum(jax.lax.stop_gradient(entropy_bt) * batch.mask_bt))
+    return loss / tokens_total, (sums, jnp.sum(entropy_bt * batch.mask_bt), router)
 
 
-@partial(jax.jit, static_argnames=("model", "config"), donate_argnames=("gradients",))
+@partial(jax.jit, static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
 def accumulate(
     params: Params,
     gradients: Params,
@@ -165,11 +178,12 @@ def accumulate(
     *,
     model: Qwen3Config,
     config: GRPOConfig,
-) -> tuple[Params, jax.Array, ObjectiveSums, jax.Array]:
-    """Add one micro-batch's gradients. Returns (gradients, loss share, metric sums, entropy sum)."""
-    grad_fn = jax.value_and_grad(partial(loss_fn, model=model, config=config), has_aux=True)
-    (loss, (sums, entropy)), new = grad_fn(params, batch, tokens_total)
-    return jax.tree.map(jnp.add, gradients, new), loss, sums, entropy
+    mesh: Mesh | None = None,
+) -> tuple[Params, jax.Array, ObjectiveSums, jax.Array, RouterSums | None]:
+    """Add one micro-batch's gradients. Returns (gradients, loss share, metric sums, entropy sum, router sums)."""
+    grad_fn = jax.value_and_grad(partial(loss_fn, model=model, config=config, mesh=mesh), has_aux=True)
+    (loss, (sums, entropy, router)), new = grad_fn(params, batch, tokens_total)
+    return jax.tree.map(jnp.add, gradients, new), loss, sums, entropy, router
 
 
 def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
@@ -195,7 +209,13 @@ def apply_gradients(
 
 
 def update_step(
-    params: Params, opt_state: Any, groups: Sequence[Group], model: Qwen3Config, config: GRPOConfig, *, mesh: Any = None
+    params: Params,
+    opt_state: Any,
+    groups: Sequence[Group],
+    model: Qwen3Config,
+    config: GRPOConfig,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """One on-policy update from a batch of valid groups; `params` and `opt_state` are donated.
 
@@ -211,13 +231,12 @@ def update_step(
     parts = []
     for batch in batches:
         if mesh is not None:
-            rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp"), "context"))
-            batch = jax.device_put(batch, rows)
-        gradients, *part = accumulate(params, gradients, batch, tokens_total, model=model, config=config)
+            batch = jax.device_put(batch, batch_sharding(mesh))
+        gradients, *part = accumulate(params, gradients, batch, tokens_total, model=model, config=config, mesh=mesh)
         parts.append(part)
     params, opt_state, norm = apply_gradients(params, opt_state, gradients, config=config)
 
-    losses, sums, entropies = zip(*jax.device_get(parts), strict=True)
+    losses, sums, entropies, routers = zip(*jax.device_get(parts), strict=True)
     total = jax.tree.map(lambda *xs: float(sum(xs)), *sums)
     cells = sum(batch.tokens_bt.size for batch in batches)
     metrics = {
@@ -232,6 +251,9 @@ def update_step(
         "trained_tokens": total.tokens,
         "row_fill": sum(int((batch.segment_ids_bt > 0).sum()) for batch in batches) / cells,
     }
+    if routers[0] is not None:
+        router = jax.tree.map(lambda *xs: sum(xs), *routers)
+        metrics |= {name: float(value) for name, value in router_metrics(router).items()}
     return params, opt_state, metrics
 
 
@@ -249,7 +271,7 @@ async def train(
     workdir: Path | str,
     *,
     engine: Any = None,
-    mesh: Any = None,
+    mesh: Mesh | None = None,
     progress: bool = True,
 ) -> GRPOResult:
     """Train from `params`, or from the latest checkpoint in `workdir`.
@@ -263,7 +285,8 @@ async def train(
         mesh: devices of the update; None is one device.
 
     Raises:
-        ValueError: no environments, or one that cannot be used; the message names it.
+        ValueError: no environments, or one that cannot be used; a model whose vocabulary is too small or its context
+            too short; a mesh that does not divide a micro-batch. The message names it.
         WorkdirError: `workdir` has a checkpoint of another run.
     """
     if model_config.vocab_size < tokenizer.vocab_size:
@@ -271,14 +294,19 @@ async def train(
             f"the model's vocab_size is {model_config.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
             "make the model's at least as large"
         )
+    longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
+    model_config.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
+    if mesh is not None:
+        for bucket in config.row_buckets:
+            check_batch(mesh, config.micro_batch_rows, bucket, "a length in row_buckets")
     if not environments:
         raise ValueError("train needs at least one environment; the dataset is empty or its split has none")
     for environment in environments:  # refuse now what would fail in the middle of a run
         make_task(environment, tokenizer, config.episode, seed=config.seed)
     workdir = Path(workdir)
     checkpointer, writer = Checkpointer(workdir / "checkpoints"), MetricWriter(workdir / "metrics")
-    params = jax.tree.map(jnp.copy, params)
-    opt_state = jax.jit(grpo_optimizer(config).init)(params)
+    shardings = None if mesh is None else param_shardings(model_config, mesh)
+    params, opt_state = initial_state(params, grpo_optimizer(config), shardings)
     buffer = GroupBuffer(config.groups_per_batch, delta=config.delta, max_age=config.surplus_max_age)
     start, next_index = 0, 0
     identity = _identity(config, model_config, environments)
@@ -288,12 +316,12 @@ async def train(
         buffer.load(extra["buffer"])
         start, next_index = latest, extra["next_index"]
     writer.truncate(start)
+    write_config(model_config, workdir / "checkpoints")  # so that launch.convert can read them
 
     own_engine = engine is None
     if own_engine:
-        length = config.episode.max_prompt_tokens + config.episode.max_response_tokens
         slots = config.concurrent_groups * config.group_size
-        engine = Engine(params, model_config, EngineConfig(slots=slots, max_length=length), version=start)
+        engine = Engine(params, model_config, EngineConfig(slots=slots, max_length=longest), version=start)
     await engine.update(params, start)
     rollouts = {"group_size": config.group_size, "seed": config.seed, "next_index": next_index}
     sampler = GroupSampler(engine, pool, environments, tokenizer, config.episode, **rollouts)
@@ -349,7 +377,8 @@ async def train(
             if update % config.checkpoint_every == 0 or update == config.updates:
                 save()
             bar.update()
-            bar.set_postfix(reward=f"{row.get('rollout/reward', 0):.3f}", valid=f"{buffer.counts.valid_share:.0%}")
+            if "rollout/reward" in row:  # not when the whole batch came from the surplus
+                bar.set_postfix(reward=f"{row['rollout/reward']:.3f}", valid=f"{buffer.counts.valid_share:.0%}")
     finally:
         bar.close()
         writer.close()

@@ -1,27 +1,51 @@
-"""The device mesh: four axes, always all of them, so that every program is written once."""
+"""The device mesh: five axes, always all of them, so that every program is written once.
+
+    data      batch only
+    fsdp      batch; parameters over their model width
+    expert    batch; experts over it, other parameters over their model width
+    context   sequence; parameters over their model width
+    tensor    heads, feed-forward and vocabulary
+
+A sequence is spread over `context` in zig-zag order: it is cut into twice as many chunks as there are devices, and
+device i holds chunks i and 2c-1-i, one early and one late, so that causal attention is the same work on each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "context", "tensor")
-"""`data`: batch only. `fsdp`: batch, and parameters over their model width. `context`: sequence. `tensor`: heads,
-feed-forward and vocabulary."""
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+BATCH = ("data", "fsdp", "expert")
+"""The axes over which a batch's rows are spread."""
+WIDTH = ("fsdp", "expert", "context")
+"""The axes over which parameters' model width is spread."""
+
+Array = jax.Array
 
 
 def make_mesh(
-    data: int = 1, fsdp: int = 1, context: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None
+    data: int = 1,
+    fsdp: int = 1,
+    expert: int = 1,
+    context: int = 1,
+    tensor: int = 1,
+    *,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh of `data * fsdp * context * tensor` devices; one axis may be -1: whatever is left.
+    """A mesh of `data * fsdp * expert * context * tensor` devices; one axis may be -1: whatever is left.
 
     Raises:
         ValueError: the sizes do not make up the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
+    sizes = dict(zip(AXES, (data, fsdp, expert, context, tensor), strict=True))
     free = [axis for axis, size in sizes.items() if size == -1]
     product = 1
     for size in sizes.values():
@@ -33,4 +57,67 @@ def make_mesh(
         raise ValueError(
             f"mesh {sizes} needs {product} devices, there are {len(devices)}; change the sizes, or set one axis to -1"
         )
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 4, devices=devices)
+    # A TPU slice's torus has other sides than the mesh: an axis may be part of a side.
+    grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def constrain(x: Array, mesh: Mesh | None, *spec: str | tuple[str, ...] | None) -> Array:
+    """Tell the compiler where `x` lives; without a mesh, `x` as it is."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
+    """Refuse batches that the mesh does not divide.
+
+    Args:
+        rows, tokens: of one micro-batch.
+        field: the setting that gives `tokens`, for the message.
+
+    Raises:
+        ValueError: names the axes and the numbers.
+    """
+    over_rows = int(np.prod([mesh.shape[axis] for axis in BATCH]))
+    if rows % over_rows:
+        raise ValueError(
+            f"a micro-batch has {rows} rows, which mesh axes {' x '.join(BATCH)} = {over_rows} do not divide; use "
+            f"{-(-rows // over_rows) * over_rows} rows, or a smaller mesh axis"
+        )
+    if tokens % (pieces := _pieces(mesh.shape["context"])):
+        raise ValueError(
+            f"{field} is {tokens}, which mesh axis 'context' of {mesh.shape['context']} devices cuts into {pieces} "
+            f"chunks; use {-(-tokens // pieces) * pieces}"
+        )
+
+
+def _pieces(context: int) -> int:
+    return 2 * context if context > 1 else 1
+
+
+def zigzag_order(length: int, context: int) -> np.ndarray:
+    """Which position of the sequence is at each place, int32 [length].
+
+    Raises:
+        ValueError: `length` is not a multiple of `2 * context`.
+    """
+    if length % _pieces(context):
+        raise ValueError(f"a sequence of {length} does not divide into {2 * context} chunks; see mesh.check_batch")
+    return np.asarray(zigzag(np.arange(length, dtype=np.int32)[None], context))[0]
+
+
+def zigzag(x_bt: Any, context: int) -> Any:
+    """Reorder axis 1 so that an even split over `context` devices gives each an early and a late chunk."""
+    if context == 1:
+        return x_bt
+    chunks = x_bt.reshape(x_bt.shape[0], 2 * context, -1, *x_bt.shape[2:])
+    order = np.stack([np.arange(context), np.arange(2 * context - 1, context - 1, -1)], axis=1).reshape(-1)
+    return chunks[:, order].reshape(x_bt.shape)
+
+
+def unzigzag(x_bt: Array, context: int) -> Array:
+    """The inverse of `zigzag`."""
+    if context == 1:
+        return x_bt
+    chunks = x_bt.reshape(x_bt.shape[0], context, 2, -1, *x_bt.shape[2:])
+    both = jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1)
+    return both.reshape(x_bt.shape)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
+from jax.sharding import NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
 
 OptimizerName = Literal["adamw", "muon"]
@@ -26,8 +28,11 @@ _MATRICES = {
     "gate_df": MuonDimensionNumbers((1,), (2,)),
     "up_df": MuonDimensionNumbers((1,), (2,)),
     "down_fd": MuonDimensionNumbers((1,), (2,)),
+    "gate_edf": MuonDimensionNumbers((2,), (3,)),
+    "up_edf": MuonDimensionNumbers((2,), (3,)),
+    "down_efd": MuonDimensionNumbers((2,), (3,)),
 }
-"""Which axes of a stacked leaf are a matrix's rows and columns; axis 0 is the layer."""
+"""Which axes of a stacked leaf are a matrix's rows and columns; those before them are the layer and the expert."""
 
 
 def make_optimizer(
@@ -63,6 +68,25 @@ def make_optimizer(
         # Not Muon's own Adam, which decays norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+
+
+def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:
+    """A copy of the weights, which may be donated, and the optimizer's state, each committed to its devices.
+
+    All of it is committed, counters too: an array that is not, or that comes back from a step or a checkpoint with
+    another sharding, would compile the step a second time.
+
+    Args:
+        shardings: a `NamedSharding` for each parameter; None is one device.
+    """
+    params = jax.tree.map(jnp.copy, params)
+    if shardings is None:
+        params = jax.device_put(params, jax.devices()[0])
+        return params, jax.device_put(optimizer.init(params), jax.devices()[0])
+    params = jax.device_put(params, shardings)
+    opt_state = optimizer.init(params)  # not jitted: zeros_like keeps each parameter's sharding
+    everywhere = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
+    return params, jax.tree.map(lambda x: jax.device_put(x, everywhere) if x.ndim == 0 else x, opt_state)
 
 
 def _decayed(params: Any) -> Any:

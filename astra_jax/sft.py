@@ -32,11 +32,14 @@ from tqdm import tqdm
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.data import Batch, BatchIterator, DataConfig, DataStats, scan, steps_for_epochs
 from astra_jax.head import token_logprobs
+from astra_jax.mesh import BATCH, check_batch, zigzag
 from astra_jax.metrics import MetricWriter
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
+from astra_jax.models.qwen3.moe import RouterSums, router_metrics
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import param_shardings
-from astra_jax.optimizers import OptimizerName, make_optimizer
+from astra_jax.models.qwen3.weights import write_config
+from astra_jax.optimizers import OptimizerName, initial_state, make_optimizer
 from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import read_card
@@ -112,15 +115,19 @@ class SFTResult:
 # The step
 
 
-def loss_sums(params: Params, batch: Batch, *, model: Qwen3Config, remat: str = "none") -> tuple[jax.Array, jax.Array]:
-    """Sum of negative logprobs over the trained tokens, and their number; both float32 scalars.
+def loss_sums(
+    params: Params, batch: Batch, *, model: Qwen3Config, remat: str = "none", mesh: Mesh | None = None
+) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
+    """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense).
 
     The token at t is predicted at t-1, so a document's first token is never a target, nor is padding.
     """
-    x_btd = forward(params, model, batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, remat=remat)
-    mask_bt = target_mask(batch)
-    logps_bt, _ = token_logprobs(x_btd, head_kernel(params, model), shift(batch.tokens_bt))
-    return -jnp.sum(logps_bt * mask_bt), jnp.sum(mask_bt)
+    context = 1 if mesh is None else mesh.shape["context"]
+    places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
+    tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = (zigzag(x, context) for x in places)
+    x_btd, router = forward(params, model, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
+    logps_bt, _ = token_logprobs(x_btd, head_kernel(params, model), targets_bt, mesh=mesh)
+    return -jnp.sum(logps_bt * mask_bt), (jnp.sum(mask_bt), router)
 
 
 def target_mask(batch: Batch) -> jax.Array:
@@ -160,26 +167,46 @@ def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation
     )
 
 
-@partial(jax.jit, static_argnames=("model", "config", "steps"), donate_argnames=("params", "opt_state"))
+@partial(jax.jit, static_argnames=("model", "config", "steps", "mesh"), donate_argnames=("params", "opt_state"))
 def train_step(
-    params: Params, opt_state: Any, batch: Batch, *, model: Qwen3Config, config: SFTConfig, steps: int
+    params: Params,
+    opt_state: Any,
+    batch: Batch,
+    *,
+    model: Qwen3Config,
+    config: SFTConfig,
+    steps: int,
+    mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
     """One optimizer step on a batch whose arrays are [accumulation, rows / accumulation, T].
 
     Returns:
         (params, optimizer state, metrics on the device).
     """
-    grad_fn = jax.value_and_grad(partial(loss_sums, model=model, remat=config.remat), has_aux=True)
+    grad_fn = jax.value_and_grad(partial(loss_sums, model=model, remat=config.remat, mesh=mesh), has_aux=True)
 
-    def add_micro_batch(carry: Any, micro: Batch) -> tuple[Any, None]:
-        (loss, count), gradients = grad_fn(params, micro)
-        return jax.tree.map(jnp.add, carry, (gradients, loss, count)), None
+    def micro_batch(micro: Batch) -> Any:
+        (loss, sums), gradients = grad_fn(params, micro)
+        return gradients, loss, sums
 
-    zeros = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), jnp.float32(0)
-    (gradients, loss, count), _ = jax.lax.scan(add_micro_batch, zeros, batch)
+    if config.accumulation == 1:  # no second copy of the gradients
+        gradients, loss, (count, router) = micro_batch(jax.tree.map(lambda x: x[0], batch))
+    else:
+        shapes = jax.eval_shape(micro_batch, jax.tree.map(lambda x: x[0], batch))
+        zeros = jax.tree.map(jnp.zeros_like, params), *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1:])
+
+        def add(carry: Any, micro: Batch) -> tuple[Any, None]:
+            # The barrier keeps the gradients' reduce-scatter in the loop: XLA would move it behind, where each device
+            # holds whole gradients (and its TPU compiler fails while it tries).
+            new = jax.lax.optimization_barrier(micro_batch(micro))
+            return jax.tree.map(jnp.add, carry, new), None
+
+        (gradients, loss, (count, router)), _ = jax.lax.scan(add, zeros, batch)
     gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
     updates, opt_state = sft_optimizer(config, steps).update(gradients, opt_state, params)
     metrics = {"loss": loss / count, "trained_tokens": count, "gradient_norm": optax.tree.norm(gradients)}
+    if router is not None:
+        metrics |= router_metrics(router)
     return optax.apply_updates(params, updates), opt_state, metrics
 
 
@@ -211,13 +238,17 @@ def train(
     Raises:
         DatasetError: the dataset is missing, corrupt, or has nothing to train on.
         WorkdirError: `workdir` has a checkpoint of another run.
-        ValueError: the loss mask of a batch is empty or full, or the model's vocabulary is too small.
+        ValueError: the loss mask of a batch is empty or full, the model's vocabulary is too small or its context too
+            short, or the mesh does not divide the batch.
     """
     if model_config.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"the model's vocab_size is {model_config.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
             "make the model's at least as large"
         )
+    model_config.check_length(config.data.seq_len, "data.seq_len")
+    if mesh is not None:
+        check_batch(mesh, config.data.rows // config.accumulation, config.data.seq_len, "data.seq_len")
     stats = scan(dataset_path, tokenizer, config.data)
     steps = config.steps or steps_for_epochs(stats, config.data, config.epochs)
     identity = _identity(config, model_config, dataset_path, tokenizer, steps)
@@ -225,7 +256,8 @@ def train(
     checkpointer = Checkpointer(workdir / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
     batches = BatchIterator(dataset_path, tokenizer, config.data, process=(jax.process_index(), jax.process_count()))
 
-    params, opt_state = _initial_state(params, sft_optimizer(config, steps), model_config, mesh)
+    shardings = None if mesh is None else param_shardings(model_config, mesh)
+    params, opt_state = initial_state(params, sft_optimizer(config, steps), shardings)
     start, loss = 0, float("nan")
     if (latest := checkpointer.latest()) is not None:
         check_same_run(checkpointer.read_extra(latest)["identity"], identity, workdir)
@@ -235,6 +267,7 @@ def train(
 
     writer = MetricWriter(workdir / "metrics")
     writer.truncate(start)
+    write_config(model_config, workdir / "checkpoints")  # so that launch.convert can read them
     history: list[dict[str, float]] = []
     tokens, clock = 0, time.perf_counter()
     bar = tqdm(total=steps, initial=start, desc="SFT", disable=not progress, unit="step")
@@ -245,7 +278,7 @@ def train(
             tokens += int((batch.segment_ids_bt > 0).sum()) * jax.process_count()
             batch = _to_device(batch, config.accumulation, mesh)
             params, opt_state, metrics = train_step(
-                params, opt_state, batch, model=model_config, config=config, steps=steps
+                params, opt_state, batch, model=model_config, config=config, steps=steps, mesh=mesh
             )
             bar.update()
             save = step % config.checkpoint_every == 0 or step == steps
@@ -271,24 +304,6 @@ def train(
     return SFTResult(params=params, steps=steps, final_loss=loss, stats=stats, history=history)
 
 
-def _initial_state(
-    params: Params, optimizer: optax.GradientTransformation, model_config: Qwen3Config, mesh: Mesh | None
-) -> tuple[Params, Any]:
-    """A copy of the weights, which may be donated, and the optimizer's state, each committed to its devices.
-
-    All of it is committed, counters too: an array that is not, or that comes back from a step or a checkpoint with
-    another sharding, would compile the step a second time.
-    """
-    params = jax.tree.map(jnp.copy, params)
-    if mesh is None:
-        params = jax.device_put(params, jax.devices()[0])
-        return params, jax.device_put(optimizer.init(params), jax.devices()[0])
-    params = jax.device_put(params, param_shardings(model_config, mesh))
-    opt_state = optimizer.init(params)  # not jitted: zeros_like keeps each parameter's sharding
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return params, jax.tree.map(lambda x: jax.device_put(x, everywhere) if x.ndim == 0 else x, opt_state)
-
-
 def _shares(batch: Batch, step: int) -> dict[str, float]:
     """Mask share (of the real tokens) and padding share (of all places).
 
@@ -312,7 +327,7 @@ def _to_device(batch: Batch, accumulation: int, mesh: Mesh | None) -> Batch:
         x_abt = x_bt.reshape(accumulation, -1, x_bt.shape[1])
         if mesh is None:
             return jnp.asarray(x_abt)
-        sharding = NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"), "context"))
+        sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
         return jax.make_array_from_process_local_data(sharding, x_abt)
 
     return jax.tree.map(put, batch)

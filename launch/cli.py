@@ -10,15 +10,18 @@ import dataclasses
 import difflib
 import json
 import os
+import runpy
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from absl import app, flags, logging
 
 Config = TypeVar("Config")
 
+_ROOT = Path(__file__).resolve().parent.parent
 _PREFIX = "--config."
 _overrides: list[tuple[str, str]] = []
 
@@ -27,10 +30,11 @@ class UsageError(Exception):
     """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
 
 
-_MALLOC = (
+MALLOC = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.top_pad=268435456:"
     "glibc.malloc.trim_threshold=20000000000"
 )
+"""GLIBC_TUNABLES of `with_fast_malloc`."""
 
 
 def with_fast_malloc(module: str) -> None:
@@ -42,7 +46,7 @@ def with_fast_malloc(module: str) -> None:
     """
     wanted = "GLIBC_TUNABLES" not in os.environ and not {"--help", "--helpfull"} & set(sys.argv)
     if wanted and sys.platform == "linux" and "ASTRA_MALLOC" not in os.environ:
-        environment = os.environ | {"GLIBC_TUNABLES": _MALLOC, "ASTRA_MALLOC": "set"}
+        environment = os.environ | {"GLIBC_TUNABLES": MALLOC, "ASTRA_MALLOC": "set"}
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
     if os.environ.pop("ASTRA_MALLOC", None):
         del os.environ["GLIBC_TUNABLES"]
@@ -85,6 +89,23 @@ def _parse(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument[len(_PREFIX) :].partition("=")
         _overrides.append((name, value if equals else next(arguments, "")))
     return app.parse_flags_with_usage(kept)
+
+
+def load_config(path: str) -> Any:
+    """`CONFIG` of a configuration file, for example `configs/sft_qwen3_14b.py`.
+
+    Raises:
+        UsageError: no such file (names the nearest), or it defines no `CONFIG`.
+    """
+    file = Path(path)
+    if not file.is_file():
+        known = sorted(str(one.relative_to(_ROOT)) for one in (_ROOT / "configs").glob("*_qwen3_*.py"))
+        near = difflib.get_close_matches(path, known, n=1, cutoff=0.0)
+        raise UsageError(f"--config={path}: there is no such file{f'; the nearest is {near[0]}' if near else ''}")
+    try:
+        return runpy.run_path(str(file))["CONFIG"]
+    except KeyError:
+        raise UsageError(f"--config={path} defines no CONFIG; see configs/sft_qwen3_14b.py") from None
 
 
 def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = None) -> Config:

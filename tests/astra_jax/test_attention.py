@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import astra_jax.attention
-from astra_jax.attention import attention, cached_attention
+from astra_jax.attention import attention, blockwise, cached_attention
+from astra_jax.mesh import make_mesh, unzigzag, zigzag
 
 B, T, N, K, H = 2, 80, 4, 2, 8
 
@@ -36,15 +41,13 @@ def packed():
 
 
 def run(q, k, v, segments, positions, **options):
-    places = {"segment_ids_q_bt": segments, "segment_ids_k_bs": segments}
-    places |= {"positions_q_bt": positions, "positions_k_bs": positions}
-    return attention(q, k, v, **places, **options)
+    return attention(q, k, v, segments, positions, **options)
 
 
 @pytest.mark.parametrize("blocks", [(512, 1024), (16, 32), (24, 16), (80, 7)])
 def test_blockwise_equals_the_full_matrix_forward_and_backward(packed, blocks, monkeypatch) -> None:
-    monkeypatch.setattr(astra_jax.attention, "QUERY_BLOCK", blocks[0])
-    monkeypatch.setattr(astra_jax.attention, "KEY_BLOCK", blocks[1])
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", blocks[0])
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", blocks[1])
     q, k, v, segments, positions = packed
     weights = jnp.cos(jnp.arange(q.size)).reshape(q.shape)
     np.testing.assert_allclose(run(*packed), reference(*packed), atol=2e-6)
@@ -82,5 +85,109 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
 
 
 def test_unknown_backend_names_the_known_ones(packed) -> None:
-    with pytest.raises(ValueError, match="'flash'; use one of blockwise"):
+    with pytest.raises(ValueError, match="'flash'; use one of auto, blockwise, splash"):
         run(*packed, backend="flash")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Splash, interpreted; and what each backend holds
+
+
+@pytest.fixture(scope="module")
+def packed_wide():
+    """As `packed`, with 128 wide heads, which the kernel wants, and a length that it must pad."""
+    rng = np.random.default_rng(1)
+    t, h = 500, 128
+    q = jnp.array(rng.normal(size=(1, t, N, h)), jnp.float32)
+    k, v = (jnp.array(rng.normal(size=(1, t, K, h)), jnp.float32) for _ in range(2))
+    lengths = [130, 1, 300, 69]
+    segments = np.repeat([1, 2, 3, 0], lengths)[None]
+    positions = np.concatenate([np.arange(n) for n in lengths])[None]
+    return q, k, v, jnp.array(segments), jnp.array(positions)
+
+
+def value_and_gradients(operands, **options):
+    q, k, v, segments, positions = operands
+    weights = jnp.cos(jnp.arange(q.size)).reshape(q.shape)
+
+    def total(q, k, v):
+        o = run(q, k, v, segments, positions, **options)
+        return (o * weights).sum(), o
+
+    (_, o), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return o, *gradients
+
+
+@pytest.mark.slow
+def test_splash_equals_blockwise_forward_and_backward(packed_wide) -> None:
+    ours = value_and_gradients(packed_wide, backend="splash_interpret")
+    for mine, expected in zip(ours, value_and_gradients(packed_wide, backend="blockwise"), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["blockwise", "splash_interpret"])
+def test_context_parallel_equals_one_device(packed_wide, backend) -> None:
+    """Each device has an early and a late chunk of the sequence, and half of the heads."""
+    context = 2
+    mesh = make_mesh(data=2, context=context, tensor=2)
+    padded = [jnp.pad(x, ((0, 0), (0, 12)) + ((0, 0),) * (x.ndim - 2)) for x in packed_wide]
+    twice = [jnp.concatenate([x, x]) for x in padded]
+    expected = value_and_gradients(twice, backend="blockwise")
+    with_mesh = value_and_gradients_zigzag(twice, context, backend=backend, mesh=mesh)
+    for mine, one in zip(with_mesh, expected, strict=True):
+        np.testing.assert_allclose(mine, one, atol=2e-5)
+
+
+def value_and_gradients_zigzag(operands, context, **options):
+    q, k, v, segments, positions = operands
+    weights = jnp.cos(jnp.arange(q.size)).reshape(q.shape)
+
+    def total(q, k, v):
+        o = run(*(zigzag(x, context) for x in (q, k, v, segments, positions)), **options)
+        o = unzigzag(o, context)
+        return (o * weights).sum(), o
+
+    (_, o), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return o, *gradients
+
+
+def gradient_program(t: int, heads: int, h: int, **options):
+    """The gradient of attention over one row of `t`, and its abstract arguments."""
+    shape = jax.ShapeDtypeStruct((1, t, heads, h), jnp.bfloat16)
+    places = jax.ShapeDtypeStruct((1, t), jnp.int32)
+
+    def total(q, k, v, segments, positions):
+        return run(q, k, v, segments, positions, **options).astype(jnp.float32).sum()
+
+    return jax.jit(jax.grad(total, argnums=(0, 1, 2))), (shape, shape, shape, places, places)
+
+
+@pytest.mark.parametrize("t", [8_192, 32_768])
+def test_blockwise_never_holds_a_square(t) -> None:
+    program, arguments = gradient_program(t, 2, 16, backend="blockwise")
+    assert program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes < t * t
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install '.[tpu]'")
+def test_splash_compiles_for_tpus_and_never_holds_a_square() -> None:
+    """In a process of its own: libtpu takes this one's signals."""
+    code = """
+import jax
+from test_attention import gradient_program, make_mesh
+from astra_jax.planner.hardware import Slice
+mesh = make_mesh(context=4, devices=Slice.parse("v5e:2x2").devices())
+for t in (8_192, 65_536):
+    program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh)
+    assert "tpu_custom_call" in program.lower(*arguments).as_text()
+    temporaries = program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    assert temporaries < t * t / 4, (t, temporaries)
+"""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
+
+
+def test_splash_over_context_wants_whole_blocks(packed_wide) -> None:
+    with pytest.raises(ValueError, match="rows of 500 tokens over a context axis of 2: .* multiple of 512; use 512"):
+        run(*packed_wide, backend="splash", mesh=make_mesh(data=4, context=2))

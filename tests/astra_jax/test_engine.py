@@ -41,7 +41,8 @@ def params():
 @jax.jit
 def hidden(params, tokens_bt, lengths_b):
     positions_bt = jnp.broadcast_to(jnp.arange(LENGTH), tokens_bt.shape)
-    return forward(params, MODEL, tokens_bt, positions_bt, (positions_bt < lengths_b[:, None]).astype(jnp.int32))
+    segments_bt = (positions_bt < lengths_b[:, None]).astype(jnp.int32)
+    return forward(params, MODEL, tokens_bt, positions_bt, segments_bt)[0]
 
 
 def row(ids: Sequence[int]) -> tuple[jax.Array, jax.Array]:

@@ -68,7 +68,7 @@ def gradients_of(params, episodes, advantages, *, rows: int, packed: bool):
     total = jnp.float32(sum(sum(e.loss_mask) for e in episodes))
     gradients, losses, sums = jax.tree.map(jnp.zeros_like, params), 0.0, []
     for batch in batches:
-        gradients, loss, part, _ = accumulate(params, gradients, batch, total, model=MODEL, config=WIDE)
+        gradients, loss, part, *_ = accumulate(params, gradients, batch, total, model=MODEL, config=WIDE)
         losses += float(loss)
         sums.append(part)
     return gradients, losses, jax.tree.map(lambda *xs: float(sum(xs)), *sums)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astra_jax.head import token_logprobs
 from astra_jax.models.qwen3 import weights
 from astra_jax.models.qwen3.modules import (
     abstract_params,
@@ -18,7 +19,7 @@ from astra_jax.models.qwen3.modules import (
     init_cache,
     init_params,
 )
-from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config, Yarn
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -35,6 +36,7 @@ SMALL = Qwen3Config(
     d_ff=80,
     tie_embeddings=True,
 )
+EXPERTS = dataclasses.replace(SMALL, n_experts=5, experts_per_token=2, d_ff=24)
 CONFIGS = {
     "tied": SMALL,
     "untied": dataclasses.replace(SMALL, tie_embeddings=False),
@@ -43,17 +45,28 @@ CONFIGS = {
     "as many key-value heads": dataclasses.replace(SMALL, n_kv_heads=4),
     "rope_theta 5e6": dataclasses.replace(SMALL, rope_theta=5e6, head_dim=32),
     "biases": dataclasses.replace(SMALL, attention_bias=True),
+    "odd sizes": dataclasses.replace(SMALL, vocab_size=113, d_model=42, d_ff=75, n_heads=6, n_kv_heads=3, head_dim=22),
+    "YaRN": dataclasses.replace(SMALL, yarn=Yarn(4.0, 64), max_positions=256, head_dim=32),
+    "YaRN, ends not rounded": dataclasses.replace(
+        SMALL,
+        yarn=Yarn(2.5, 100, beta_fast=20.0, beta_slow=2.0, attention_factor=1.3, truncate=False),
+        max_positions=250,
+    ),
+    "experts": EXPERTS,
+    "experts, weights not normalised": dataclasses.replace(
+        EXPERTS, norm_topk_prob=False, tie_embeddings=False, experts_per_token=3, yarn=Yarn(4.0, 64), max_positions=256
+    ),
 }
 
 
 def hf_model(config: Qwen3Config, seed: int = 0):
     """HF's Qwen3 in float32, every weight random: also the norms, which HF starts at 1, and biases, at 0."""
     torch.manual_seed(seed)
-    hf = transformers.Qwen3Config(
-        **{k: v for k, v in config.to_hf().items() if k not in ("architectures", "model_type")}
-    )
+    kind = "Qwen3Moe" if config.n_experts else "Qwen3"
+    values = {k: v for k, v in config.to_hf().items() if k not in ("architectures", "model_type")}
+    hf = getattr(transformers, f"{kind}Config")(**values)
     hf._attn_implementation = "eager"
-    model = transformers.Qwen3ForCausalLM(hf).float().eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(hf).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -69,7 +82,7 @@ def tokens_of(config: Qwen3Config, batch: int = 2, length: int = 150) -> np.ndar
 
 def logits_of(params, config: Qwen3Config, tokens: np.ndarray) -> np.ndarray:
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    x = forward(params, config, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
+    x, _ = forward(params, config, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
     return np.asarray(jnp.einsum("btd,dv->btv", x, head_kernel(params, config)))
 
 
@@ -88,12 +101,54 @@ def test_logits_equal_hugging_face(name: str, tmp_path) -> None:
     np.testing.assert_allclose(logits_of(params, config, tokens), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+def hf_gradients(model) -> dict[str, np.ndarray]:
+    """By the names of checkpoints, in which each expert has tensors of its own."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.numpy()
+        if name.endswith("experts.gate_up_proj"):
+            for expert, (gate, up) in enumerate(np.split(one, 2) for one in gradient):
+                gradients[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
+                gradients[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up
+        elif name.endswith("experts.down_proj"):
+            for expert, down in enumerate(gradient):
+                gradients[name.replace("down_proj", f"{expert}.down_proj.weight")] = down
+        else:
+            gradients[name] = gradient
+    return gradients
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
+    """Of the mean negative logprob of the next token, for every parameter."""
+    config = CONFIGS[name]
+    model = hf_model(config)
+    model.save_pretrained(tmp_path)
+    params = weights.load_hf(tmp_path, weights.read_config(tmp_path))
+    tokens = tokens_of(config, length=90)
+    model(torch.tensor(tokens), labels=torch.tensor(tokens)).loss.backward()
+    expected = hf_gradients(model)
+
+    def loss(params):
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
+        x, _ = forward(params, config, jnp.asarray(tokens), *places)
+        logps, _ = token_logprobs(x[:, :-1], head_kernel(params, config), jnp.asarray(tokens[:, 1:]))
+        return -logps.mean()
+
+    ours = dict(weights.hf_tensors(jax.jit(jax.grad(loss))(params), config))
+    assert ours.keys() == expected.keys()
+    for tensor, gradient in expected.items():
+        assert np.abs(gradient).max() > 1e-6, tensor
+        np.testing.assert_allclose(ours[tensor], gradient, atol=2e-5, rtol=1e-3, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", ["tied", "untied", "YaRN", "experts"])
 def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
     config = CONFIGS[name]
     params = init_params(config, jax.random.key(3))
-    weights.save_hf(params, config, tmp_path)
-    model = transformers.Qwen3ForCausalLM.from_pretrained(
+    weights.save_hf(params, config, tmp_path, max_bytes=20_000)
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 3
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     tokens = tokens_of(config)
@@ -132,7 +187,7 @@ def test_rematerialisation_changes_no_gradient(remat: str) -> None:
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient(policy: str):
-        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments, remat=policy) ** 2).sum())(params)
+        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments, remat=policy)[0] ** 2).sum())(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient("none"), gradient(remat))
 
@@ -147,7 +202,7 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient():
-        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments) ** 2).sum())(params)
+        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments)[0] ** 2).sum())(params)
 
     spelled_out = gradient()
     monkeypatch.setattr(modules, "linear", lambda x, w, contracted=1: jnp.tensordot(x, w, contracted))
@@ -156,7 +211,15 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("0.6b", 0.596), ("1.7b", 1.721), ("4b", 4.022), ("8b", 8.191), ("14b", 14.768), ("32b", 32.762)],
+    [
+        ("0.6b", 0.596),
+        ("1.7b", 1.721),
+        ("4b", 4.022),
+        ("8b", 8.191),
+        ("14b", 14.768),
+        ("32b", 32.762),
+        ("30b-a3b", 30.532),
+    ],
 )
 def test_presets_have_the_released_number_of_parameters(name: str, billions: float) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(PRESETS[name])))
@@ -168,7 +231,8 @@ def test_presets_have_the_released_number_of_parameters(name: str, billions: flo
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_parameters": None}, "rope_type is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "rope_parameters": None}, "rope_type is 'dynamic'"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]"),
     ],
 )
 def test_configs_that_the_port_does_not_compute_are_refused(change: dict, message: str) -> None:

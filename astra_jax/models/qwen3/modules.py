@@ -9,15 +9,19 @@ nested `nnx.jit` 108 ms of blocking Python a step and 8.1 s to compile, a stacke
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from astra_jax.attention import attention, cached_attention
+from astra_jax.mesh import BATCH, WIDTH, constrain
 from astra_jax.models.qwen3.linear import linear
+from astra_jax.models.qwen3.moe import MoE, RouterSums
 from astra_jax.models.qwen3.presets import Qwen3Config
 
 Params = dict[str, Any]
@@ -110,20 +114,26 @@ class Block(nnx.Module):
         self.attention_norm_d = _filled(1.0, (config.d_model,), config)
         self.attention = Attention(config, rngs=rngs)
         self.mlp_norm_d = _filled(1.0, (config.d_model,), config)
-        self.mlp = MLP(config, rngs=rngs)
+        self.mlp = MoE(config, rngs=rngs) if config.n_experts else MLP(config, rngs=rngs)
 
     def __call__(
         self,
         x_btd: Array,
         angles_bth: tuple[Array, Array],
+        real_bt: Array,
         attend: Callable[[Array, Array, Array], tuple[Array, Any]],
-    ) -> tuple[Array, Any]:
-        """Returns the layer's output and whatever else `attend` returned."""
+        mesh: Mesh | None = None,
+    ) -> tuple[Array, Any, RouterSums | None]:
+        """Returns the layer's output, whatever else `attend` returned, and the router's statistics if it has one."""
         eps = self.config.rms_eps
         qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth)
         o_btnh, extra = attend(*qkv)
         x_btd = x_btd + self.attention.output(o_btnh)
-        return x_btd + self.mlp(rms_norm(x_btd, self.mlp_norm_d[...], eps)), extra
+        normed_btd = rms_norm(x_btd, self.mlp_norm_d[...], eps)
+        if isinstance(self.mlp, MoE):
+            y_btd, sums = self.mlp(normed_btd, real_bt, mesh)
+            return x_btd + y_btd, extra, sums
+        return x_btd + self.mlp(normed_btd), extra, None
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -134,10 +144,27 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 
 
 def rotary_angles(positions_bt: Array, config: Qwen3Config) -> tuple[Array, Array]:
-    """(cos, sin), each [B, T, H / 2], float32."""
+    """(cos, sin), each [B, T, H / 2], float32; with `config.yarn` stretched, and scaled by its attention factor."""
     exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    angles = positions_bt[..., None].astype(jnp.float32) / config.rope_theta**exponent
-    return jnp.cos(angles), jnp.sin(angles)
+    positions_bt1 = positions_bt[..., None].astype(jnp.float32)
+    if (yarn := config.yarn) is None:
+        angles = positions_bt1 / config.rope_theta**exponent
+        return jnp.cos(angles), jnp.sin(angles)
+
+    def dimension(turns: float) -> float:
+        """Which pair of dimensions turns so often over the original length."""
+        ratio = math.log(yarn.original_max_positions / (turns * 2 * math.pi)) / math.log(config.rope_theta)
+        return ratio * config.head_dim / 2
+
+    low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    # HF bounds by head_dim - 1, not by the number of pairs; the weights were made with that.
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    ramp = jnp.clip((jnp.arange(config.head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    frequencies = (1 - ramp + ramp / yarn.factor) / config.rope_theta**exponent
+    angles = positions_bt1 * frequencies
+    return jnp.cos(angles) * yarn.scale, jnp.sin(angles) * yarn.scale
 
 
 def rotate(x_btnh: Array, angles_bth: tuple[Array, Array]) -> Array:
@@ -193,9 +220,11 @@ def forward(
     segment_ids_bt: Array,
     *,
     remat: str = "none",
-    backend: str = "blockwise",
-) -> Array:
-    """Hidden states after the final norm, [B, T, D] in `config.dtype`.
+    backend: str = "auto",
+    mesh: Mesh | None = None,
+) -> tuple[Array, RouterSums | None]:
+    """Hidden states after the final norm, [B, T, D] in `config.dtype`, and the router's statistics, stacked over layers
+    (None for a dense model).
 
     Args:
         tokens_bt: int32 token ids.
@@ -203,35 +232,40 @@ def forward(
         segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other.
         remat: a name of `REMAT_POLICIES`.
         backend: of `astra_jax.attention`.
+        mesh: on which parameters and batch live as `sharding` says, the sequence in `astra_jax.mesh`'s zig-zag order;
+            None is one device.
 
     Raises:
-        ValueError: an unknown remat policy or backend.
+        ValueError: an unknown remat policy or backend, or a mesh that does not divide heads or sequence.
     """
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
-    x_btd = params["embed_vd"][tokens_bt].astype(config.dtype)
+    x_btd = _embed(params["embed_vd"], tokens_bt, config, mesh)
     angles_bth = rotary_angles(positions_bt, config)
 
-    def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array) -> tuple[Array, None]:
-        o_btnh = attention(
-            q_btnh,
-            k_bskh,
-            v_bskh,
-            segment_ids_q_bt=segment_ids_bt,
-            segment_ids_k_bs=segment_ids_bt,
-            positions_q_bt=positions_bt,
-            positions_k_bs=positions_bt,
-            backend=backend,
-        )
-        return o_btnh, None
+    def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
+        operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
+        return attention(*operands, backend=backend, mesh=mesh), None
 
-    def layer(x_btd: Array, arrays: Params) -> tuple[Array, None]:
-        return _block(config, arrays)(x_btd, angles_bth, attend)
+    def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
+        x_btd, _, sums = _block(config, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh)
+        return constrain(x_btd, mesh, BATCH, "context", None), sums
 
     if (policy := REMAT_POLICIES[remat]) is not None:
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)  # a scan's body cannot be CSE'd anyway
-    x_btd, _ = jax.lax.scan(layer, x_btd, params["layers"])
-    return rms_norm(x_btd, params["final_norm_d"], config.rms_eps)
+    x_btd, sums_l = jax.lax.scan(layer, x_btd, params["layers"])
+    return rms_norm(x_btd, params["final_norm_d"], config.rms_eps), sums_l
+
+
+def _embed(embed_vd: Array, tokens_bt: Array, config: Qwen3Config, mesh: Mesh | None) -> Array:
+    """Look the tokens up where the table's columns are, then give each device its own tokens.
+
+    Each device holds some columns of all words: it looks up all tokens of its part of the batch in them, and one
+    exchange turns "all tokens, some columns" into "some tokens, all columns". So no device ever holds the table.
+    """
+    tokens_bt = constrain(tokens_bt, mesh, "data", None)
+    x_btd = constrain(embed_vd[tokens_bt].astype(config.dtype), mesh, "data", None, WIDTH)
+    return constrain(x_btd, mesh, BATCH, "context", None)
 
 
 def head_kernel(params: Params, config: Qwen3Config) -> Array:
@@ -278,7 +312,7 @@ def forward_cached(
             v_bskh = jax.lax.dynamic_index_in_dim(v_lbskh, index, keepdims=False)
             return cached_attention(q_btnh, k_bskh, v_bskh, positions_bt), Cache(k_lbskh, v_lbskh)
 
-        x_btd, cache = _block(config, arrays)(x_btd, angles_bth, attend)
+        x_btd, cache, _ = _block(config, arrays)(x_btd, angles_bth, positions_bt >= 0, attend)
         return (x_btd, cache), None
 
     (x_btd, cache), _ = jax.lax.scan(layer, (x_btd, cache), (params["layers"], jnp.arange(config.n_layers)))

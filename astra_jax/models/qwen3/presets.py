@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN scaling of the rotary embedding (arXiv 2309.00071), as Qwen3 uses it beyond its trained length.
+
+    Attributes:
+        factor: by which the context is stretched.
+        original_max_positions: the length that the weights were trained at.
+        beta_fast, beta_slow: dimensions that turn more often than `beta_fast` over the original length are left alone,
+            those that turn less often than `beta_slow` are interpolated, with a ramp between.
+        attention_factor: multiplies cos and sin; None is 0.1 ln(factor) + 1.
+        truncate: whether the ramp's ends are rounded outwards to whole dimensions.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"yarn.factor is {self.factor}; it stretches the context and must be at least 1")
+
+    @property
+    def scale(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+
+
+@dataclass(frozen=True)
 class Qwen3Config:
-    """A dense Qwen3.
+    """A Qwen3, dense or with experts.
 
     Attributes:
         d_model: width of the residual stream; need not be `n_heads * head_dim`.
         n_kv_heads: divides `n_heads`.
-        d_ff: width of the gated feed-forward.
+        d_ff: width of the gated feed-forward; of one expert, where there are any.
         rope_theta: base of the rotary embedding.
         rms_eps: added to the mean square in every norm.
         tie_embeddings: the head is the embedding transposed (HF: true up to 4B).
-        max_positions: the longest sequence that the weights were made for.
+        max_positions: the longest sequence that the weights were made for; with `yarn`, that it stretches them to.
         attention_bias: biases on the q, k, v and o projections.
-        dtype: of activations and matmuls; norms, softmax and rotary embedding are float32.
+        yarn: None is the plain rotary embedding.
+        n_experts: 0 is a dense model.
+        experts_per_token: how many experts each token goes to.
+        norm_topk_prob: whether the chosen experts' weights are made to add up to 1.
+        dtype: of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
         param_dtype: of the parameters.
     """
 
@@ -36,6 +71,10 @@ class Qwen3Config:
     rms_eps: float = 1e-6
     max_positions: int = 40_960
     attention_bias: bool = False
+    yarn: Yarn | None = None
+    n_experts: int = 0
+    experts_per_token: int = 0
+    norm_topk_prob: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
 
@@ -44,23 +83,62 @@ class Qwen3Config:
             raise ValueError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
+        if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}; it must be between 1 and n_experts ({self.n_experts})"
+            )
+
+    def stretched(self, tokens: int) -> Qwen3Config:
+        """This model for sequences of `tokens`: as it is where they fit, else with the least whole YaRN factor.
+
+        The original length is 32,768, as in Qwen's own instructions for long context.
+        """
+        if tokens <= self.max_positions:
+            return self
+        factor = math.ceil(tokens / 32_768)
+        return replace(self, yarn=Yarn(float(factor), 32_768), max_positions=factor * 32_768)
+
+    def check_length(self, tokens: int, field: str) -> None:
+        """Refuse sequences that are longer than the weights were made for.
+
+        Args:
+            tokens: the longest sequence.
+            field: the setting that says so, for the message.
+
+        Raises:
+            ValueError: `tokens` is above `max_positions`.
+        """
+        if tokens > self.max_positions:
+            raise ValueError(
+                f"{field} is {tokens}, the model's max_positions is {self.max_positions}; make it shorter, or stretch "
+                "the model with YaRN (rope_scaling in config.json, or Qwen3Config.stretched)"
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Qwen3Config:
         """From the content of a `config.json`.
 
         Raises:
-            ValueError: not a dense Qwen3, or it uses something that this port does not compute.
+            ValueError: not a Qwen3, or it uses something that this port does not compute.
         """
-        if config.get("model_type") != "qwen3":
-            raise ValueError(f"model_type is {config.get('model_type')!r}; this port reads 'qwen3' (dense)")
+        kind = config.get("model_type")
+        if kind not in ("qwen3", "qwen3_moe"):
+            raise ValueError(f"model_type is {kind!r}; this port reads 'qwen3' and 'qwen3_moe'")
         if config.get("use_sliding_window"):
             raise ValueError("use_sliding_window is true; no released Qwen3 uses it and this port does not compute it")
+        experts = kind == "qwen3_moe"
+        if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
+            raise ValueError(
+                f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
+                f"{config.get('decoder_sparse_step')}; this port computes models whose layers all have experts"
+            )
         # transformers 5 keeps the rotary settings in one dictionary, earlier versions at the top level.
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise ValueError(f"rope_type is {kind!r}; this port computes the default rotary embedding only")
+        max_positions = config.get("max_position_embeddings", 40_960)
+        yarn = _yarn(rope, max_positions)
+        if yarn is not None:
+            # Released files keep the trained length in max_position_embeddings when YaRN is switched on by hand.
+            max_positions = max(max_positions, round(yarn.factor * yarn.original_max_positions))
         return cls(
             vocab_size=config["vocab_size"],
             d_model=config["hidden_size"],
@@ -68,21 +146,45 @@ class Qwen3Config:
             n_heads=config["num_attention_heads"],
             n_kv_heads=config["num_key_value_heads"],
             head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            d_ff=config["intermediate_size"],
+            d_ff=config["moe_intermediate_size"] if experts else config["intermediate_size"],
             tie_embeddings=config.get("tie_word_embeddings", False),
             rope_theta=rope.get("rope_theta", config.get("rope_theta", 1e6)),
             rms_eps=config.get("rms_norm_eps", 1e-6),
-            max_positions=config.get("max_position_embeddings", 40_960),
+            max_positions=max_positions,
             attention_bias=config.get("attention_bias", False),
+            yarn=yarn,
+            n_experts=config.get("num_experts", config.get("num_local_experts")) if experts else 0,  # transformers 5
+            experts_per_token=config["num_experts_per_tok"] if experts else 0,
+            norm_topk_prob=config.get("norm_topk_prob", False) if experts else True,
             dtype=dtype,
             param_dtype=param_dtype,
         )
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that transformers and vLLM read."""
+        experts = {
+            "num_experts": self.n_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.d_ff,
+            "norm_topk_prob": self.norm_topk_prob,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
+        if self.yarn is not None:
+            rope |= {
+                "rope_type": "yarn",
+                "factor": self.yarn.factor,
+                "original_max_position_embeddings": self.yarn.original_max_positions,
+                "beta_fast": self.yarn.beta_fast,
+                "beta_slow": self.yarn.beta_slow,
+                "truncate": self.yarn.truncate,
+            }
+            if self.yarn.attention_factor is not None:
+                rope["attention_factor"] = self.yarn.attention_factor
         return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
+            "architectures": ["Qwen3MoeForCausalLM" if self.n_experts else "Qwen3ForCausalLM"],
+            "model_type": "qwen3_moe" if self.n_experts else "qwen3",
             "vocab_size": self.vocab_size,
             "hidden_size": self.d_model,
             "num_hidden_layers": self.n_layers,
@@ -90,15 +192,36 @@ class Qwen3Config:
             "num_key_value_heads": self.n_kv_heads,
             "head_dim": self.head_dim,
             "intermediate_size": self.d_ff,
+            **(experts if self.n_experts else {}),
             "tie_word_embeddings": self.tie_embeddings,
             "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rope_parameters": rope,
+            **({"rope_scaling": rope} if self.yarn is not None else {}),
             "rms_norm_eps": self.rms_eps,
             "max_position_embeddings": self.max_positions,
             "attention_bias": self.attention_bias,
             "hidden_act": "silu",
             "torch_dtype": self.param_dtype,
         }
+
+
+def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ValueError(f"rope_type is {kind!r}; this port computes 'default' and 'yarn'")
+    if rope.get("mscale") or rope.get("mscale_all_dim"):
+        raise ValueError("rope_parameters has mscale; no released Qwen3 uses it and this port does not compute it")
+    original = rope.get("original_max_position_embeddings") or max_positions
+    return Yarn(
+        factor=float(rope.get("factor") or max_positions / original),
+        original_max_positions=original,
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        attention_factor=rope.get("attention_factor"),
+        truncate=rope.get("truncate", True),
+    )
 
 
 def _released(d_model: int, n_layers: int, n_heads: int, d_ff: int, tie_embeddings: bool) -> Qwen3Config:
@@ -135,5 +258,8 @@ PRESETS: Mapping[str, Qwen3Config] = {
     "8b": _released(4_096, 36, 32, 12_288, False),
     "14b": _released(5_120, 40, 40, 17_408, False),
     "32b": _released(5_120, 64, 64, 25_600, False),
+    "30b-a3b": replace(
+        _released(2_048, 48, 32, 768, False), n_kv_heads=4, n_experts=128, experts_per_token=8, norm_topk_prob=True
+    ),
 }
-"""By Qwen's own names; `tiny` is ours, for CPUs."""
+"""By Qwen's own names; `tiny` is ours, for CPUs. `30b-a3b` has experts, the others are dense."""

@@ -9,39 +9,58 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from astra_jax.mesh import BATCH, WIDTH
 from astra_jax.models.qwen3.modules import abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
+
+Axis = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Mesh axis of each logical axis; None is replicated. The defaults: FSDP over model width, tensor parallelism over
-    heads, feed-forward and vocabulary, as in Megatron."""
+    """Mesh axes of each logical axis; None is replicated. The defaults: FSDP over model width, tensor parallelism over
+    heads, feed-forward and vocabulary as in Megatron, experts over their own axis.
 
-    d: str | None = "fsdp"
-    n: str | None = "tensor"
-    k: str | None = "tensor"
-    h: str | None = None
-    f: str | None = "tensor"
-    v: str | None = "tensor"
+    An axis shards a parameter once: where its experts take `expert`, its width has what is left."""
+
+    d: Axis = WIDTH
+    n: Axis = "tensor"
+    k: Axis = "tensor"
+    h: Axis = None
+    f: Axis = "tensor"
+    v: Axis = "tensor"
+    e: Axis = "expert"
 
 
 def param_specs(config: Qwen3Config, rules: Rules | None = None) -> Any:
-    """A `PartitionSpec` for each parameter. Vectors (norms, biases) are replicated: they are small."""
+    """A `PartitionSpec` for each parameter. Vectors (norms, biases) and the router are replicated: they are small."""
     rules = rules or Rules()
 
     def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         name = path[-1].key
         letters = name.rpartition("_")[2]
         stacked = path[0].key == "layers"
-        if len(letters) == 1:
+        if len(letters) == 1 or name.startswith("router"):
             return PartitionSpec()
-        axes = [getattr(rules, letter) for letter in letters]
+        if len(letters) == 2 and name.rpartition("_")[0].endswith("bias"):
+            return PartitionSpec()
+        axes: list[Axis] = []
+        taken: set[str] = set()
+        for letter in letters:
+            wanted = getattr(rules, letter)
+            left = tuple(one for one in _names(wanted) if one not in taken)
+            taken.update(left)
+            axes.append(left if len(left) > 1 else left[0] if left else None)
         return PartitionSpec(*([None] if stacked else []), *axes)
 
     return jax.tree_util.tree_map_with_path(spec, abstract_params(config))
+
+
+def _names(axis: Axis) -> tuple[str, ...]:
+    return () if axis is None else (axis,) if isinstance(axis, str) else axis
 
 
 def param_shardings(config: Qwen3Config, mesh: Mesh, rules: Rules | None = None) -> Any:
@@ -54,10 +73,12 @@ def param_shardings(config: Qwen3Config, mesh: Mesh, rules: Rules | None = None)
 
     def sharding(path: tuple[Any, ...], spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         for dimension, (axis, size) in enumerate(zip(spec, leaf.shape, strict=False)):
-            if axis is not None and size % mesh.shape[axis]:
+            devices = int(np.prod([mesh.shape[name] for name in _names(axis)]))
+            if size % devices:
+                used = " x ".join(name for name in _names(axis) if mesh.shape[name] > 1)
                 raise ValueError(
-                    f"{jax.tree_util.keystr(path)}: dimension {dimension} is {size}, which mesh axis {axis!r} of "
-                    f"{mesh.shape[axis]} devices does not divide; choose a divisor"
+                    f"{jax.tree_util.keystr(path)}: dimension {dimension} is {size}, which mesh axis {used!r} of "
+                    f"{devices} devices does not divide; choose a divisor"
                 )
         return NamedSharding(mesh, spec)
 
@@ -65,5 +86,5 @@ def param_shardings(config: Qwen3Config, mesh: Mesh, rules: Rules | None = None)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays [B, T]: rows over `data` and `fsdp`, the sequence over `context`."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))
+    """Of arrays [B, T]: rows over `data`, `fsdp` and `expert`, the sequence over `context`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH, "context"))

@@ -1,27 +1,37 @@
-"""Hugging Face checkpoints of Qwen3: one table of names serves loading and saving.
+"""Hugging Face checkpoints of Qwen3: one table of names serves loading, saving and the sync to a rollout server.
 
-HF stores a linear layer as [out, in], one tensor a layer; here it is [in, heads, head] or [in, out], stacked over the
-layers.
+HF stores a linear layer as [out, in], one tensor a layer (and an expert); here it is [in, heads, head] or [in, out],
+stacked over the layers (and the experts). A host reads and holds no more than its devices need: each shard is made from
+slices of the files, one shard of one parameter at a time; and saving gathers one layer of one parameter at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from astra_jax.checkpoints import Checkpointer
 from astra_jax.models.qwen3.modules import Params, abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 
 Path_ = tuple[str, ...]
+Shape = tuple[int, ...]
+
+MAX_FILE_BYTES = 5 * 10**9
+"""Of a safetensors file that is written; as Hugging Face does."""
 
 
 class WeightsError(Exception):
@@ -30,25 +40,60 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter of ours and its HF name (`{}` is the layer); `to_hf` of one layer's array, and back."""
+    """One parameter of ours and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
+
+    Attributes:
+        path: keys down to the leaf.
+        axes: for each axis of HF's tensor, which axes of ours (without the stacked ones) are flattened in it.
+    """
 
     path: Path_
     hf_name: str
-    to_hf: Callable[[np.ndarray], np.ndarray]
-    from_hf: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+    axes: tuple[tuple[int, ...], ...]
+
+    @property
+    def stacked(self) -> int:
+        """How many leading axes of ours are spread over tensors: 0, 1 (layers) or 2 (layers, experts)."""
+        return self.hf_name.count("{}")
+
+    def hf_shape(self, shape: Shape) -> Shape:
+        """HF's shape of one tensor; `shape` is ours, without the stacked axes."""
+        return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
+
+    def to_hf(self, x: np.ndarray) -> np.ndarray:
+        """One tensor of ours as HF stores it."""
+        order = [axis for group in self.axes for axis in group]
+        return np.ascontiguousarray(x.transpose(order).reshape(self.hf_shape(x.shape)))
+
+    def read(self, tensor: Any, shape: Shape, index: tuple[slice, ...]) -> np.ndarray:
+        """The part `index` of our form of one tensor.
+
+        Args:
+            tensor: HF's; anything that takes slices. Of each of its axes one contiguous span is read.
+            shape: ours, without the stacked axes.
+            index: slices with steps of 1.
+        """
+        spans, lengths, inner, order = [], [], [], []
+        for first, *rest in self.axes:
+            start, stop, _ = index[first].indices(shape[first])
+            step = math.prod(shape[axis] for axis in rest)
+            spans.append(slice(start * step, stop * step))
+            lengths += [stop - start, *(shape[axis] for axis in rest)]
+            inner += [slice(None), *(index[axis] for axis in rest)]
+            order += [first, *rest]
+        block = np.asarray(tensor[tuple(spans)]).reshape(lengths)[tuple(inner)]
+        return block.transpose(np.argsort(order))
 
 
-def _same(path: Path_, name: str) -> Entry:
-    return Entry(path, name, lambda x: x, lambda x, shape: x.reshape(shape))
+def _same(path: Path_, name: str, rank: int = 1) -> Entry:
+    return Entry(path, name, tuple((axis,) for axis in range(rank)))
 
 
-def _linear(path: Path_, name: str, inputs: int = 1) -> Entry:
-    """The first `inputs` axes of ours are the layer's input."""
-
-    def to_hf(x: np.ndarray) -> np.ndarray:
-        return x.reshape(int(np.prod(x.shape[:inputs])), -1).T
-
-    return Entry(path, name, to_hf, lambda x, shape: x.T.reshape(shape))
+def _linear(path: Path_, name: str) -> Entry:
+    """[in …, out …] ↔ [out, in]; the letters of our name say how many axes each side has: d or f is one of them."""
+    rank = len(path[-1].rpartition("_")[2].removeprefix("e"))
+    inputs = 2 if path[-1] == "o_nhd" else 1
+    return Entry(path, name, (tuple(range(inputs, rank)), tuple(range(inputs))))
 
 
 def names(config: Qwen3Config) -> list[Entry]:
@@ -56,29 +101,39 @@ def names(config: Qwen3Config) -> list[Entry]:
     layer = "model.layers.{}."
     attention, mlp = layer + "self_attn.", layer + "mlp."
     table = [
-        _same(("embed_vd",), "model.embed_tokens.weight"),
+        _same(("embed_vd",), "model.embed_tokens.weight", rank=2),
         _same(("final_norm_d",), "model.norm.weight"),
         _same(("layers", "attention_norm_d"), layer + "input_layernorm.weight"),
         _same(("layers", "mlp_norm_d"), layer + "post_attention_layernorm.weight"),
         _linear(("layers", "attention", "q_dnh"), attention + "q_proj.weight"),
         _linear(("layers", "attention", "k_dkh"), attention + "k_proj.weight"),
         _linear(("layers", "attention", "v_dkh"), attention + "v_proj.weight"),
-        _linear(("layers", "attention", "o_nhd"), attention + "o_proj.weight", inputs=2),
+        _linear(("layers", "attention", "o_nhd"), attention + "o_proj.weight"),
         _same(("layers", "attention", "q_norm_h"), attention + "q_norm.weight"),
         _same(("layers", "attention", "k_norm_h"), attention + "k_norm.weight"),
-        _linear(("layers", "mlp", "gate_df"), mlp + "gate_proj.weight"),
-        _linear(("layers", "mlp", "up_df"), mlp + "up_proj.weight"),
-        _linear(("layers", "mlp", "down_fd"), mlp + "down_proj.weight"),
     ]
+    if config.n_experts:
+        experts = mlp + "experts.{}."
+        table += [
+            _linear(("layers", "mlp", "router_de"), mlp + "gate.weight"),
+            _linear(("layers", "mlp", "gate_edf"), experts + "gate_proj.weight"),
+            _linear(("layers", "mlp", "up_edf"), experts + "up_proj.weight"),
+            _linear(("layers", "mlp", "down_efd"), experts + "down_proj.weight"),
+        ]
+    else:
+        table += [
+            _linear(("layers", "mlp", "gate_df"), mlp + "gate_proj.weight"),
+            _linear(("layers", "mlp", "up_df"), mlp + "up_proj.weight"),
+            _linear(("layers", "mlp", "down_fd"), mlp + "down_proj.weight"),
+        ]
     if config.attention_bias:
-        for ours, theirs in (("q_bias_nh", "q"), ("k_bias_kh", "k"), ("v_bias_kh", "v"), ("o_bias_d", "o")):
-            entry = Entry(
-                ("layers", "attention", ours),
-                f"{attention}{theirs}_proj.bias",
-                lambda x: x.reshape(-1),
-                lambda x, shape: x.reshape(shape),
-            )
-            table.append(entry)
+        for ours, theirs, axes in (
+            ("q_bias_nh", "q", (0, 1)),
+            ("k_bias_kh", "k", (0, 1)),
+            ("v_bias_kh", "v", (0, 1)),
+            ("o_bias_d", "o", (0,)),
+        ):
+            table.append(Entry(("layers", "attention", ours), f"{attention}{theirs}_proj.bias", (axes,)))
     if not config.tie_embeddings:
         table.append(_linear(("head_dv",), "lm_head.weight"))
     return table
@@ -96,84 +151,255 @@ def _set(tree: Params, path: Path_, value: Any) -> None:
     tree[path[-1]] = value
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
 def read_config(directory: Path | str, **dtypes: str) -> Qwen3Config:
-    """The model's config from an HF directory.
+    """The model's config from the `config.json` in a directory.
 
     Raises:
         WeightsError: there is no `config.json`.
         ValueError: see `Qwen3Config.from_hf`.
     """
+    return Qwen3Config.from_hf(_config_json(Path(directory)), **dtypes)
+
+
+def _config_json(directory: Path) -> dict[str, Any]:
     try:
-        content = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+        return json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise WeightsError(f"{directory} has no config.json; give the directory of a Hugging Face checkpoint") from None
-    return Qwen3Config.from_hf(content, **dtypes)
+        raise WeightsError(f"{directory} has no config.json; give the directory of a checkpoint") from None
+    except json.JSONDecodeError as error:
+        raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
+
+
+def stored_dtype(directory: Path | str) -> str:
+    """The parameters' dtype as `config.json` says it: `float32` or `bfloat16` (the default, as released).
+
+    Raises:
+        WeightsError: there is no `config.json`, or it names another dtype.
+    """
+    content = _config_json(Path(directory))
+    name = str(content.get("dtype", content.get("torch_dtype", "bfloat16")))
+    if name not in ("float32", "bfloat16"):
+        raise WeightsError(f"{directory}/config.json: dtype is {name!r}; say what you want with float32 or bfloat16")
+    return name
 
 
 def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None) -> Params:
     """Parameters from the safetensors files of an HF directory, cast to `config.param_dtype`.
 
-    One parameter at a time is on the host, stacked over its layers, and goes straight to its devices.
+    Every tensor's name and shape is checked before the first is read.
 
     Args:
         shardings: as from `sharding.param_shardings`; None is the default device.
 
     Raises:
-        WeightsError: a tensor is missing, left over, or of another shape.
+        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape.
     """
-    files = sorted(Path(directory).glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
-    where = {name: file for file in files for name in _tensor_names(file)}
-    if config.tie_embeddings:
-        where.pop("lm_head.weight", None)  # some checkpoints store the tied matrix twice
-    abstract = abstract_params(config)
+    directory, abstract = Path(directory), abstract_params(config)
     params: Params = {}
-    for entry in names(config):
-        leaf = _leaf(abstract, entry.path)
-        stacked = "{}" in entry.hf_name
-        shape = leaf.shape[1:] if stacked else leaf.shape
-        wanted = entry.to_hf(np.empty(shape, np.bool_)).shape
-        arrays = []
-        for index in range(config.n_layers if stacked else 1):
-            name = entry.hf_name.format(index)
-            if name not in where:
-                raise WeightsError(f"{directory}: tensor {name} is missing; its shape should be {wanted}")
-            with safe_open(where.pop(name), framework="flax") as file:
-                array = np.asarray(file.get_tensor(name))
-            if array.shape != wanted:
-                raise WeightsError(f"{directory}: tensor {name} has shape {array.shape}, the config says {wanted}")
-            arrays.append(entry.from_hf(array, shape).astype(leaf.dtype))
-        value = np.stack(arrays) if stacked else arrays[0]
-        sharding = None if shardings is None else _leaf(shardings, entry.path)
-        _set(params, entry.path, jnp.asarray(value) if sharding is None else jax.device_put(value, sharding))
-    if where:
-        raise WeightsError(
-            f"{directory}: {len(where)} tensors do not belong to this config, for example {min(where)}; "
-            "check tie_word_embeddings, attention_bias and num_hidden_layers in config.json"
-        )
+    with ExitStack() as stack:
+        tensors = _open(directory, stack)
+        _check(directory, config, abstract, tensors)
+        for entry in names(config):
+            leaf = _leaf(abstract, entry.path)
+            sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            if shardings is not None:
+                sharding = _leaf(shardings, entry.path)
+            arrays: list[jax.Array] = []
+            shard = np.empty(0)
+            held: tuple[slice, ...] = ()
+            for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+                assert index is not None
+                if index != held:  # replicas come one after the other
+                    shard, held = _read_shard(entry, tensors, leaf, index), index
+                arrays.append(jax.device_put(shard, device))
+                arrays[-1].block_until_ready()  # so that one shard at a time is on the host
+            _set(params, entry.path, jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays))
     return params
 
 
-def _tensor_names(file: Path) -> list[str]:
-    with safe_open(file, framework="numpy") as opened:
-        return list(opened.keys())
+def _read_shard(entry: Entry, tensors: Mapping[str, Any], leaf: Any, index: tuple[slice, ...]) -> np.ndarray:
+    ranges = [range(*one.indices(size)) for one, size in zip(index, leaf.shape, strict=True)]
+    shard = np.empty([len(one) for one in ranges], leaf.dtype)
+    for place in product(*(range(len(one)) for one in ranges[: entry.stacked])):
+        name = entry.hf_name.format(*(one[i] for one, i in zip(ranges, place, strict=False)))
+        shard[place] = entry.read(tensors[name], leaf.shape[entry.stacked :], index[entry.stacked :])
+    return shard
+
+
+def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
+    """The tensors of all files by name, unread."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        try:
+            opened = stack.enter_context(safe_open(file, framework="numpy"))
+        except SafetensorError as error:
+            raise WeightsError(f"{file} is damaged ({error}); copy it again") from None
+        tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    return tensors
+
+
+def _check(directory: Path, config: Qwen3Config, abstract: Params, tensors: dict[str, Any]) -> None:
+    left = set(tensors)
+    if config.tie_embeddings:
+        left.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
+    for entry in names(config):
+        leaf = _leaf(abstract, entry.path)
+        wanted = entry.hf_shape(leaf.shape[entry.stacked :])
+        for place in product(*(range(size) for size in leaf.shape[: entry.stacked])):
+            name = entry.hf_name.format(*place)
+            if name not in tensors:
+                raise WeightsError(f"{directory}: tensor {name} is missing; its shape should be {wanted}")
+            if (found := tuple(tensors[name].get_shape())) != wanted:
+                raise WeightsError(f"{directory}: tensor {name} has shape {found}, the config says {wanted}")
+            left.discard(name)
+    if left:
+        raise WeightsError(
+            f"{directory}: {len(left)} tensors do not belong to this config, for example {min(left)} of shape "
+            f"{tuple(tensors[min(left)].get_shape())}; check tie_word_embeddings, attention_bias, num_hidden_layers "
+            "and num_experts in config.json"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
 
 
 def hf_tensors(params: Params, config: Qwen3Config) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under its HF name, as contiguous host arrays."""
+    """Every tensor under its HF name, as contiguous host arrays; every process of a multi-host run gets them all."""
     for entry in names(config):
-        value = np.asarray(jax.device_get(_leaf(params, entry.path)))
-        if "{}" in entry.hf_name:
-            for index, one in enumerate(value):
-                yield entry.hf_name.format(index), np.ascontiguousarray(entry.to_hf(one))
-        else:
-            yield entry.hf_name, np.ascontiguousarray(entry.to_hf(value))
+        value = _leaf(params, entry.path)
+        for layer in range(value.shape[0]) if entry.stacked else (None,):
+            one = _on_host(value if layer is None else value[layer])
+            if entry.stacked < 2:
+                yield entry.hf_name.format(layer), entry.to_hf(one)
+                continue
+            for expert, matrix in enumerate(one):
+                yield entry.hf_name.format(layer, expert), entry.to_hf(matrix)
 
 
-def save_hf(params: Params, config: Qwen3Config, directory: Path | str) -> None:
-    """Write `model.safetensors` and `config.json`; transformers and vLLM load them."""
+def _on_host(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def save_hf(params: Params, config: Qwen3Config, directory: Path | str, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+    """Write safetensors files, their index where there are several, and `config.json`; transformers and vLLM load them.
+
+    All processes take part, the first one writes. `config.json` comes last: a directory without one is not whole.
+
+    Args:
+        max_bytes: of a file, unless one tensor is larger.
+    """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(dict(hf_tensors(params, config)), directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
+    writes = jax.process_index() == 0
+    if writes:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in (*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")):
+            old.unlink()  # of an earlier save in another number of files
+        (directory / "config.json").unlink(missing_ok=True)
+    files: list[dict[str, int]] = []
+    pending: dict[str, np.ndarray] = {}
+
+    def flush() -> None:
+        if writes and pending:
+            save_file(pending, directory / f"part-{len(files):05d}.safetensors", metadata={"format": "pt"})
+        files.append({name: tensor.nbytes for name, tensor in pending.items()})
+        pending.clear()
+
+    for name, tensor in hf_tensors(params, config):
+        if pending and sum(one.nbytes for one in pending.values()) + tensor.nbytes > max_bytes:
+            flush()
+        pending[name] = tensor
+    flush()
+    if not writes:
+        return
+    where: dict[str, str] = {}
+    for number, sizes in enumerate(files):
+        final = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        (directory / f"part-{number:05d}.safetensors").rename(directory / final)
+        where |= dict.fromkeys(sizes, final)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": sum(sum(sizes.values()) for sizes in files)}, "weight_map": where}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    write_config(config, directory)
+
+
+def write_config(config: Qwen3Config, directory: Path | str) -> None:
+    """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
+    if jax.process_index():
+        return
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    (Path(directory) / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Orbax: the weights as training saves them (`astra_jax.checkpoints`), with `config.json` beside them
+
+
+def save_orbax(params: Params, config: Qwen3Config, directory: Path | str, *, step: int = 0) -> None:
+    """Save weights in the layout of a training run's `checkpoints/`, as its step `step`."""
+    write_config(config, directory)
+    checkpointer = Checkpointer(directory)
+    try:
+        checkpointer.save(step, params=params)
+        checkpointer.wait()
+    finally:
+        checkpointer.close()
+
+
+def load_orbax(directory: Path | str, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+    """Weights that `save_orbax` or a training run saved.
+
+    Args:
+        shardings: as from `sharding.param_shardings`; None is the default device.
+        step: None is the newest.
+
+    Raises:
+        WeightsError: no weights are there.
+        CheckpointError: no such step, or it holds another model.
+    """
+    if not (Path(directory) / "params").is_dir():
+        raise WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
+    checkpointer = Checkpointer(directory)
+    try:
+        if not (steps := checkpointer.params_steps()):
+            raise WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
+        like = abstract_params(config)
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
+        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
+        return checkpointer.restore_params(steps[-1] if step is None else step, like)
+    finally:
+        checkpointer.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For conversions
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+
+
+def copy_tokenizer(source: Path, target: Path) -> int:
+    """Copy what lies beside the weights of an HF checkpoint; returns how many files."""
+    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for file in found:
+        shutil.copyfile(file, target / file.name)
+    return len(found)

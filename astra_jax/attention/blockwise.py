@@ -1,10 +1,10 @@
-"""Attention: one function, one meaning of segments and positions, a backend each for what runs it.
+"""Attention in plain JAX: an online softmax over key blocks, with its own VJP. O(T) memory, runs anywhere.
 
-A query at t attends to a key at s exactly when both are in the same document (equal segment ids, not 0) and the key's
-position is not after the query's. A query that may attend to nothing (padding) gets zeros and no gradient.
+The forward pass keeps a running maximum and sum over key blocks; the backward pass computes the scores again from the
+log-sum-exp, so nothing of size T x S is ever kept.
 
-Backends:
-    blockwise   online softmax over key blocks in plain JAX, with its own VJP: O(T) memory, runs anywhere.
+In here the heads come first, and the G query heads of a K/V head are so many more rows of one matmul (R = G x rows of
+a query block): on CPUs a matmul with any other batch axes takes three to five times as long.
 """
 
 from __future__ import annotations
@@ -18,69 +18,22 @@ import jax.numpy as jnp
 Array = jax.Array
 
 QUERY_BLOCK, KEY_BLOCK = 512, 1024
-"""Block lengths of `blockwise`: the scores of one block of one head are 2 MB in float32, which a CPU's L2 holds."""
+"""Block lengths: the scores of one block of one head are 2 MB in float32, which a CPU's L2 holds."""
 
-_MASKED = -1e30
+MASKED = -1e30
 """Stands for -inf: its differences are finite, so that a fully masked block gives no NaN."""
-
-
-def attention(
-    q_btnh: Array,
-    k_bskh: Array,
-    v_bskh: Array,
-    *,
-    segment_ids_q_bt: Array,
-    segment_ids_k_bs: Array,
-    positions_q_bt: Array,
-    positions_k_bs: Array,
-    backend: str = "blockwise",
-) -> Array:
-    """Causal grouped-query attention over packed rows, scaled by H^-1/2. Returns [B, T, N, H] in q's dtype.
-
-    Args:
-        q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
-        segment_ids_q_bt, segment_ids_k_bs: int32; 0 is padding.
-        positions_q_bt, positions_k_bs: int32, within the document.
-        backend: see the module's docstring.
-
-    Raises:
-        ValueError: an unknown backend.
-    """
-    if backend not in _BACKENDS:
-        raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(_BACKENDS)}")
-    places = (segment_ids_q_bt, segment_ids_k_bs, positions_q_bt, positions_k_bs)
-    return _BACKENDS[backend](q_btnh, k_bskh, v_bskh, places)
-
-
-def cached_attention(q_btnh: Array, k_bskh: Array, v_bskh: Array, positions_bt: Array) -> Array:
-    """Attention of new tokens over a cache in which slot s holds position s; forward only. Returns [B, T, N, H].
-
-    Args:
-        positions_bt: of the queries; each attends to the slots up to its own. -1 is padding: its output is meaningless.
-    """
-    b, t, n, h = q_btnh.shape
-    k = k_bskh.shape[2]
-    q_btkgh = q_btnh.reshape(b, t, k, n // k, h)
-    scores = jnp.einsum("btkgh,bskh->bkgts", q_btkgh, k_bskh, preferred_element_type=jnp.float32) * h**-0.5
-    visible_bts = jnp.arange(k_bskh.shape[1]) <= positions_bt[:, :, None]
-    weights = jax.nn.softmax(jnp.where(visible_bts[:, None, None], scores, _MASKED), axis=-1)
-    o_btkgh = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v_bskh.dtype), v_bskh)
-    return o_btkgh.reshape(b, t, n, h)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# blockwise: the forward pass keeps a running maximum and sum over key blocks; the backward pass computes the scores
-# again from the log-sum-exp, so nothing of size T x S is ever kept.
-#
-# In here the heads come first, and the G query heads of a K/V head are so many more rows of one matmul (R = G x rows of
-# a query block): on CPUs a matmul with any other batch axes takes three to five times as long.
 
 Places = tuple[Array, Array, Array, Array]
 
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _blockwise(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array:
+def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array:
+    """Attention of queries over keys that may be others' too. Returns [B, T, N, H] in q's dtype.
+
+    Args:
+        places: segment ids of queries and keys, then their positions: int32, [B, T] or [B, S].
+    """
     b, t, n, h = q_btnh.shape
     s, k = k_bskh.shape[1:3]
     rows, columns = min(QUERY_BLOCK, t), min(KEY_BLOCK, s)
@@ -126,7 +79,7 @@ def _merge_groups(x_bkgt: Array) -> Array:
 
 def _hidden(visible_bts: Array, groups: int) -> Array:
     """What to add to scores [B, K, R, S]: 0 where the query may look, else a number that makes its weight 0."""
-    bias_bts = jnp.where(visible_bts, 0.0, _MASKED)
+    bias_bts = jnp.where(visible_bts, 0.0, MASKED)
     return jnp.tile(bias_bts, (1, groups, 1))[:, None]
 
 
@@ -167,7 +120,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
         # The maximum starts above any masked score, so that those weigh exp(-huge) = 0 in rows that see nothing too.
         start = (
-            jnp.full(q_bkrh.shape[:-1], _MASKED / 10, jnp.float32),
+            jnp.full(q_bkrh.shape[:-1], MASKED / 10, jnp.float32),
             jnp.zeros(q_bkrh.shape[:-1], jnp.float32),
             jnp.zeros(q_bkrh.shape, jnp.float32),
         )
@@ -226,5 +179,3 @@ def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tupl
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-_BACKENDS = {"blockwise": _blockwise}

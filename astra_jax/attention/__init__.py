@@ -1,0 +1,123 @@
+"""Attention: one function, one meaning of segments and positions, a backend each for what runs it.
+
+A query at t attends to a key at s exactly when both are in the same document (equal segment ids, not 0) and the key's
+position is not after the query's. A query that may attend to nothing (padding) gets zeros and no gradient. Nothing of
+size T x T is ever held, forward or backward.
+
+Backends:
+    blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
+    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending
+    auto        splash on TPUs, blockwise elsewhere
+
+On a mesh each device works on its own rows, heads and part of the sequence; keys and values are gathered over `context`
+(context parallelism: exact, and only N_kv / N of what gathering queries would move).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from astra_jax.attention import blockwise, splash
+from astra_jax.mesh import BATCH
+
+Array = jax.Array
+
+BACKENDS = ("auto", "blockwise", "splash", "splash_interpret")
+"""`splash_interpret` runs splash's kernel on any machine, slowly: for tests."""
+
+
+def attention(
+    q_btnh: Array,
+    k_btkh: Array,
+    v_btkh: Array,
+    segment_ids_bt: Array,
+    positions_bt: Array,
+    *,
+    backend: str = "auto",
+    mesh: Mesh | None = None,
+) -> Array:
+    """Causal grouped-query attention over packed rows, scaled by H^-1/2. Returns [B, T, N, H] in q's dtype.
+
+    Args:
+        q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
+        segment_ids_bt: int32; 0 is padding.
+        positions_bt: int32, within the document.
+        backend: see the module's docstring.
+        mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
+
+    Raises:
+        ValueError: an unknown backend, or heads or a sequence that the mesh does not divide.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
+    if backend == "auto":
+        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+        backend = "splash" if platform == "tpu" else "blockwise"
+    operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
+    context = 1 if mesh is None else mesh.shape["context"]
+    if backend == "blockwise":
+        if mesh is None:
+            return blockwise.attend(*operands[:3], (segment_ids_bt, segment_ids_bt, positions_bt, positions_bt))
+        return _sharded(_blockwise_part, mesh, q_btnh, k_btkh)(*operands)
+
+    tensor = 1 if mesh is None else mesh.shape["tensor"]
+    kernel = splash.make_kernel(
+        q_btnh.shape[1], q_btnh.shape[2] // tensor, context, interpret=backend == "splash_interpret"
+    )
+    if mesh is None:
+        return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt)
+    part = partial(_splash_part, context=context)
+    return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, mesh))(kernel, *operands)
+
+
+def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
+    """`part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
+    tensor = mesh.shape["tensor"]
+    if k_btkh.shape[2] % tensor:
+        raise ValueError(
+            f"n_kv_heads is {k_btkh.shape[2]}, which mesh axis 'tensor' of {tensor} devices does not divide; "
+            "choose a divisor"
+        )
+    heads, places = P(BATCH, "context", "tensor", None), P(BATCH, "context")
+    specs = (heads, heads, heads, places, places)
+    # Every axis is mentioned in every output, so there is no replication to check; the kernels have no rules for it.
+    return jax.shard_map(
+        part, mesh=mesh, in_specs=specs if first is None else (first, *specs), out_specs=heads, check_vma=False
+    )
+
+
+def _gather(x: Array) -> Array:
+    return jax.lax.all_gather(x, "context", axis=1, tiled=True)
+
+
+def _blockwise_part(q: Array, k: Array, v: Array, segments: Array, positions: Array) -> Array:
+    return blockwise.attend(q, _gather(k), _gather(v), (segments, _gather(segments), positions, _gather(positions)))
+
+
+def _splash_part(
+    kernel: splash.Kernel, q: Array, k: Array, v: Array, segments: Array, positions: Array, *, context: int
+) -> Array:
+    del positions  # ascending in each document: the order of the row says the same
+    k, v, segments_k = (splash.unzigzag(_gather(x), context) for x in (k, v, segments))
+    return splash.attend(kernel, q, k, v, segments, segments_k)
+
+
+def cached_attention(q_btnh: Array, k_bskh: Array, v_bskh: Array, positions_bt: Array) -> Array:
+    """Attention of new tokens over a cache in which slot s holds position s; forward only. Returns [B, T, N, H].
+
+    Args:
+        positions_bt: of the queries; each attends to the slots up to its own. -1 is padding: its output is meaningless.
+    """
+    b, t, n, h = q_btnh.shape
+    k = k_bskh.shape[2]
+    q_btkgh = q_btnh.reshape(b, t, k, n // k, h)
+    scores = jnp.einsum("btkgh,bskh->bkgts", q_btkgh, k_bskh, preferred_element_type=jnp.float32) * h**-0.5
+    visible_bts = jnp.arange(k_bskh.shape[1]) <= positions_bt[:, :, None]
+    weights = jax.nn.softmax(jnp.where(visible_bts[:, None, None], scores, blockwise.MASKED), axis=-1)
+    o_btkgh = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v_bskh.dtype), v_bskh)
+    return o_btkgh.reshape(b, t, n, h)

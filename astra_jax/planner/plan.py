@@ -1,0 +1,230 @@
+"""A plan: one job, one model, one slice.
+
+What a step costs is computed, what it holds and sends is the compiler's. Step time is a bound: the slowest of matmuls
+at the chip's bf16 peak, memory traffic that cannot be avoided at its bandwidth, and collectives over all of its links,
+each perfectly overlapped with the others. Real steps are slower; the bound says which of the three to look at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from astra_jax.grpo import GRPOConfig
+from astra_jax.mesh import BATCH, make_mesh
+from astra_jax.models.qwen3.modules import abstract_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.planner import programs
+from astra_jax.planner.hardware import GIB, PlanError, Slice, larger, mesh_sizes, row_length
+from astra_jax.sft import SFTConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `make_plan` found; sizes in bytes a chip, times in seconds.
+
+    Attributes:
+        tokens: the longest sequence that was asked for; `row_tokens` is what it is padded to.
+        yarn_factor: by which the model's context is stretched for it; 1 is not.
+        micro_batch_rows, rows: of one forward pass, and of one optimizer step.
+        fits: the compiler took every program, and what else is on the chip has room beside it.
+        peak_bytes_per_chip: of the largest program, with what is resident beside it.
+        flops_per_token: of forward and backward, attention counted causally, nothing recomputed: what MFU is of.
+        executed_flops_per_token: with what rematerialisation computes again.
+        collective_bytes_by_axis: received by a chip in one optimizer step.
+        bound: the slowest of `seconds`: compute, memory or network.
+    """
+
+    job: str
+    topology: str
+    chips: int
+    mesh: dict[str, int]
+    tokens: int
+    row_tokens: int
+    yarn_factor: float
+    micro_batch_rows: int
+    rows: int
+    fits: bool
+    peak_bytes_per_chip: float
+    hbm_bytes_per_chip: int
+    bytes_by_kind: dict[str, float]
+    flops_per_token: float
+    executed_flops_per_token: float
+    collective_bytes_by_axis: dict[str, float]
+    seconds: dict[str, float]
+    bound: str
+    step_seconds: float
+    tokens_per_second_per_chip: float
+
+
+def make_plan(
+    model: Qwen3Config,
+    config: SFTConfig | GRPOConfig,
+    slice_: Slice,
+    *,
+    tokens: int,
+    mesh: dict[str, int] | None = None,
+) -> Plan:
+    """Compile the job's step for a slice.
+
+    Args:
+        model: its `param_dtype` is replaced by float32, its `dtype` by bfloat16; stretched by YaRN to `tokens`.
+        tokens: the longest sequence; the row length.
+        mesh: sizes by axis; None chooses (`hardware.mesh_sizes`).
+
+    Raises:
+        PlanError: libtpu is missing, or the slice is unknown.
+        ValueError: the mesh does not divide the model or the slice.
+    """
+    model = programs.trained(model.stretched(tokens))
+    sizes = mesh or mesh_sizes(slice_.chips, tokens)
+    devices = make_mesh(**sizes, devices=slice_.devices())
+    context = devices.shape["context"]
+    length = row_length(tokens, context)
+    micro_rows = 1
+    for axis in BATCH:
+        micro_rows *= devices.shape[axis]
+    if isinstance(config, SFTConfig):
+        micro_batches = max(1, -(-config.data.rows // micro_rows))
+        data = dataclasses.replace(config.data, seq_len=length, rows=micro_batches * micro_rows)
+        config = dataclasses.replace(config, data=data, accumulation=micro_batches, remat="full")
+        compiled = programs.sft_programs(model, config, devices, micro_rows)
+    else:
+        # Rows of the longest episodes: the paper's batch of groups, each episode a row.
+        micro_batches = -(-config.groups_per_batch * config.group_size // micro_rows)
+        config = dataclasses.replace(config, remat="full", row_buckets=(length,), micro_batch_rows=micro_rows)
+        compiled = programs.grpo_programs(model, config, devices, micro_rows, length, micro_batches)
+
+    chip = slice_.chip
+    worst = max(compiled, key=lambda one: one.peak + one.resident)
+    peak = worst.peak + worst.resident
+    traffic: dict[str, float] = {}
+    for one in compiled:
+        for axes, size in one.traffic.items():
+            traffic[axes] = traffic.get(axes, 0.0) + size * one.runs
+    useful, executed = flops_per_token(model, length)
+    rows = micro_batches * micro_rows
+    seconds = {
+        "compute": executed * rows * length / slice_.chips / chip.flops,
+        "memory": _memory_bytes(model, devices.shape, micro_batches) / chip.hbm_bandwidth,
+        "network": sum(traffic.values()) / chip.link_bandwidth,
+    }
+    bound = max(seconds, key=lambda name: seconds[name])
+    return Plan(
+        job="sft" if isinstance(config, SFTConfig) else "grpo",
+        topology=slice_.name,
+        chips=slice_.chips,
+        mesh={axis: size for axis, size in devices.shape.items() if size > 1},
+        tokens=tokens,
+        row_tokens=length,
+        yarn_factor=model.yarn.factor if model.yarn else 1.0,
+        micro_batch_rows=micro_rows,
+        rows=rows,
+        fits=all(one.fits for one in compiled) and peak <= chip.hbm_bytes,
+        peak_bytes_per_chip=peak,
+        hbm_bytes_per_chip=chip.hbm_bytes,
+        bytes_by_kind={
+            "arguments": worst.arguments,
+            "temporaries": worst.temporaries,
+            "resident": worst.resident,
+        },
+        flops_per_token=useful,
+        executed_flops_per_token=executed,
+        collective_bytes_by_axis=traffic,
+        seconds=seconds,
+        bound=bound,
+        step_seconds=seconds[bound],
+        tokens_per_second_per_chip=rows * length / seconds[bound] / slice_.chips,
+    )
+
+
+def smallest(model: Qwen3Config, config: SFTConfig | GRPOConfig, slice_: Slice, *, tokens: int) -> Plan:
+    """The plan of the smallest slice of `slice_`'s kind that fits, not larger than `slice_`.
+
+    Slices that cannot hold weights and optimizer state alone are not compiled.
+
+    Raises:
+        PlanError: none fits.
+    """
+    state = 4 * 4 * parameters(model)  # weights, gradients and two statistics, float32
+    for one in larger(slice_):
+        if one.chips > slice_.chips:
+            break
+        if state / one.chips > one.chip.hbm_bytes:
+            continue
+        try:
+            plan = make_plan(model, config, one, tokens=tokens)
+        except ValueError:  # the mesh does not divide the model
+            continue
+        if plan.fits:
+            return plan
+    raise PlanError(f"no {slice_.chip.name} slice of up to {slice_.chips} chips fits; give a larger --topology")
+
+
+def parameters(model: Qwen3Config) -> int:
+    """How many the model has."""
+    import jax
+
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
+
+
+def matmul_parameters(model: Qwen3Config) -> tuple[int, int]:
+    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+    d, h = model.d_model, model.head_dim
+    attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
+    experts = model.experts_per_token or 1
+    mlp = 3 * d * model.d_ff * experts + d * model.n_experts
+    return model.n_layers * (attention + mlp), d * model.vocab_size
+
+
+def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
+    """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
+
+    A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
+    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed again
+    in its backward pass.
+    """
+    layers, head = matmul_parameters(model)
+    scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
+    useful = 6 * (layers + head) + 6 * scores
+    executed = 8 * layers + 8 * head + (2 + 2 + 5) * scores
+    return float(useful), float(executed)
+
+
+def _memory_bytes(model: Qwen3Config, mesh: Any, micro_batches: int) -> float:
+    """Bytes that a chip must read and write in a step at least: optimizer state and weights."""
+    layers, head = matmul_parameters(model)
+    shards = 1
+    for size in mesh.values():
+        shards *= size
+    optimizer = 4 * 7 * parameters(model) / (shards / mesh["data"])  # read w, g, m, v; write w, m, v
+    weights = 2 * (layers + head) / mesh["tensor"]  # gathered, bfloat16
+    # Read forward, again, and for the inputs' gradient; weight gradients are written once. Gathers are written too.
+    return optimizer + micro_batches * 5 * weights
+
+
+def describe(plan: Plan) -> str:
+    """A plan as lines of text."""
+
+    def gib(size: float) -> str:
+        return f"{size / GIB:.2f} GiB"
+
+    kinds = ", ".join(f"{name} {gib(size)}" for name, size in plan.bytes_by_kind.items() if size)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one chip"
+    lines = [
+        f"{plan.job} on {plan.topology} ({plan.chips} chips: {mesh}), rows of {plan.row_tokens} tokens, "
+        f"{plan.micro_batch_rows} a micro-batch, {plan.rows} a step"
+        + (f", context stretched {plan.yarn_factor:g} times by YaRN" if plan.yarn_factor > 1 else ""),
+        f"  {'fits' if plan.fits else 'DOES NOT FIT'}: {gib(plan.peak_bytes_per_chip)} of "
+        f"{gib(plan.hbm_bytes_per_chip)} a chip{f' ({kinds})' if kinds else ''}",
+        f"  {plan.flops_per_token / 1e9:.1f} GFLOP a token, {plan.executed_flops_per_token / 1e9:.1f} executed",
+    ]
+    for axes, size in plan.collective_bytes_by_axis.items():
+        lines.append(f"  {gib(size)} received a chip and step over {axes}")
+    times = ", ".join(f"{name} {value:.2f} s" for name, value in plan.seconds.items())
+    lines.append(
+        f"  at least {plan.step_seconds:.2f} s a step, bound by {plan.bound} ({times}): at most "
+        f"{plan.tokens_per_second_per_chip:.0f} tokens/s a chip"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""The training steps, compiled as they run, for devices that are only described."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from astra_jax import grpo, sft
+from astra_jax.data import Batch
+from astra_jax.mesh import BATCH
+from astra_jax.models.qwen3.modules import abstract_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
+from astra_jax.planner.collectives import bytes_by_axis
+from astra_jax.rollout.packing import PolicyBatch
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One program on one device; bytes.
+
+    Attributes:
+        peak: the most that is held at once; as the compiler says, also where it refused.
+        arguments: weights, optimizer state, batch.
+        temporaries: all else.
+        resident: of the job, on the device, but no argument of this program.
+        fits: the compiler's verdict.
+        traffic: bytes received a run, by mesh axes.
+        runs: how often a step runs it.
+    """
+
+    name: str
+    peak: float
+    arguments: float
+    temporaries: float
+    resident: float
+    fits: bool
+    traffic: dict[str, float]
+    runs: int
+
+
+def sft_programs(model: Qwen3Config, config: sft.SFTConfig, mesh: Mesh, rows: int) -> list[Compiled]:
+    """SFT's step: `rows` rows a micro-batch, `config.data.rows` a batch."""
+    steps = 1_000  # only a constant of the schedule
+    params, opt_state = _state(model, sft.sft_optimizer(config, steps), mesh)
+    sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
+    one = jax.ShapeDtypeStruct((config.accumulation, rows, config.data.seq_len), jnp.int32, sharding=sharding)
+    batch = Batch(one, one, one, one)
+
+    def lower() -> Any:
+        options = {"model": model, "config": config, "steps": steps, "mesh": mesh}
+        return sft.train_step.lower(params, opt_state, batch, **options)
+
+    return [_compile("train_step", lower, mesh)]
+
+
+def grpo_programs(
+    model: Qwen3Config, config: grpo.GRPOConfig, mesh: Mesh, rows: int, length: int, micro_batches: int
+) -> list[Compiled]:
+    """GRPO's two programs: gradients of a micro-batch of `rows` rows of `length`, and the optimizer's step."""
+    params, opt_state = _state(model, grpo.grpo_optimizer(config), mesh)
+    one = jax.ShapeDtypeStruct((rows, length), jnp.float32, sharding=batch_sharding(mesh))
+    whole = replace_dtype(one, jnp.int32)
+    batch = PolicyBatch(whole, whole, whole, whole, one, one, one)
+    total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    def accumulate() -> Any:
+        return grpo.accumulate.lower(params, params, batch, total, model=model, config=config, mesh=mesh)
+
+    def apply_gradients() -> Any:
+        return grpo.apply_gradients.lower(params, opt_state, params, config=config)
+
+    resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
+    first = _compile("accumulate", accumulate, mesh, resident=resident, runs=micro_batches)
+    return [first, _compile("apply_gradients", apply_gradients, mesh)]
+
+
+def replace_dtype(x: jax.ShapeDtypeStruct, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+
+
+def trained(model: Qwen3Config) -> Qwen3Config:
+    """With float32 parameters, the optimizer's master copy, and bfloat16 activations."""
+    return replace(model, param_dtype="float32", dtype="bfloat16")
+
+
+def _state(model: Qwen3Config, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """Weights and optimizer state as `optimizers.initial_state` places them: statistics beside their weights."""
+    shardings = param_shardings(model, mesh)
+    params = jax.tree.map(_placed, abstract_params(model), shardings)
+    by_path = {jax.tree_util.keystr(path): s for path, s in jax.tree_util.tree_flatten_with_path(shardings)[0]}
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(path: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        text = jax.tree_util.keystr(path)
+        owner = max((name for name in by_path if text.endswith(name)), key=len, default=None)
+        return _placed(x, by_path[owner] if owner and x.ndim else everywhere)
+
+    return params, jax.tree_util.tree_map_with_path(place, jax.eval_shape(optimizer.init, params))
+
+
+def _placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
+    shape = x.sharding.shard_shape(x.shape)
+    size = jnp.dtype(x.dtype).itemsize
+    for length in shape:
+        size *= length
+    return size
+
+
+def _compile(name: str, lower: Callable[[], Any], mesh: Mesh, *, resident: float = 0.0, runs: int = 1) -> Compiled:
+    lowered = lower()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        # "… Ran out of memory in memory space hbm. Used 72.00G of 31.25G hbm. Exceeded …"
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Compiled(name, _asked_for(str(error)), 0.0, 0.0, resident, False, {}, runs)
+    memory = compiled.memory_analysis()
+    traffic = bytes_by_axis(compiled.as_text(), dict(mesh.shape))
+    arguments = memory.argument_size_in_bytes
+    peak = max(memory.peak_memory_in_bytes, arguments)
+    return Compiled(name, peak, arguments, peak - arguments, resident, True, traffic, runs)
+
+
+def _asked_for(message: str) -> float:
+    """The bytes that a program wanted, from the compiler's refusal; NaN when it does not say."""
+    for pattern in (r"Used ([\d.]+)([KMGT]) of", r"total memory required[^(]*\(([\d.]+)([KMGT])\)"):
+        if found := re.search(pattern, message):
+            return float(found.group(1)) * 1024 ** ("KMGT".index(found.group(2)) + 1)
+    return float("nan")

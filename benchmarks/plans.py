@@ -1,0 +1,86 @@
+"""The planner's table: size x job x length x slice. Compiles each real step, appends rows, rewrites docs/scale.md.
+
+python -m benchmarks.plans                 # all of them; a plan takes one to three minutes on two cores
+python -m benchmarks.plans --only=14b
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from absl import app, flags
+
+from benchmarks import rows
+
+LONG, PAPER_SFT = 74_752, 20_480
+PLANS = (
+    ("sft", "0.6b", PAPER_SFT, "v5e:2x2"),
+    ("sft", "1.7b", PAPER_SFT, "v5e:2x4"),
+    ("sft", "4b", PAPER_SFT, "v6e:2x4"),
+    ("sft", "8b", 32_768, "v6e:2x4"),
+    ("sft", "14b", PAPER_SFT, "v6e:4x4"),
+    ("sft", "14b", LONG, "v5p:2x2x2"),
+    ("sft", "14b", LONG, "v6e:4x4"),
+    ("sft", "32b", LONG, "v5p:2x2x4"),
+    ("sft", "32b", LONG, "v6e:4x8"),
+    ("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4"),
+    ("grpo", "0.6b", LONG, "v6e:2x2"),
+    ("grpo", "1.7b", LONG, "v6e:2x4"),
+    ("grpo", "4b", LONG, "v6e:2x4"),
+    ("grpo", "8b", LONG, "v6e:4x4"),
+    ("grpo", "14b", LONG, "v5p:2x2x2"),
+    ("grpo", "14b", LONG, "v6e:4x4"),
+    ("grpo", "32b", LONG, "v5p:2x2x4"),
+    ("grpo", "32b", LONG, "v6e:4x8"),
+    ("grpo", "30b-a3b", LONG, "v5p:2x2x4"),
+)
+PAGE = rows.ROOT / "docs" / "scale.md"
+BEGIN, END = "<!-- plans -->\n", "<!-- end -->"
+
+_ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default all.")
+
+
+def plan(job: str, size: str, tokens: int, topology: str) -> dict:
+    """What `launch.plan` says, as its JSON."""
+    config = f"configs/{job}_qwen3_{size.replace('.', 'p').replace('-', '_')}.py"
+    command = ["-m", "launch.plan", f"--config={config}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
+    done = subprocess.run([sys.executable, *command], cwd=rows.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return {"size": size} | json.loads(done.stdout.splitlines()[-1])
+
+
+def table(found: list[dict]) -> str:
+    """The newest row of each plan, as Markdown, in the order of `PLANS`."""
+    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in found}
+    lines = [
+        "| job | size | tokens | slice | chips | mesh | fits | GiB a chip | GFLOP a token | bound by | tokens/s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for key in PLANS:
+        if (row := newest.get(key)) is None:
+            continue
+        mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
+        gib = f"{row['peak_bytes_per_chip'] / 2**30:.1f} of {row['hbm_bytes_per_chip'] / 2**30:.1f}"
+        cells = [row["job"], row["size"], f"{row['tokens']:,}", row["topology"], row["chips"], mesh]
+        cells += ["yes" if row["fits"] else "no", gib, f"{row['flops_per_token'] / 1e9:.1f}", row["bound"]]
+        cells += [f"{row['tokens_per_second_per_chip']:,.0f}" if row["fits"] else ""]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    for key in PLANS:
+        if _ONLY.value is None or key[1] in _ONLY.value:
+            rows.append("plans", plan(*key))
+    with open(rows.RESULTS / "plans.jsonl", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    text = PAGE.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text(text[:start] + table(found) + text[end:], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,97 @@
+"""What a training step costs beside its arithmetic: compile time by depth, and Python that blocks before it runs.
+
+python -m benchmarks.step_overhead [--save]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+
+DEPTHS = (4, 32)
+
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Compilations of each depth, interleaved.", lower_bound=1)
+_CALLS = flags.DEFINE_integer("calls", 50, "Steps whose dispatch is timed.", lower_bound=5)
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/step_overhead.jsonl.")
+
+
+def setting(layers: int) -> tuple[Any, ...]:
+    """(model, config, params, optimizer state, batch) of a small model with that many layers."""
+    import jax
+    import jax.numpy as jnp
+
+    from astra_jax.data import Batch, DataConfig
+    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.qwen3.presets import PRESETS
+    from astra_jax.optimizers import initial_state
+    from astra_jax.sft import SFTConfig, sft_optimizer
+
+    model = dataclasses.replace(PRESETS["tiny"], n_layers=layers)
+    config = SFTConfig(data=DataConfig(seq_len=64, rows=1), remat="full")
+    ones = jnp.ones((1, 1, 64), jnp.int32)
+    batch = Batch(ones, ones, ones, jnp.arange(64, dtype=jnp.int32)[None, None])
+    params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
+    return model, config, params, opt_state, batch
+
+
+def compile_seconds(layers: int) -> float:
+    """Tracing, lowering and compiling the step, from nothing."""
+    import jax
+
+    from astra_jax.sft import train_step
+
+    model, config, params, opt_state, batch = setting(layers)
+    jax.clear_caches()
+    started = time.perf_counter()
+    train_step.lower(params, opt_state, batch, model=model, config=config, steps=1000).compile()
+    return time.perf_counter() - started
+
+
+def blocking_seconds(layers: int, calls: int) -> list[float]:
+    """From the call of a compiled step to its return, with the device idle: Python and dispatch."""
+    import jax
+
+    from astra_jax.sft import train_step
+
+    model, config, params, opt_state, batch = setting(layers)
+    seconds = []
+    with jax.default_device(jax.devices("cpu")[0]):
+        for _ in range(calls + 3):
+            started = time.perf_counter()
+            params, opt_state, metrics = train_step(params, opt_state, batch, model=model, config=config, steps=1000)
+            seconds.append(time.perf_counter() - started)
+            jax.block_until_ready((params, opt_state, metrics))
+    return seconds[3:]
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", True)
+    compiled: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
+    for _ in range(_ROUNDS.value):
+        for depth in DEPTHS:
+            compiled[depth].append(compile_seconds(depth))
+    medians = {depth: statistics.median(values) for depth, values in compiled.items()}
+    row = {
+        "compile_seconds": {f"{depth} layers": round(value, 2) for depth, value in medians.items()},
+        "compile_ratio": round(medians[DEPTHS[1]] / medians[DEPTHS[0]], 3),
+        "blocking_ms_32_layers": round(1e3 * statistics.median(blocking_seconds(32, _CALLS.value)), 3),
+    }
+    if _SAVE.value:
+        rows.append("step_overhead", row)
+    else:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,121 @@
+"""One side of `benchmarks.train_step`: builds its model, then trains when a line on stdin tells it to.
+
+ready      take the first step (compiles); answers {"seconds"}
+train N    N steps, each waited for; answers {"seconds": [...]}
+end        answers {"peak_rss_bytes", "parameters", "loss"}
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Step = Callable[[], float]
+
+OPTIMIZER = {"b1": 0.9, "b2": 0.95, "eps": 1e-8}
+LEARNING_RATE = 1e-3
+
+
+def tokens(case: dict[str, int]) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, case["vocab_size"], (case["rows"], case["tokens"])).astype(np.int32)
+
+
+def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
+    del threads  # XLA takes a thread a core
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from astra_jax.data import Batch, DataConfig
+    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.optimizers import initial_state
+    from astra_jax.sft import SFTConfig, sft_optimizer, train_step
+
+    shape = {name: case[name] for name in case if name not in ("rows", "tokens")}
+    model = Qwen3Config(**shape, tie_embeddings=True)
+    data = DataConfig(seq_len=case["tokens"], rows=case["rows"])
+    config = SFTConfig(data=data, learning_rate=LEARNING_RATE, **OPTIMIZER)
+    ids = tokens(case)[None]
+    ones = np.ones_like(ids)
+    places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
+    batch = Batch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
+    params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    state = [params, opt_state]
+
+    def step() -> float:
+        on_device = jax.tree.map(jnp.asarray, batch)
+        state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
+        return float(metrics["loss"])
+
+    return step, count
+
+
+def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[Step, int]:
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=case["vocab_size"],
+        hidden_size=case["d_model"],
+        num_hidden_layers=case["n_layers"],
+        num_attention_heads=case["n_heads"],
+        num_key_value_heads=case["n_kv_heads"],
+        head_dim=case["head_dim"],
+        intermediate_size=case["d_ff"],
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
+    forward = torch.compile(model) if compiled else model
+    betas = (OPTIMIZER["b1"], OPTIMIZER["b2"])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=betas, eps=OPTIMIZER["eps"], weight_decay=0, fused=True
+    )
+    ids = torch.tensor(tokens(case), dtype=torch.long)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return step, sum(p.numel() for p in model.parameters())
+
+
+def main() -> None:
+    name, case, threads = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    build = {
+        "jax": jax_side,
+        "torch_eager": lambda *a: torch_side(*a, compiled=False),
+        "torch_compile": lambda *a: torch_side(*a, compiled=True),
+    }[name]
+    step, count = build(case, threads)
+    loss = float("nan")
+    for line in sys.stdin:
+        word, _, number = line.strip().partition(" ")
+        if word == "end":
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps({"peak_rss_bytes": peak, "parameters": count, "loss": loss}), flush=True)
+            return
+        seconds = []
+        for _ in range(int(number or 1)):
+            started = time.perf_counter()
+            loss = step()
+            seconds.append(time.perf_counter() - started)
+        print(json.dumps({"seconds": seconds if word == "train" else seconds[0]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What a training job is made of: the model, how it is trained, and the mesh. Each preset is a file of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from astra_jax.data import DataConfig
+from astra_jax.grpo import GRPOConfig
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.sft import SFTConfig
+
+
+@dataclass(frozen=True)
+class SFTRun:
+    """One SFT job."""
+
+    model: Qwen3Config
+    sft: SFTConfig
+
+
+@dataclass(frozen=True)
+class GRPORun:
+    """One GRPO job."""
+
+    model: Qwen3Config
+    grpo: GRPOConfig
+
+
+def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun:
+    """SFT with the paper's batch: 32 rows of 20k tokens.
+
+    Args:
+        size: a name in `astra_jax.models.qwen3.presets.PRESETS`.
+        learning_rate: the peak.
+    """
+    data = DataConfig(seq_len=seq_len, rows=32)
+    return SFTRun(trained(PRESETS[size]), SFTConfig(data=data, learning_rate=learning_rate, remat="full"))
+
+
+def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
+    """GRPO with the paper's settings: episodes of up to 25,600 + 49,152 tokens, so the model is stretched by YaRN.
+
+    The row lengths divide into chunks of whole attention blocks over `context` axes of up to 16 devices.
+    """
+    grpo = GRPOConfig(
+        learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 77_824)
+    )
+    longest = grpo.episode.max_prompt_tokens + grpo.episode.max_response_tokens
+    return GRPORun(trained(PRESETS[size]).stretched(longest), grpo)
+
+
+def trained(model: Qwen3Config) -> Qwen3Config:
+    """With float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
+    return replace(model, param_dtype="float32")

@@ -1,0 +1,74 @@
+"""Does a job fit on a slice, and how fast can it be: compiles its real training step for TPUs that are not here.
+
+    python -m launch.plan --config=configs/sft_qwen3_14b.py --topology=v5p:2x2x2 --tokens=74752
+    python -m launch.plan --config=configs/grpo_qwen3_32b.py --topology=v6e:16x16 --tokens=74752 --smallest --json
+
+Prints bytes a chip against the chip's memory, flops a token, what is sent over each mesh axis, and a bound on the step
+time. Needs libtpu (pip install '.[tpu]'), no TPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+from absl import flags
+
+from launch import cli
+
+_CONFIG = flags.DEFINE_string("config", None, "Configuration file of the job; override with --config.NAME=VALUE.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, "Slice, for example v5p:4x4x4, v6e:4x4 or v5e:2x4.", required=True)
+_TOKENS = flags.DEFINE_integer("tokens", None, "Longest sequence; by default the configuration's.", lower_bound=1)
+_MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
+_SMALLEST = flags.DEFINE_bool("smallest", False, "Find the smallest slice that fits, up to --topology.")
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
+
+
+def main() -> int:
+    import dataclasses
+    import json
+
+    from astra_jax.mesh import AXES
+    from astra_jax.planner.hardware import Slice
+    from astra_jax.planner.plan import describe, make_plan, smallest
+    from configs.training import SFTRun
+
+    if _CONFIG.value is None:
+        raise cli.UsageError("--config is missing; give a file, for example configs/sft_qwen3_14b.py")
+    run = cli.overridden(cli.load_config(_CONFIG.value))
+    job = run.sft if isinstance(run, SFTRun) else run.grpo
+    if _TOKENS.value is not None:
+        tokens = _TOKENS.value
+    elif isinstance(run, SFTRun):
+        tokens = run.sft.data.seq_len
+    else:
+        tokens = run.grpo.episode.max_prompt_tokens + run.grpo.episode.max_response_tokens
+    mesh: dict[str, int] | None = None
+    if _MESH.value:
+        mesh = {}
+        for part in _MESH.value:
+            axis, _, size = part.partition("=")
+            if axis not in AXES or not size.lstrip("-").isdecimal():
+                raise cli.UsageError(f"--mesh has {part!r}; write AXIS=SIZE with an axis of {', '.join(AXES)}")
+            mesh[axis] = int(size)
+    slice_ = Slice.parse(_TOPOLOGY.value)
+    if _SMALLEST.value:
+        if mesh:
+            raise cli.UsageError("--smallest chooses the mesh of each slice; leave --mesh out")
+        plan = smallest(run.model, job, slice_, tokens=tokens)
+    else:
+        plan = make_plan(run.model, job, slice_, tokens=tokens, mesh=mesh)
+    print(describe(plan))
+    if _JSON.value:
+        print(json.dumps(dataclasses.asdict(plan)))
+    return 0
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.planner.hardware import PlanError
+
+    return (PlanError, ValueError)
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
+    cli.run(main, mends=_mends)

@@ -1,0 +1,218 @@
+"""One device equals eight: loss and gradients on every mesh axis, alone and mixed, and in two processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astra_jax.data import Batch, DataConfig
+from astra_jax.head import token_logprobs
+from astra_jax.mesh import AXES, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
+from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
+from astra_jax.optimizers import initial_state
+from astra_jax.sft import SFTConfig, loss_sums, sft_optimizer, train_step
+
+DENSE = Qwen3Config(
+    vocab_size=128,
+    d_model=64,
+    n_layers=2,
+    n_heads=16,
+    n_kv_heads=8,
+    head_dim=8,
+    d_ff=96,
+    tie_embeddings=False,
+)
+TIED = dataclasses.replace(DENSE, tie_embeddings=True)
+EXPERTS = dataclasses.replace(DENSE, n_experts=8, experts_per_token=2, d_ff=16)
+ROWS, LENGTH = 8, 64
+
+
+def packed_batch(seed: int = 0) -> Batch:
+    """Documents of random lengths, with padding behind them, and a random loss mask."""
+    rng = np.random.default_rng(seed)
+    segments, positions = np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32)
+    for row in range(ROWS):
+        start = 0
+        for document in range(1, 6):
+            length = min(int(rng.integers(1, 30)), LENGTH - 3 - start)
+            if length <= 0:
+                break
+            segments[row, start : start + length] = document
+            positions[row, start : start + length] = np.arange(length)
+            start += length
+    tokens = rng.integers(0, DENSE.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    mask = (rng.random((ROWS, LENGTH)) < 0.6).astype(np.float32) * (segments > 0)
+    return Batch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
+
+
+def loss_and_gradients(config: Qwen3Config, mesh, *, remat: str = "full"):
+    params, batch = init_params(config, jax.random.key(0)), packed_batch()
+    if mesh is not None:
+        params = jax.device_put(params, param_shardings(config, mesh))
+        batch = jax.device_put(batch, batch_sharding(mesh))
+    gradient = jax.value_and_grad(lambda p, b: loss_sums(p, b, model=config, remat=remat, mesh=mesh), has_aux=True)
+    (loss, (count, router)), gradients = jax.jit(gradient)(params, batch)
+    return jax.device_get((loss / count, jax.tree.map(lambda g: g / count, gradients), router))
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    return {name: loss_and_gradients(config, None) for name, config in CONFIGS.items()}
+
+
+CONFIGS = {"dense": DENSE, "tied": TIED, "experts": EXPERTS}
+MESHES = [
+    ("dense", {"data": 8}),
+    ("dense", {"fsdp": 8}),
+    ("dense", {"context": 8}),
+    ("dense", {"tensor": 8}),
+    ("dense", {"data": 2, "fsdp": 2, "tensor": 2}),
+    ("dense", {"fsdp": 2, "context": 2, "tensor": 2}),
+    ("tied", {"context": 4, "tensor": 2}),
+    ("experts", {"expert": 8}),
+    ("experts", {"fsdp": 8}),
+    ("experts", {"expert": 2, "context": 2, "tensor": 2}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "axes"), MESHES, ids=lambda x: x if isinstance(x, str) else "x".join(map(str, x)))
+def test_eight_devices_equal_one(name, axes, on_one_device) -> None:
+    loss, gradients, router = loss_and_gradients(CONFIGS[name], make_mesh(**axes))
+    expected_loss, expected, expected_router = on_one_device[name]
+    assert loss == pytest.approx(expected_loss, abs=1e-5)
+    jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=1e-5), gradients, expected)
+    if router is not None:
+        jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, rtol=1e-5), router, expected_router)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{}, {"fsdp": 2, "context": 2, "tensor": 2}])
+def test_a_training_step_equals_one_device_and_accumulation(axes) -> None:
+    """Parameters after one whole step: on a mesh and in two micro-batches, against one device and one."""
+    mesh = make_mesh(**axes) if axes else None
+    shardings = None if mesh is None else param_shardings(DENSE, mesh)
+
+    def step(accumulation: int, mesh, shardings):
+        data = DataConfig(seq_len=LENGTH, rows=ROWS)
+        config = SFTConfig(data=data, accumulation=accumulation, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
+        params, opt_state = initial_state(
+            init_params(DENSE, jax.random.key(0)), sft_optimizer(config, steps=10), shardings
+        )
+        batch = jax.tree.map(lambda x: jnp.asarray(x.reshape(accumulation, -1, LENGTH)), packed_batch())
+        params, _, metrics = train_step(params, opt_state, batch, model=DENSE, config=config, steps=10, mesh=mesh)
+        return jax.device_get((params, metrics))
+
+    expected, expected_metrics = step(1, None, None)
+    params, metrics = step(2, mesh, shardings)
+    jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=2e-5), params, expected)
+    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-5)
+
+
+def test_the_router_counts_real_tokens_only(on_one_device) -> None:
+    router = on_one_device["experts"][2]
+    real = (packed_batch().segment_ids_bt > 0).sum()
+    np.testing.assert_array_equal(router.tokens, real)
+    np.testing.assert_array_equal(router.assigned_e.sum(-1), real * EXPERTS.experts_per_token)
+    assert (router.entropy / real < np.log(EXPERTS.n_experts)).all() and (router.entropy > 0).all()
+
+
+@pytest.mark.parametrize("axes", [{"tensor": 8}, {"fsdp": 2, "context": 2, "tensor": 2}])
+def test_the_head_over_a_spread_vocabulary(axes) -> None:
+    """Logprobs, entropies and gradients at a temperature, with a chunk that does not divide the tokens."""
+    rng = np.random.default_rng(0)
+    x_btd, w_dv = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 16, 64), (64, 128)))
+    targets_bt = jnp.asarray(rng.integers(0, 128, (8, 16)))
+    weights = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
+
+    def run(mesh):
+        def total(x, w):
+            logps, entropy = token_logprobs(x, w, targets_bt, temperature=0.7, chunk=5, mesh=mesh)
+            return (logps * weights).sum(), (logps, entropy)
+
+        return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(x_btd, w_dv)
+
+    logits = x_btd @ w_dv / 0.7
+    (ours, (logps, entropy)), logps_all = run(make_mesh(**axes)), jax.nn.log_softmax(logits)
+    np.testing.assert_allclose(logps, jnp.take_along_axis(logps_all, targets_bt[..., None], -1)[..., 0], atol=2e-5)
+    np.testing.assert_allclose(entropy, -(jnp.exp(logps_all) * logps_all).sum(-1), atol=2e-5)
+    for mine, one in zip(ours, run(None)[0], strict=True):
+        np.testing.assert_allclose(mine, one, atol=2e-5)
+
+
+def test_zigzag_gives_each_device_an_early_and_a_late_chunk() -> None:
+    order = zigzag_order(16, 4)
+    assert order.reshape(4, 4).tolist() == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+    x = jnp.arange(48).reshape(1, 16, 3)
+    np.testing.assert_array_equal(unzigzag(zigzag(x, 4), 4), x)
+    with pytest.raises(ValueError, match="20 does not divide into 8 chunks"):
+        zigzag_order(20, 4)
+
+
+def test_meshes_that_divide_nothing_are_refused_by_name() -> None:
+    assert tuple(make_mesh(data=-1).shape) == AXES
+    with pytest.raises(ValueError, match="needs 3 devices, there are 8"):
+        make_mesh(fsdp=3)
+    with pytest.raises(ValueError, match=r"embed_vd.*dimension 1 is 60, which mesh axis 'fsdp' of 8 devices"):
+        param_shardings(dataclasses.replace(DENSE, d_model=60), make_mesh(fsdp=8))
+    with pytest.raises(ValueError, match=r"k_dkh.*dimension 2 is 4, which mesh axis 'tensor' of 8 devices"):
+        param_shardings(dataclasses.replace(DENSE, n_heads=4, n_kv_heads=4), make_mesh(tensor=8))
+    with pytest.raises(ValueError, match="12 rows, which mesh axes data x fsdp x expert = 8 do not divide; use 16"):
+        check_batch(make_mesh(data=2, fsdp=4), 12, 64, "data.seq_len")
+    with pytest.raises(ValueError, match=r"data.seq_len is 100, .*'context' of 8 devices cuts into 16 chunks; use 112"):
+        check_batch(make_mesh(context=8), 8, 100, "data.seq_len")
+
+
+TWO_PROCESSES = """
+import sys, jax
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+import numpy as np
+from test_mesh import DENSE, init_params, loss_sums, make_mesh, packed_batch, batch_sharding, param_shardings
+from astra_jax.models.qwen3.weights import hf_tensors
+mesh = make_mesh(fsdp=2, context=2, tensor=2)
+params = jax.jit(lambda: init_params(DENSE, jax.random.key(0)), out_shardings=param_shardings(DENSE, mesh))()
+batch = jax.tree.map(
+    lambda x: jax.make_array_from_callback(x.shape, batch_sharding(mesh), lambda index: x[index]), packed_batch()
+)
+gradient = jax.value_and_grad(lambda p, b: loss_sums(p, b, model=DENSE, remat="full", mesh=mesh), has_aux=True)
+(loss, (count, _)), gradients = jax.jit(gradient)(params, batch)
+assert jax.process_count() == 2 and not jax.tree.leaves(gradients)[0].is_fully_addressable
+tensors = dict(hf_tensors(gradients, DENSE))
+if jax.process_index() == 0:
+    np.savez(sys.argv[3], loss=loss, count=count, **tensors)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(on_one_device, tmp_path) -> None:
+    import socket
+
+    from astra_jax.models.qwen3.weights import hf_tensors
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    script = tmp_path / "part.py"
+    script.write_text(textwrap.dedent(TWO_PROCESSES))
+    out = tmp_path / "gradients.npz"
+    environment = {"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    processes = [
+        subprocess.Popen([sys.executable, str(script), str(port), str(i), str(out)], env=environment) for i in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    loss, gradients, _ = on_one_device["dense"]
+    found = np.load(out)
+    assert found["loss"] / found["count"] == pytest.approx(loss, abs=1e-5)
+    for name, gradient in hf_tensors(gradients, DENSE):
+        np.testing.assert_allclose(found[name] / found["count"], gradient, atol=1e-5, err_msg=name)
