@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
-from astra_jax.head import token_logprobs
+from astra_jax.head import summed_loss
 from astra_jax.losses import ObjectiveSums, PolicyTerms, group_advantages, grpo_objective
 from astra_jax.mesh import check_batch, zigzag
 from astra_jax.metrics import MetricWriter
@@ -155,18 +155,28 @@ def loss_fn(
     batch = jax.tree.map(lambda x: zigzag(x, 1 if mesh is None else mesh.shape["context"]), batch)
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt)
     x_btd, router = forward(params, model, *places, remat=config.remat, mesh=mesh)
-    logps_bt, entropy_bt = token_logprobs(
-        x_btd, head_kernel(params, model), batch.targets_bt, temperature=config.episode.temperature, mesh=mesh
+
+    def objective(logps: jax.Array, entropies: jax.Array, batch: PolicyBatch) -> tuple[jax.Array, Any]:
+        terms = PolicyTerms(
+            logps=logps,
+            old_logps=jax.lax.stop_gradient(logps),
+            sampler_logps=batch.sampler_logps_bt,
+            advantages=batch.advantages_bt,
+            mask=batch.mask_bt,
+        )
+        loss, sums = grpo_objective(terms, clip_low=config.clip_low, clip_high=config.clip_high, tis_cap=config.tis_cap)
+        return loss, (sums, jnp.sum(entropies * batch.mask_bt))
+
+    loss, (sums, entropy) = summed_loss(
+        objective,
+        x_btd,
+        head_kernel(params, model),
+        batch.targets_bt,
+        batch,
+        temperature=config.episode.temperature,
+        mesh=mesh,
     )
-    terms = PolicyTerms(
-        logps_bt=logps_bt,
-        old_logps_bt=jax.lax.stop_gradient(logps_bt),
-        sampler_logps_bt=batch.sampler_logps_bt,
-        advantages_bt=batch.advantages_bt,
-        mask_bt=batch.mask_bt,
-    )
-    loss, sums = grpo_objective(terms, clip_low=config.clip_low, clip_high=config.clip_high, tis_cap=config.tis_cap)
-    return loss / tokens_total, (sums, jnp.sum(entropy_bt * batch.mask_bt), router)
+    return loss / tokens_total, (sums, entropy, router)
 
 
 @partial(jax.jit, static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))

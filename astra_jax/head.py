@@ -1,14 +1,16 @@
-"""The output head: logprobs and entropies of given tokens, without ever holding the logits of all of them.
+"""The output head: from hidden states to a loss, without ever holding the logits of all tokens.
 
-Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax and the
-look-up are one function over chunks of tokens, and the backward pass computes each chunk's logits again. On a mesh each
-device takes its own tokens, and over `tensor` its own part of the vocabulary: three numbers a token are summed forward,
-and the hidden states' gradient backward.
+Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax, the
+look-up of the targets and the objective are one function over chunks of tokens. A loss is a sum over tokens, each
+token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
+and then. The logits are computed once, forward and backward together. On a mesh each device takes its own tokens, and
+over `tensor` its own part of the vocabulary: three numbers a token are summed, and the hidden states' gradient.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +26,35 @@ Array = jax.Array
 CHUNK = 1024
 """Tokens at a time, on each device: 0.6 GB of float32 logits at Qwen3's vocabulary."""
 
+Objective = Callable[[Array, Array, Any], tuple[Array, Any]]
+"""(logprobs [C], entropies [C], terms with leaves [C]) → (loss, sums), both scalars: sums over the C tokens."""
+
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the head runs: static, hashable."""
+    """How the head runs: static."""
 
     temperature: float
     chunk: int
     mesh: Mesh | None
 
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be positive")
+
     @property
     def shards_vocabulary(self) -> bool:
         return self.mesh is not None and self.mesh.shape["tensor"] > 1
+
+    def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
+        """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and words."""
+        if self.mesh is None:
+            return part
+        specs = (_HIDDEN, P(None, "tensor"), _TOKENS, _TOKENS)
+        return jax.shard_map(part, mesh=self.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
+
+
+_TOKENS, _HIDDEN = P(BATCH, "context"), P(BATCH, "context", None)
 
 
 def token_logprobs(
@@ -47,57 +66,92 @@ def token_logprobs(
     chunk: int = CHUNK,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Array]:
-    """Log-probability of each target token, and the entropy of each distribution.
+    """Log-probability of each target token, and the entropy of each distribution: to look at, without a gradient.
 
     Args:
         x_btd: hidden states.
         w_dv: the head's matrix.
         targets_bt: int32 token ids; the target of position t is what position t should predict.
         temperature: logits are divided by it.
-        chunk: tokens at a time; memory is chunk x V in float32, forward and backward.
+        chunk: tokens at a time; memory is chunk x V in float32.
         mesh: with axes as `astra_jax.mesh` names them; None is one device.
 
     Returns:
-        (logps_bt, entropy_bt), float32, in nats. Gradients flow through the logprobs; the entropy is a measurement.
+        (logps_bt, entropy_bt), float32, in nats.
+
+    Raises:
+        ValueError: the temperature is not positive.
+        TypeError: it is differentiated; `summed_loss` is the way to a gradient.
+    """
+    return _token_logprobs(x_btd, w_dv, targets_bt, _Plan(temperature, chunk, mesh))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _token_logprobs(x: Array, w: Array, targets: Array, plan: _Plan) -> tuple[Array, Array]:
+    return plan.spread(functools.partial(_measure, plan), (_TOKENS, _TOKENS))(x, w, targets, ())
+
+
+def _no_gradient(*_: Any) -> Any:
+    # Autodiff would keep the logits of every chunk.
+    raise TypeError("token_logprobs has no gradient; take it through summed_loss")
+
+
+_token_logprobs.defvjp(_no_gradient, _no_gradient)
+
+
+def summed_loss(
+    objective: Objective,
+    x_btd: Array,
+    w_dv: Array,
+    targets_bt: Array,
+    terms: Any,
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    mesh: Mesh | None = None,
+) -> tuple[Array, Any]:
+    """An objective's sum over all tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
+
+    Args:
+        objective: a token's part of the loss depends on that token's logprob and terms only. It is given chunks, the
+            last one filled up with tokens whose terms are 0, which must add nothing.
+        terms: what else it needs of each token, a pytree of [B, T].
+
+    The other arguments are those of `token_logprobs`.
+
+    Returns:
+        (loss, sums), as the objective returns them, over all tokens of all devices. Entropies and sums are
+        measurements: no gradient flows through them.
 
     Raises:
         ValueError: the temperature is not positive.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; it must be positive")
-    logps_bt, entropy_bt = _token_logprobs(x_btd, w_dv, targets_bt, _Plan(temperature, chunk, mesh))
-    return logps_bt, jax.lax.stop_gradient(entropy_bt)
+    return _summed_loss(x_btd, w_dv, targets_bt, terms, objective, _Plan(temperature, chunk, mesh))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _token_logprobs(x_btd: Array, w_dv: Array, targets_bt: Array, plan: _Plan) -> tuple[Array, Array]:
-    return _forward(x_btd, w_dv, targets_bt, plan)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _summed_loss(
+    x: Array, w: Array, targets: Array, terms: Any, objective: Objective, plan: _Plan
+) -> tuple[Array, Any]:
+    part = functools.partial(_loss, objective, plan)
+    return plan.spread(part, P())(x, w, targets, terms)
 
 
-def _forward(x_btd: Array, w_dv: Array, targets_bt: Array, plan: _Plan) -> tuple[Any, Any]:
-    part = functools.partial(_forward_part, plan=plan)
-    if plan.mesh is not None:
-        tokens = P(BATCH, "context")
-        specs = (P(BATCH, "context", None), P(None, "tensor"), tokens)
-        part = jax.shard_map(part, mesh=plan.mesh, in_specs=specs, out_specs=(tokens,) * 3, check_vma=False)
-    logps_bt, entropy_bt, log_sum_bt = part(x_btd, w_dv, targets_bt)
-    return (logps_bt, entropy_bt), (x_btd, w_dv, targets_bt, log_sum_bt)
+def _forward(
+    x: Array, w: Array, targets: Array, terms: Any, objective: Objective, plan: _Plan
+) -> tuple[tuple[Array, Any], tuple[Array, Array]]:
+    part = functools.partial(_loss_and_gradients, objective, plan)
+    result, dx_btd, dw_dv = plan.spread(part, (P(), _HIDDEN, P(WIDTH, "tensor")))(x, w, targets, terms)
+    return result, (dx_btd, dw_dv)
 
 
-def _backward(plan: _Plan, residuals: Any, gradients: Any) -> tuple[Array, Array, None]:
-    part = functools.partial(_backward_part, plan=plan)
-    if plan.mesh is not None:
-        tokens, hidden = P(BATCH, "context"), P(BATCH, "context", None)
-        specs = (hidden, P(None, "tensor"), tokens, tokens, tokens)
-        part = jax.shard_map(
-            part, mesh=plan.mesh, in_specs=specs, out_specs=(hidden, P(WIDTH, "tensor")), check_vma=False
-        )
-    x_btd, w_dv, targets_bt, log_sum_bt = residuals
-    dx_btd, dw_dv = part(x_btd, w_dv, targets_bt, log_sum_bt, gradients[0])
-    return dx_btd, dw_dv, None
+def _backward(objective: Objective, plan: _Plan, gradients: tuple[Array, Array], of: Any) -> tuple[Any, ...]:
+    loss, _ = of
+    dx_btd, dw_dv = ((x * loss).astype(x.dtype) for x in gradients)
+    return dx_btd, dw_dv, None, None
 
 
-_token_logprobs.defvjp(_forward, _backward)
+_summed_loss.defvjp(_forward, _backward)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One device's part. With the vocabulary spread over `tensor`, column j here is word `first + j`.
@@ -115,59 +169,90 @@ def _unchunk(x_nc: Array, like_bt: Array) -> Array:
     return x_nc.reshape(-1, *x_nc.shape[2:])[: like_bt.size].reshape(*like_bt.shape, *x_nc.shape[2:])
 
 
-def _logits(x_cd: Array, w_dv: Array, plan: _Plan) -> Array:
-    return jnp.einsum("cd,dv->cv", x_cd, w_dv, preferred_element_type=jnp.float32) / plan.temperature
+@dataclass(frozen=True)
+class _Distribution:
+    """A chunk's softmax over this device's words; what is [C] is over all words."""
+
+    weights_cv: Array
+    total_c: Array
+    logps_c: Array
+    entropy_c: Array
+    at_c: Array
 
 
-def _here(targets_c: Array, width: int, plan: _Plan) -> Array:
-    """The targets' columns on this device; outside 0 … width-1 where they are another's."""
-    return targets_c - jax.lax.axis_index("tensor") * width if plan.shards_vocabulary else targets_c
+def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _Distribution:
+    logits_cv = jnp.einsum("cd,dv->cv", x_cd, w_dv, preferred_element_type=jnp.float32) / plan.temperature
+    width = w_dv.shape[1]
+    highest_c = logits_cv.max(-1)
+    if plan.shards_vocabulary:
+        highest_c = jax.lax.pmax(highest_c, "tensor")
+        targets_c = targets_c - jax.lax.axis_index("tensor") * width  # outside 0 … width-1 where another device's
+    below_cv = logits_cv - highest_c[:, None]  # the entropy's terms stay small
+    weights_cv = jnp.exp(below_cv)
+    target_c = jnp.take_along_axis(logits_cv, jnp.clip(targets_c, 0, width - 1)[:, None], axis=-1)[:, 0]
+    target_c = jnp.where((targets_c >= 0) & (targets_c < width), target_c, 0.0)
+    sums = jnp.stack([weights_cv.sum(-1), (weights_cv * below_cv).sum(-1), target_c])
+    total_c, weighted_c, target_c = _over_vocabulary(sums, plan)
+    logps_c = target_c - highest_c - jnp.log(total_c)
+    return _Distribution(weights_cv, total_c, logps_c, jnp.log(total_c) - weighted_c / total_c, targets_c)
 
 
 def _over_vocabulary(x: Array, plan: _Plan) -> Array:
     return jax.lax.psum(x, "tensor") if plan.shards_vocabulary else x
 
 
-def _forward_part(x_btd: Array, w_dv: Array, targets_bt: Array, *, plan: _Plan) -> tuple[Array, Array, Array]:
-    width = w_dv.shape[1]
-
-    def one(block: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        x_cd, targets_c = block
-        logits_cv = _logits(x_cd, w_dv, plan)
-        highest_c = logits_cv.max(-1)
-        if plan.shards_vocabulary:
-            highest_c = jax.lax.pmax(highest_c, "tensor")
-        below_cv = logits_cv - highest_c[:, None]  # the entropy's terms stay small
-        weights_cv = jnp.exp(below_cv)
-        at_c = _here(targets_c, width, plan)
-        target_c = jnp.take_along_axis(logits_cv, jnp.clip(at_c, 0, width - 1)[:, None], axis=-1)[:, 0]
-        target_c = jnp.where((at_c >= 0) & (at_c < width), target_c, 0.0)
-        sums = jnp.stack([weights_cv.sum(-1), (weights_cv * below_cv).sum(-1), target_c])
-        total_c, weighted_c, target_c = _over_vocabulary(sums, plan)
-        log_sum_c = highest_c + jnp.log(total_c)
-        return target_c - log_sum_c, jnp.log(total_c) - weighted_c / total_c, log_sum_c
-
-    logps, entropy, log_sum = jax.lax.map(one, (_chunks(x_btd, plan.chunk), _chunks(targets_bt, plan.chunk)))
-    return _unchunk(logps, targets_bt), _unchunk(entropy, targets_bt), _unchunk(log_sum, targets_bt)
+def _over_tokens(x: Any, plan: _Plan) -> Any:
+    return x if plan.mesh is None else jax.lax.psum(x, (*BATCH, "context"))
 
 
-def _backward_part(
-    x_btd: Array, w_dv: Array, targets_bt: Array, log_sum_bt: Array, g_bt: Array, *, plan: _Plan
-) -> tuple[Array, Array]:
-    width = w_dv.shape[1]
+def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: tuple[()]) -> tuple[Array, Array]:
+    del terms
 
-    def one(dw_dv: Array, block: tuple[Array, ...]) -> tuple[Array, Array]:
-        x_cd, targets_c, log_sum_c, g_c = block
-        p_cv = jnp.exp(_logits(x_cd, w_dv, plan) - log_sum_c[:, None])
-        hit_cv = jnp.arange(width) == _here(targets_c, width, plan)[:, None]
-        dlogits_cv = ((hit_cv - p_cv) * g_c[:, None]).astype(x_cd.dtype)
+    def chunk(block: tuple[Array, Array]) -> tuple[Array, Array]:
+        found = _distribution(block[0], w_dv, block[1], plan)
+        return found.logps_c, found.entropy_c
+
+    logps, entropy = jax.lax.map(chunk, (_chunks(x_btd, plan.chunk), _chunks(targets_bt, plan.chunk)))
+    return _unchunk(logps, targets_bt), _unchunk(entropy, targets_bt)
+
+
+def _blocks(x_btd: Array, targets_bt: Array, terms: Any, plan: _Plan) -> Any:
+    return jax.tree.map(lambda x: _chunks(x, plan.chunk), (x_btd, targets_bt, terms))
+
+
+def _loss(
+    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
+) -> tuple[Array, Any]:
+    def chunk(block: Any) -> tuple[Array, Any]:
+        x_cd, targets_c, terms_c = block
+        found = _distribution(x_cd, w_dv, targets_c, plan)
+        return objective(found.logps_c, found.entropy_c, terms_c)
+
+    parts = jax.lax.map(chunk, _blocks(x_btd, targets_bt, terms, plan))
+    return _over_tokens(jax.tree.map(lambda x: x.sum(0), parts), plan)
+
+
+def _loss_and_gradients(
+    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
+) -> tuple[tuple[Array, Any], Array, Array]:
+    # The gradient of the matrix is added up as [V, D]: CPUs multiply faster that way round, and a tied embedding is so.
+    def chunk(dw_vd: Array, block: Any) -> tuple[Array, Any]:
+        x_cd, targets_c, terms_c = block
+        found = _distribution(x_cd, w_dv, targets_c, plan)
+        of_logps = jax.value_and_grad(lambda logps_c: objective(logps_c, found.entropy_c, terms_c), has_aux=True)
+        result, g_c = of_logps(found.logps_c)
+        g_c = g_c / plan.temperature
+        hit_cv = jnp.arange(w_dv.shape[1]) == found.at_c[:, None]
+        dlogits_cv = jnp.where(hit_cv, g_c[:, None], 0.0) - found.weights_cv * (g_c / found.total_c)[:, None]
+        dlogits_cv = dlogits_cv.astype(x_cd.dtype)
         dx_cd = jnp.einsum("cv,dv->cd", dlogits_cv, w_dv, preferred_element_type=jnp.float32)
-        dw_dv = dw_dv + jnp.einsum("cd,cv->dv", x_cd, dlogits_cv, preferred_element_type=jnp.float32)
-        return dw_dv, dx_cd.astype(x_cd.dtype)
+        dw_vd = dw_vd + jnp.einsum("cv,cd->vd", dlogits_cv, x_cd, preferred_element_type=jnp.float32)
+        return dw_vd, (result, dx_cd.astype(x_cd.dtype))
 
-    blocks = tuple(_chunks(x, plan.chunk) for x in (x_btd, targets_bt, log_sum_bt, g_bt / plan.temperature))
-    dw_dv, dx_ncd = jax.lax.scan(one, jnp.zeros(w_dv.shape, jnp.float32), blocks)
+    zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)
+    dw_vd, (parts, dx_ncd) = jax.lax.scan(chunk, zeros, _blocks(x_btd, targets_bt, terms, plan))
+    result = _over_tokens(jax.tree.map(lambda x: x.sum(0), parts), plan)
     dx_btd = _over_vocabulary(_unchunk(dx_ncd, targets_bt), plan)
     if plan.mesh is not None:
-        dw_dv = jax.lax.psum_scatter(jax.lax.psum(dw_dv, "data"), WIDTH, scatter_dimension=0, tiled=True)
-    return dx_btd, dw_dv.astype(w_dv.dtype)
+        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), WIDTH, scatter_dimension=1, tiled=True)
+    return result, dx_btd, dw_vd.T.astype(w_dv.dtype)

@@ -19,21 +19,21 @@ Array = Any
 
 @struct.dataclass
 class PolicyTerms:
-    """What the objective needs of each target token. All [B, T]; anything goes where `mask_bt` is 0, NaN excepted.
+    """What the objective needs of each target token. All of one shape; anything goes where `mask` is 0, NaN excepted.
 
     Attributes:
-        logps_bt: the trained policy's logprobs, at the sampling temperature; gradients flow through these only.
-        old_logps_bt: the trainer's logprobs under the weights that the update starts from.
-        sampler_logps_bt: what the sampler said when it drew the token.
-        advantages_bt: the episode's advantage, on each of its tokens.
-        mask_bt: 1 on sampled tokens, 0 on the prompt, tool outputs, template tokens and padding.
+        logps: the trained policy's logprobs, at the sampling temperature; gradients flow through these only.
+        old_logps: the trainer's logprobs under the weights that the update starts from.
+        sampler_logps: what the sampler said when it drew the token.
+        advantages: the episode's advantage, on each of its tokens.
+        mask: 1 on sampled tokens, 0 on the prompt, tool outputs, template tokens and padding.
     """
 
-    logps_bt: Array
-    old_logps_bt: Array
-    sampler_logps_bt: Array
-    advantages_bt: Array
-    mask_bt: Array
+    logps: Array
+    old_logps: Array
+    sampler_logps: Array
+    advantages: Array
+    mask: Array
 
 
 @struct.dataclass
@@ -73,33 +73,33 @@ def grpo_objective(
     Returns:
         (loss to minimise, *summed* over tokens; sums for metrics).
     """
-    mask_bt = terms.mask_bt.astype(jnp.float32)
+    mask = terms.mask.astype(jnp.float32)
     # Masked positions may hold any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot arise.
-    on_bt = mask_bt > 0
-    old_bt = jax.lax.stop_gradient(terms.old_logps_bt)
-    log_ratio_bt = jnp.where(on_bt, terms.logps_bt - old_bt, 0.0)
-    ratio_bt = jnp.exp(log_ratio_bt)
-    mismatch_bt = jnp.where(on_bt, old_bt - terms.sampler_logps_bt, 0.0)
-    sampler_ratio_bt = jnp.exp(mismatch_bt)
+    on = mask > 0
+    old = jax.lax.stop_gradient(terms.old_logps)
+    log_ratio = jnp.where(on, terms.logps - old, 0.0)
+    ratio = jnp.exp(log_ratio)
+    mismatch = jnp.where(on, old - terms.sampler_logps, 0.0)
+    sampler_ratio = jnp.exp(mismatch)
 
-    advantages_bt = terms.advantages_bt
-    clipped_bt = jnp.clip(ratio_bt, 1.0 - clip_low, 1.0 + clip_high)
-    gain_bt = jnp.minimum(ratio_bt * advantages_bt, clipped_bt * advantages_bt)
+    advantages = terms.advantages
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped * advantages)
     if tis_cap is not None:
-        gain_bt = gain_bt * jnp.minimum(sampler_ratio_bt, tis_cap)
+        gain = gain * jnp.minimum(sampler_ratio, tis_cap)
 
-    def total(x_bt: Array) -> Array:
-        return jnp.sum(x_bt * mask_bt)
+    def total(x: Array) -> Array:
+        return jnp.sum(x * mask)
 
     sums = ObjectiveSums(
-        tokens=jnp.sum(mask_bt),
-        clipped_low=total((ratio_bt < 1.0 - clip_low) & (advantages_bt < 0)),
-        clipped_high=total((ratio_bt > 1.0 + clip_high) & (advantages_bt > 0)),
-        tis_clipped=total(sampler_ratio_bt > tis_cap) if tis_cap is not None else jnp.zeros(()),
-        mismatch_kl=total(sampler_ratio_bt - 1.0 - mismatch_bt),
-        mismatch_abs=total(jnp.abs(mismatch_bt)),
+        tokens=jnp.sum(mask),
+        clipped_low=total((ratio < 1.0 - clip_low) & (advantages < 0)),
+        clipped_high=total((ratio > 1.0 + clip_high) & (advantages > 0)),
+        tis_clipped=total(sampler_ratio > tis_cap) if tis_cap is not None else jnp.zeros(()),
+        mismatch_kl=total(sampler_ratio - 1.0 - mismatch),
+        mismatch_abs=total(jnp.abs(mismatch)),
     )
-    return -total(gain_bt), sums
+    return -total(gain), sums
 
 
 def group_deviation(rewards: Sequence[float]) -> float:

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.data import Batch, BatchIterator, DataConfig, DataStats, scan, steps_for_epochs
-from astra_jax.head import token_logprobs
+from astra_jax.head import summed_loss
 from astra_jax.mesh import BATCH, check_batch, zigzag
 from astra_jax.metrics import MetricWriter
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
@@ -126,8 +126,13 @@ def loss_sums(
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = (zigzag(x, context) for x in places)
     x_btd, router = forward(params, model, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
-    logps_bt, _ = token_logprobs(x_btd, head_kernel(params, model), targets_bt, mesh=mesh)
-    return -jnp.sum(logps_bt * mask_bt), (jnp.sum(mask_bt), router)
+    loss, count = summed_loss(_objective, x_btd, head_kernel(params, model), targets_bt, mask_bt, mesh=mesh)
+    return loss, (count, router)
+
+
+def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    del entropies
+    return -jnp.sum(logps * mask), jnp.sum(mask)
 
 
 def target_mask(batch: Batch) -> jax.Array:

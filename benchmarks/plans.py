@@ -35,6 +35,13 @@ PLANS = (
     ("grpo", "32b", LONG, "v5p:2x2x4"),
     ("grpo", "32b", LONG, "v6e:4x8"),
     ("grpo", "30b-a3b", LONG, "v5p:2x2x4"),
+    ("sft", "1.7b", 65_536, "h200:1"),
+    ("sft", "4b", 16_384, "h200:1"),
+    ("sft", "4b", 65_536, "h200:1"),
+    ("sft", "8b", 32_768, "h200:4"),
+    ("grpo", "14b", LONG, "h200:4"),
+    ("grpo", "14b", LONG, "h100:8"),
+    ("grpo", "32b", LONG, "h200:8"),
 )
 PAGE = rows.ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- plans -->\n", "<!-- end -->"

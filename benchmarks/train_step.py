@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from absl import app, flags
 
 from benchmarks import rows
-from launch.cli import MALLOC
+from launch.cli import cpu_environment
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 
@@ -55,7 +55,7 @@ class Side:
     """One process that trains when told to."""
 
     def __init__(self, name: str, case: Case, threads: int) -> None:
-        environment = os.environ | {"GLIBC_TUNABLES": MALLOC, "OMP_NUM_THREADS": str(threads)}
+        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, "-m", "benchmarks.train_step_side", name, json.dumps(asdict(case)), str(threads)]
         self.process = subprocess.Popen(
             command, cwd=rows.ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,10 +1,12 @@
-"""Does a job fit on a slice, and how fast can it be: compiles its real training step for TPUs that are not here.
+"""Does a job fit on a slice, and how fast can it be: compiles its real training step for chips that are not here.
 
     python -m launch.plan --config=configs/sft_qwen3_14b.py --topology=v5p:2x2x2 --tokens=74752
     python -m launch.plan --config=configs/grpo_qwen3_32b.py --topology=v6e:16x16 --tokens=74752 --smallest --json
+    python -m launch.plan --config=configs/sft_qwen3_8b.py --topology=h200:8 --tokens=32768
 
 Prints bytes a chip against the chip's memory, flops a token, what is sent over each mesh axis, and a bound on the step
-time. Needs libtpu (pip install '.[tpu]'), no TPU.
+time. Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
+(pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from absl import flags
 from launch import cli
 
 _CONFIG = flags.DEFINE_string("config", None, "Configuration file of the job; override with --config.NAME=VALUE.")
-_TOPOLOGY = flags.DEFINE_string("topology", None, "Slice, for example v5p:4x4x4, v6e:4x4 or v5e:2x4.", required=True)
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "Slice, for example v5p:4x4x4, v6e:4x4, h200:8 or h100:2x8.", required=True
+)
 _TOKENS = flags.DEFINE_integer("tokens", None, "Longest sequence; by default the configuration's.", lower_bound=1)
 _MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
 _SMALLEST = flags.DEFINE_bool("smallest", False, "Find the smallest slice that fits, up to --topology.")

@@ -60,5 +60,5 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.with_fast_malloc("launch.quickstart")
+    cli.with_cpu_environment("launch.quickstart")
     cli.run(main, mends=_mends)

@@ -7,7 +7,8 @@ size T x T is ever held, forward or backward.
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
     splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending
-    auto        splash on TPUs, blockwise elsewhere
+    triton      flash attention for GPUs, in Pallas; head_dim a power of two
+    auto        splash on TPUs, triton on GPUs where it can, else blockwise
 
 On a mesh each device works on its own rows, heads and part of the sequence; keys and values are gathered over `context`
 (context parallelism: exact, and only N_kv / N of what gathering queries would move).
@@ -15,6 +16,7 @@ On a mesh each device works on its own rows, heads and part of the sequence; key
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -22,13 +24,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from astra_jax.attention import blockwise, splash
-from astra_jax.mesh import BATCH
+from astra_jax.attention import blockwise, splash, triton
+from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.mesh import BATCH, unzigzag
 
 Array = jax.Array
 
-BACKENDS = ("auto", "blockwise", "splash", "splash_interpret")
-"""`splash_interpret` runs splash's kernel on any machine, slowly: for tests."""
+__all__ = ["BACKENDS", "RESIDUALS", "attention", "cached_attention"]
+
+BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
+"""The interpreted kernels run on any machine, slowly: for tests."""
 
 
 def attention(
@@ -56,14 +61,16 @@ def attention(
     if backend not in BACKENDS:
         raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
     if backend == "auto":
-        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        backend = "splash" if platform == "tpu" else "blockwise"
+        backend = _best(q_btnh.shape[-1], jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
     operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
     context = 1 if mesh is None else mesh.shape["context"]
-    if backend == "blockwise":
+    if not backend.startswith("splash"):
+        attend = blockwise.attend
+        if backend.startswith("triton"):
+            attend = partial(triton.attend, interpret=backend == "triton_interpret")
         if mesh is None:
-            return blockwise.attend(*operands[:3], (segment_ids_bt, segment_ids_bt, positions_bt, positions_bt))
-        return _sharded(_blockwise_part, mesh, q_btnh, k_btkh)(*operands)
+            return attend(*operands[:3], (segment_ids_bt, segment_ids_bt, positions_bt, positions_bt))
+        return _sharded(partial(_part, attend, context), mesh, q_btnh, k_btkh)(*operands)
 
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     kernel = splash.make_kernel(
@@ -73,6 +80,12 @@ def attention(
         return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt)
     part = partial(_splash_part, context=context)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, mesh))(kernel, *operands)
+
+
+def _best(head_dim: int, platform: str) -> str:
+    if platform == "tpu":
+        return "splash"
+    return "triton" if platform in ("gpu", "cuda") and triton.supports(head_dim) else "blockwise"
 
 
 def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
@@ -95,15 +108,19 @@ def _gather(x: Array) -> Array:
     return jax.lax.all_gather(x, "context", axis=1, tiled=True)
 
 
-def _blockwise_part(q: Array, k: Array, v: Array, segments: Array, positions: Array) -> Array:
-    return blockwise.attend(q, _gather(k), _gather(v), (segments, _gather(segments), positions, _gather(positions)))
+def _part(
+    attend: Callable[..., Array], context: int, q: Array, k: Array, v: Array, segments: Array, positions: Array
+) -> Array:
+    # Keys in the row's order: then what a block of queries sees lies together.
+    k, v, segments_k, positions_k = (unzigzag(_gather(x), context) for x in (k, v, segments, positions))
+    return attend(q, k, v, (segments, segments_k, positions, positions_k))
 
 
 def _splash_part(
     kernel: splash.Kernel, q: Array, k: Array, v: Array, segments: Array, positions: Array, *, context: int
 ) -> Array:
     del positions  # ascending in each document: the order of the row says the same
-    k, v, segments_k = (splash.unzigzag(_gather(x), context) for x in (k, v, segments))
+    k, v, segments_k = (unzigzag(_gather(x), context) for x in (k, v, segments))
     return splash.attend(kernel, q, k, v, segments, segments_k)
 
 

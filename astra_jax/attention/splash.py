@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax.mesh import unzigzag, zigzag_order
-
-__all__ = ["BLOCK", "Kernel", "attend", "kernel_specs", "make_kernel", "unzigzag"]
+from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.mesh import zigzag_order
 
 Array = jax.Array
 Kernel = splash_attention_kernel.SplashAttentionKernel
@@ -80,7 +79,12 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
     # Concrete arrays, also when called while a program is traced: the kernel is kept for the next trace.
     with jax.ensure_compile_time_eval():
         return splash_attention_kernel.make_splash_mha(
-            mask, block_sizes=sizes, head_shards=1, q_seq_shards=context, interpret=interpret
+            mask,
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=context,
+            residual_checkpoint_name=RESIDUALS,
+            interpret=interpret,
         )
 
 

@@ -1,7 +1,7 @@
 """What a compiled program sends between devices, read from its HLO text.
 
-Loops count as often as they run: a scan's trip count is the constant that its condition compares with. A collective
-that the TPU compiler cut into pieces, one in each of a chain of fusions that hide it, is counted once.
+Loops count as often as they run. A collective that the TPU compiler cut into pieces, one in each of a chain of fusions
+that hide it, is counted once.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _runs(computations: Mapping[str, list[str]], entry: str) -> dict[str, float]
             if "-done(" in line or "-update(" in line:  # they name what their start calls
                 continue
             times = 1.0
-            if " while(" in line and (condition := re.search(r"condition=%([\w.\-]+)", line)):
-                times = _trips(computations.get(condition.group(1), []))
+            if " while(" in line:
+                times = _trips(line, computations)
             for called in _CALLED.finditer(line):
                 for one in re.findall(r"%([\w.\-]+)", called.group(1)):
                     callers[one].append((name, times))
@@ -99,28 +99,45 @@ def _runs(computations: Mapping[str, list[str]], entry: str) -> dict[str, float]
     return runs
 
 
-def _trips(condition: list[str]) -> float:
+def _trips(line: str, computations: Mapping[str, list[str]]) -> float:
+    """Of a `while` instruction: as the compiler annotated it, or the constant that its condition compares with."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
+        return float(known.group(1))
+    found = re.search(r"condition=%([\w.\-]+)", line)
+    condition = computations.get(found.group(1), []) if found else []
     constants = {
         found.group(1): int(found.group(2))
-        for line in condition
-        if (found := re.search(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", line))
+        for one in condition
+        if (found := re.search(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", one))
     }
-    for line in condition:
-        if "direction=LT" in line:
-            for name in re.findall(r"%([\w.\-]+)", line.partition("compare(")[2].partition(")")[0]):
+    for one in condition:
+        if "direction=LT" in one:
+            for name in re.findall(r"%([\w.\-]+)", one.partition("compare(")[2].partition(")")[0]):
                 if name in constants:
                     return float(constants[name])
     return float(max(constants.values(), default=1))
 
 
 def _bytes(result: str, *, started: bool, kind: str) -> float:
+    if started and kind != "all-reduce" and result.startswith("(("):  # ((operands), results): several made one
+        result = _after_group(result[1:])
     sizes = [
         math.prod(int(n) for n in dims.split(",") if n) * _BYTES.get(kind_of, 4)
         for kind_of, dims in _SHAPE.findall(result)
     ]
-    if started:  # (operands, results, contexts): the results are as many as the operands
-        return max(sizes) if kind == "all-gather" else sizes[0]
+    if started and kind != "all-reduce" and result.startswith("("):  # (operand, result, contexts)
+        return max(sizes) if kind == "all-gather" else min(sizes[:2])
     return sum(sizes)
+
+
+def _after_group(text: str) -> str:
+    """What follows the parenthesis that the text begins with, up to the next group's end."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[index + 1 :].lstrip(", ").replace("(", "", 1)
+    return ""
 
 
 def _share(kind: str, group: int) -> float:

@@ -13,11 +13,13 @@ class Chip:
     """One accelerator as JAX sees it.
 
     Attributes:
-        hbm_bytes: what the compiler gives a program; a little below the data sheet's.
+        hbm_bytes: what a program can have; a little below the data sheet's.
         flops: bf16 peak, a second.
         hbm_bandwidth: bytes a second.
         link_bandwidth: bytes a second that a chip can receive over all its links.
-        slices: topology names, ascending in size.
+        slices: topology names, ascending in size; of GPUs, `GPUS` in one host or `HOSTSxGPUS`.
+        network_bandwidth: bytes a second that a GPU can receive from other hosts.
+        description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
     """
 
     name: str
@@ -26,9 +28,12 @@ class Chip:
     hbm_bandwidth: float
     link_bandwidth: float
     slices: tuple[str, ...]
+    network_bandwidth: float | None = None
+    description: str | None = None
 
 
 GIB = 2**30
+_GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
 # 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e).
 CHIPS = {
@@ -56,9 +61,46 @@ CHIPS = {
         360e9,
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     ),
+    # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
+    # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.
+    "h100": Chip(
+        "h100",
+        int(0.95 * 81_559 * 2**20),
+        989e12,
+        3350e9,
+        450e9,
+        _GPU_SLICES,
+        50e9,
+        f"memory_bandwidth: 3350000000000 device_memory_size: {81_559 * 2**20}",
+    ),
+    "h200": Chip(
+        "h200",
+        int(0.95 * 143_771 * 2**20),
+        989e12,
+        4800e9,
+        450e9,
+        _GPU_SLICES,
+        50e9,
+        f"memory_bandwidth: 4800000000000 device_memory_size: {143_771 * 2**20}",
+    ),
 }
+_HOPPER = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability { major: 9 minor: 0 } %s
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "%s"
+"""
 TOKENS_PER_CHIP = 8_192
 """Of one row: longer ones are spread over `context`. The saved layer inputs of 14B are then 3.4 GB a chip."""
+
+
+INSTALL_GPU = "pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version"
 
 
 class PlanError(Exception):
@@ -67,14 +109,14 @@ class PlanError(Exception):
 
 @dataclass(frozen=True)
 class Slice:
-    """A named slice, for example `v5p:2x2x4`."""
+    """A named slice, for example `v5p:2x2x4`, or GPUs, for example `h200:2x8`."""
 
     chip: Chip
     shape: str
 
     @classmethod
     def parse(cls, name: str) -> Slice:
-        """From `KIND:AxBxC`.
+        """From `KIND:AxBxC`; of GPUs from `KIND:GPUS` or `KIND:HOSTSxGPUS`.
 
         Raises:
             PlanError: an unknown kind, or no shape.
@@ -83,7 +125,8 @@ class Slice:
         if kind not in CHIPS:
             raise PlanError(f"topology {name!r}: there is no chip {kind!r}; use one of {', '.join(CHIPS)}")
         parts = shape.split("x")
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        known = len(parts) <= (3 if CHIPS[kind].description is None else 2)
+        if not known or not all(part.isdecimal() and int(part) > 0 for part in parts):
             example = CHIPS[kind].slices[1]
             raise PlanError(f"topology {name!r}: {shape!r} is no shape; write for example {kind}:{example}")
         return cls(CHIPS[kind], shape)
@@ -96,24 +139,42 @@ class Slice:
     def chips(self) -> int:
         return math.prod(int(part) for part in self.shape.split("x"))
 
+    @property
+    def link_bandwidth(self) -> float:
+        """Bytes a second that a chip can receive, over the slowest links that a collective of all chips takes."""
+        across_hosts = self.chip.network_bandwidth if "x" in self.shape else None
+        return across_hosts or self.chip.link_bandwidth
+
     def devices(self) -> list[Any]:
         """Descriptions of the slice's devices to compile for.
 
         Raises:
-            PlanError: libtpu is not installed, or knows no such slice.
+            PlanError: the compiler for them is not installed, or knows no such slice.
         """
         # Set before JAX looks for a TPU of its own.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
         from jax.experimental import topologies
 
+        gpu = self.chip.description
         try:
-            return list(topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices)
+            if gpu is None:
+                return list(topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices)
+            hosts, _, each = self.shape.rpartition("x")
+            return list(
+                topologies.get_topology_desc(
+                    platform="cuda",
+                    topology_name="",
+                    topology=f"{hosts or 1}x1x{each}",
+                    target_config=_HOPPER % (gpu, f"NVIDIA {self.chip.name.upper()}"),
+                ).devices
+            )
         except (RuntimeError, NotImplementedError, ValueError) as error:
             first = str(error).splitlines()[0]
+            install = "libtpu with pip install '.[tpu]'" if gpu is None else f"JAX's CUDA compiler with {INSTALL_GPU}"
             raise PlanError(
-                f"topology {self.name!r}: {first}; install libtpu with pip install '.[tpu]', or use another shape, for "
-                f"example {', '.join(self.chip.slices)}"
+                f"topology {self.name!r}: {first}; install {install}, or use another shape, for example "
+                f"{', '.join(self.chip.slices)}"
             ) from None
 
 

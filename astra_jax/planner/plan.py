@@ -17,6 +17,7 @@ from astra_jax.models.qwen3.modules import abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner import programs
 from astra_jax.planner.hardware import GIB, PlanError, Slice, larger, mesh_sizes, row_length
+from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft import SFTConfig
 
 
@@ -74,7 +75,7 @@ def make_plan(
         mesh: sizes by axis; None chooses (`hardware.mesh_sizes`).
 
     Raises:
-        PlanError: libtpu is missing, or the slice is unknown.
+        PlanError: the compiler for it is missing, or the slice is unknown.
         ValueError: the mesh does not divide the model or the slice.
     """
     model = programs.trained(model.stretched(tokens))
@@ -93,7 +94,13 @@ def make_plan(
     else:
         # Rows of the longest episodes: the paper's batch of groups, each episode a row.
         micro_batches = -(-config.groups_per_batch * config.group_size // micro_rows)
-        config = dataclasses.replace(config, remat="full", row_buckets=(length,), micro_batch_rows=micro_rows)
+        config = dataclasses.replace(
+            config,
+            episode=_episode_of(config.episode, tokens),
+            remat="full",
+            row_buckets=(length,),
+            micro_batch_rows=micro_rows,
+        )
         compiled = programs.grpo_programs(model, config, devices, micro_rows, length, micro_batches)
 
     chip = slice_.chip
@@ -108,7 +115,7 @@ def make_plan(
     seconds = {
         "compute": executed * rows * length / slice_.chips / chip.flops,
         "memory": _memory_bytes(model, devices.shape, micro_batches) / chip.hbm_bandwidth,
-        "network": sum(traffic.values()) / chip.link_bandwidth,
+        "network": sum(traffic.values()) / slice_.link_bandwidth,
     }
     bound = max(seconds, key=lambda name: seconds[name])
     return Plan(
@@ -137,6 +144,12 @@ def make_plan(
         step_seconds=seconds[bound],
         tokens_per_second_per_chip=rows * length / seconds[bound] / slice_.chips,
     )
+
+
+def _episode_of(episode: EpisodeConfig, tokens: int) -> EpisodeConfig:
+    """The same with `tokens` for prompt and response together, in their old proportion."""
+    prompt = tokens * episode.max_prompt_tokens // (episode.max_prompt_tokens + episode.max_response_tokens)
+    return dataclasses.replace(episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
 
 
 def smallest(model: Qwen3Config, config: SFTConfig | GRPOConfig, slice_: Slice, *, tokens: int) -> Plan:
@@ -182,13 +195,12 @@ def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
     """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
 
     A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
-    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed again
-    in its backward pass.
+    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed once.
     """
     layers, head = matmul_parameters(model)
     scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
     useful = 6 * (layers + head) + 6 * scores
-    executed = 8 * layers + 8 * head + (2 + 2 + 5) * scores
+    executed = 8 * layers + 6 * head + (2 + 2 + 5) * scores
     return float(useful), float(executed)
 
 

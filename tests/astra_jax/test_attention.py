@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.attention import attention, blockwise, cached_attention
+from astra_jax.attention import attention, blockwise, cached_attention, triton
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
+from astra_jax.planner.hardware import INSTALL_GPU
 
 B, T, N, K, H = 2, 80, 4, 2, 8
 
@@ -125,8 +126,58 @@ def test_splash_equals_blockwise_forward_and_backward(packed_wide) -> None:
         np.testing.assert_allclose(mine, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("blocks", [((128, 64), (64, 64)), ((32, 16), (16, 32))])
+@pytest.mark.parametrize("order", ["row", "any"])
+def test_triton_equals_blockwise_forward_and_backward(packed_wide, blocks, order, monkeypatch) -> None:
+    """Documents that begin and end within blocks, one of a single token, padding; the tokens shuffled too."""
+    monkeypatch.setattr(triton, "BLOCKS", blocks)
+    operands = packed_wide
+    if order == "any":
+        shuffled = np.random.default_rng(2).permutation(packed_wide[0].shape[1])
+        operands = [x[:, shuffled] for x in packed_wide]
+    ours = value_and_gradients(operands, backend="triton_interpret")
+    for mine, expected in zip(ours, value_and_gradients(operands, backend="blockwise"), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+def test_triton_visits_no_block_that_is_hidden_whole() -> None:
+    """Two documents of 128 over blocks of 64: of 16 pairs the 6 on or below the diagonal within a document."""
+    segments = jnp.repeat(jnp.array([[1, 2]]), 128, axis=1)
+    positions = jnp.tile(jnp.arange(128), 2)[None]
+    sizes = triton._Sizes(64, 64, True)
+    of_queries, of_keys = triton._ranges((segments, segments, positions, positions), sizes)
+    assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
+    assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
+    nothing, _ = triton._ranges((segments * 0, segments, positions, positions), sizes)
+    assert (nothing[..., 0] == nothing[..., 1]).all()
+
+
+def test_triton_refuses_heads_that_its_tiles_cannot_hold(packed) -> None:
+    with pytest.raises(ValueError, match="head_dim is 8; .*'triton' needs a power of two from 16; use 'blockwise'"):
+        run(*packed, backend="triton")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["blockwise", "splash_interpret"])
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"needs {INSTALL_GPU}")
+def test_triton_compiles_for_gpus_and_never_holds_a_square() -> None:
+    """All three kernels, with what a multiprocessor's memory holds, in a process of its own."""
+    code = """
+from test_attention import gradient_program, make_mesh
+from astra_jax.planner.hardware import Slice
+mesh = make_mesh(context=4, devices=Slice.parse("h200:4").devices())
+for t, h in ((8_192, 64), (65_536, 128)):
+    program, arguments = gradient_program(t, 2, h, backend="auto", mesh=mesh)
+    compiled = program.lower(*arguments).compile()
+    assert compiled.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 3
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    assert temporaries < t * t / 4, (t, temporaries)
+"""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["blockwise", "splash_interpret", "triton_interpret"])
 def test_context_parallel_equals_one_device(packed_wide, backend) -> None:
     """Each device has an early and a late chunk of the sequence, and half of the heads."""
     context = 2

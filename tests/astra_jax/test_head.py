@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.head import CHUNK, token_logprobs
+from astra_jax.head import CHUNK, summed_loss, token_logprobs
 
 
 def operands(t: int, v: int, d: int = 24):
@@ -25,42 +25,58 @@ def full(x_btd, w_dv, targets_bt, temperature):
     return jnp.take_along_axis(logps, targets_bt[..., None], -1)[..., 0], entropy
 
 
+def weighted(logps, entropies, weights):
+    """An objective that is not linear in the logprobs, and two sums."""
+    return (jnp.sin(logps) * weights).sum(), (weights.sum(), (entropies * weights).sum())
+
+
 @pytest.mark.parametrize("chunk", [7, 16, 1024])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_it_equals_full_logits_forward_and_backward(chunk: int, temperature: float) -> None:
+    """Logprobs and entropies, the loss with its gradients, the sums; chunks that do not divide too."""
     x, w, targets = operands(33, 151)
     weights = jnp.cos(jnp.arange(targets.size)).reshape(targets.shape)
+    how = {"temperature": temperature, "chunk": chunk}
 
-    def gradients(f):
-        return jax.value_and_grad(lambda x, w: (f(x, w)[0] * weights).sum(), argnums=(0, 1))(x, w)
+    def ours(x, w):
+        loss, sums = summed_loss(weighted, x, w, targets, weights, **how)
+        return loss / 3, sums
 
-    for ours, expected in zip(
-        token_logprobs(x, w, targets, temperature=temperature, chunk=chunk),
-        full(x, w, targets, temperature),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, expected, atol=2e-5)
-    ours = gradients(lambda x, w: token_logprobs(x, w, targets, temperature=temperature, chunk=chunk))
-    expected = gradients(lambda x, w: full(x, w, targets, temperature))
-    jax.tree.map(lambda mine, one: np.testing.assert_allclose(mine, one, atol=5e-5), ours, expected)
+    def theirs(x, w):
+        loss, sums = weighted(*full(x, w, targets, temperature), weights)
+        return loss / 3, sums
+
+    for mine, expected in zip(token_logprobs(x, w, targets, **how), full(x, w, targets, temperature), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=2e-5)
+    (loss, sums), gradients = jax.value_and_grad(ours, argnums=(0, 1), has_aux=True)(x, w)
+    (loss_full, sums_full), expected = jax.value_and_grad(theirs, argnums=(0, 1), has_aux=True)(x, w)
+    np.testing.assert_allclose([loss, *sums], [loss_full, *sums_full], rtol=2e-5, atol=1e-4)
+    np.testing.assert_allclose(ours(x, w)[0], loss_full, rtol=2e-5, atol=1e-4)  # without gradients: another path
+    jax.tree.map(lambda mine, one: np.testing.assert_allclose(mine, one, atol=5e-5), gradients, expected)
 
 
-def test_the_entropy_is_a_measurement() -> None:
+def test_a_gradient_of_logprobs_is_refused() -> None:
     x, w, targets = operands(8, 31)
-    gradient = jax.grad(lambda x: token_logprobs(x, w, targets)[1].sum())(x)
-    assert not np.asarray(gradient).any()
+    with pytest.raises(TypeError, match="no gradient; take it through summed_loss"):
+        jax.grad(lambda x: token_logprobs(x, w, targets)[0].sum())(x)
 
 
 def test_a_temperature_that_is_not_positive_is_refused() -> None:
-    with pytest.raises(ValueError, match="temperature is 0; it must be positive"):
-        token_logprobs(*operands(4, 9), temperature=0)
+    x, w, targets = operands(4, 9)
+    for head in (token_logprobs, lambda *a, **k: summed_loss(weighted, *a, targets, **k)):
+        with pytest.raises(ValueError, match="temperature is 0; it must be positive"):
+            head(x, w, targets, temperature=0)
 
 
 def temporaries(t: int, v: int, d: int = 64) -> int:
     """Bytes beside arguments and results of the gradient's compiled program."""
     shapes = jax.ShapeDtypeStruct((1, t, d), jnp.float32), jax.ShapeDtypeStruct((d, v), jnp.float32)
     targets = jax.ShapeDtypeStruct((1, t), jnp.int32)
-    program = jax.jit(jax.grad(lambda x, w, y: token_logprobs(x, w, y)[0].sum(), argnums=(0, 1)))
+
+    def loss(x, w, y):
+        return summed_loss(lambda logps, entropies, ones: ((logps * ones).sum(), ()), x, w, y, jnp.ones(y.shape))[0]
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1)))
     return program.lower(*shapes, targets).compile().memory_analysis().temp_size_in_bytes
 
 

@@ -44,11 +44,11 @@ def random_terms(seed: int, rows: int = 6, length: int = 33) -> PolicyTerms:
     logps = -rng.exponential(1.5, shape)
     old = logps + rng.normal(0, 0.25, shape)
     return PolicyTerms(
-        logps_bt=jnp.asarray(logps, jnp.float32),
-        old_logps_bt=jnp.asarray(old, jnp.float32),
-        sampler_logps_bt=jnp.asarray(old + rng.normal(0, 0.5, shape), jnp.float32),
-        advantages_bt=jnp.asarray(rng.normal(0, 1, shape), jnp.float32),
-        mask_bt=jnp.asarray(rng.random(shape) < 0.6, jnp.float32),
+        logps=jnp.asarray(logps, jnp.float32),
+        old_logps=jnp.asarray(old, jnp.float32),
+        sampler_logps=jnp.asarray(old + rng.normal(0, 0.5, shape), jnp.float32),
+        advantages=jnp.asarray(rng.normal(0, 1, shape), jnp.float32),
+        mask=jnp.asarray(rng.random(shape) < 0.6, jnp.float32),
     )
 
 
@@ -59,9 +59,9 @@ def test_objective_equals_numpy_reference(seed, tis_cap):
     clips = {"clip_low": 0.2, "clip_high": 0.28, "tis_cap": tis_cap}
 
     def objective(logps):
-        return grpo_objective(terms.replace(logps_bt=logps), **clips)
+        return grpo_objective(terms.replace(logps=logps), **clips)
 
-    (loss, sums), gradient = jax.value_and_grad(objective, has_aux=True)(terms.logps_bt)
+    (loss, sums), gradient = jax.value_and_grad(objective, has_aux=True)(terms.logps)
     arrays = [np.asarray(x, np.float64) for x in jax.tree.leaves(terms)]
     want_loss, want_gradient, want_counts = reference(*arrays, **clips)
     assert float(loss) == pytest.approx(want_loss, rel=1e-4, abs=1e-4)
@@ -83,18 +83,18 @@ def test_sums_over_micro_batches_are_the_sums_of_the_batch():
 
 def test_masked_positions_never_matter():
     terms = random_terms(3)
-    off = terms.mask_bt == 0
+    off = terms.mask == 0
     wild = terms.replace(
-        logps_bt=jnp.where(off, -1e4, terms.logps_bt),
-        sampler_logps_bt=jnp.where(off, 1e4, terms.sampler_logps_bt),
-        advantages_bt=jnp.where(off, 99.0, terms.advantages_bt),
+        logps=jnp.where(off, -1e4, terms.logps),
+        sampler_logps=jnp.where(off, 1e4, terms.sampler_logps),
+        advantages=jnp.where(off, 99.0, terms.advantages),
     )
 
     def objective(t):
         return grpo_objective(t, clip_low=0.2, clip_high=0.28, tis_cap=2.0)
 
     def loss_of(t):
-        return jax.value_and_grad(lambda logps: objective(t.replace(logps_bt=logps))[0])(t.logps_bt)
+        return jax.value_and_grad(lambda logps: objective(t.replace(logps=logps))[0])(t.logps)
 
     (loss, gradient), (wild_loss, wild_gradient) = loss_of(terms), loss_of(wild)
     np.testing.assert_allclose(wild_loss, loss, rtol=1e-6)
@@ -105,13 +105,13 @@ def test_masked_positions_never_matter():
 def test_on_policy_gradient_is_the_policy_gradient():
     """With old = current (the loop's default) nothing clips and d loss / d logp = -advantage."""
     terms = random_terms(5)
-    terms = terms.replace(old_logps_bt=terms.logps_bt, sampler_logps_bt=terms.logps_bt)
+    terms = terms.replace(old_logps=terms.logps, sampler_logps=terms.logps)
 
     def loss(logps):
-        on_policy = terms.replace(logps_bt=logps, old_logps_bt=logps)
+        on_policy = terms.replace(logps=logps, old_logps=logps)
         return grpo_objective(on_policy, clip_low=0.2, clip_high=0.2, tis_cap=2.0)[0]
 
-    np.testing.assert_allclose(jax.grad(loss)(terms.logps_bt), -terms.advantages_bt * terms.mask_bt, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(loss)(terms.logps), -terms.advantages * terms.mask, rtol=1e-5)
 
 
 def test_group_advantages():

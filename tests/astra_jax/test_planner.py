@@ -17,13 +17,17 @@ from jax.sharding import PartitionSpec as P
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import PRESETS
 from astra_jax.planner.collectives import bytes_by_axis
-from astra_jax.planner.hardware import CHIPS, PlanError, Slice, mesh_sizes, row_length
+from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes, row_length
 from astra_jax.planner.plan import flops_per_token, matmul_parameters
 from launch.cli import load_config
 
 ROOT = Path(__file__).parent.parent.parent
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu: pip install '.[tpu]'"
+)
+
+needs_cuda_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"compiling for GPUs needs {INSTALL_GPU}"
 )
 
 
@@ -62,6 +66,25 @@ def test_scatters_and_permutations_count() -> None:
     assert counted == pytest.approx({"context": part * 7 + part + part * 2 * 7 / 8})
 
 
+def test_collectives_of_gpus_count_what_was_made_one_of_many() -> None:
+    """Their starts name operands and results; the compiler writes a loop's trips beside it."""
+    hlo = """
+%body (p: (f32[8])) -> (f32[8]) {
+  %all-gather-start = ((bf16[2,4]{1,0}, bf16[2,16]{1,0}), (bf16[8,4]{1,0}, bf16[8,16]{1,0})) all-gather-start(%a, %b), \
+replica_groups=mesh['axis_0'=4,'axis_1'=1] {'axis_0'}, dimensions={0}
+  %reduce-scatter-start = ((f32[8,4]{1,0}), f32[2,4]{1,0}) reduce-scatter-start(%c), replica_groups={{0,1,2,3}}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %all-reduce-start = (f32[16]{0}, f32[16]{0}) all-reduce-start(%d, %e), replica_groups={{0,1,2,3}}, to_apply=%add
+  %while = (f32[8]) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+}
+""".replace("\\\n", "")
+    gathered, scattered, reduced = 2 * (8 * 4 + 8 * 16) * 3 / 4, 4 * 2 * 4 * 3, 4 * 32 * 2 * 3 / 4
+    expected = {"fsdp": 5 * (gathered + scattered) + reduced}
+    assert bytes_by_axis(hlo, {"fsdp": 4, "tensor": 1}) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("size", "tokens", "gigaflops"),
     [
@@ -97,6 +120,10 @@ def test_slices_are_checked() -> None:
         Slice.parse("v9:2x2")
     with pytest.raises(PlanError, match="'4by4' is no shape; write for example v6e:2x4"):
         Slice.parse("v6e:4by4")
+    gpus = Slice.parse("h200:2x8")
+    assert gpus.chips == 16 and gpus.link_bandwidth == 50e9 and Slice.parse("h200:8").link_bandwidth == 450e9
+    with pytest.raises(PlanError, match="'1x2x8' is no shape; write for example h200:2"):
+        Slice.parse("h200:1x2x8")
     for name, chip in CHIPS.items():
         sizes = [Slice(chip, shape).chips for shape in chip.slices]
         assert sizes == sorted(set(sizes)) and chip.name == name
@@ -142,6 +169,18 @@ def test_the_command_compiles_the_real_step() -> None:
     # At least one gather of the layers' weights in bfloat16, forward and backward, by each micro-batch.
     assert found["collective_bytes_by_axis"]["fsdp"] > 2 * 2 * 31e6 * 0.75 * found["rows"] / found["micro_batch_rows"]
     assert "fits: " in result.stdout and "bound by" in result.stdout
+
+
+@needs_cuda_compiler
+@pytest.mark.slow
+def test_the_command_compiles_for_gpus() -> None:
+    flags = ["--topology=h200:4", "--tokens=8192", "--config.model.n_layers=2", "--mesh=fsdp=2,context=2", "--json"]
+    result = plan("--config=configs/grpo_qwen3_0p6b.py", *flags)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["h200"].hbm_bytes
+    assert 4 * 4 * 186.6e6 / 4 < found["peak_bytes_per_chip"] < 8 * 2**30
+    assert found["collective_bytes_by_axis"].keys() >= {"fsdp", "context"}
 
 
 @needs_libtpu

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.head import token_logprobs
+from astra_jax.head import summed_loss
 from astra_jax.models.qwen3 import weights
 from astra_jax.models.qwen3.modules import (
     abstract_params,
@@ -132,8 +132,9 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
     def loss(params):
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
         x, _ = forward(params, config, jnp.asarray(tokens), *places)
-        logps, _ = token_logprobs(x[:, :-1], head_kernel(params, config), jnp.asarray(tokens[:, 1:]))
-        return -logps.mean()
+        operands = x[:, :-1], head_kernel(params, config), jnp.asarray(tokens[:, 1:]), jnp.ones(tokens[:, 1:].shape)
+        loss, count = summed_loss(lambda logps, _, ones: (-(logps * ones).sum(), ones.sum()), *operands)
+        return loss / count
 
     ours = dict(weights.hf_tensors(jax.jit(jax.grad(loss))(params), config))
     assert ours.keys() == expected.keys()
@@ -179,7 +180,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence() -> None:
     np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize("remat", ["dots", "attention", "full"])
 def test_rematerialisation_changes_no_gradient(remat: str) -> None:
     config = SMALL
     params = init_params(config, jax.random.key(0))
@@ -190,6 +191,21 @@ def test_rematerialisation_changes_no_gradient(remat: str) -> None:
         return jax.grad(lambda p: (forward(p, config, tokens, positions, segments, remat=policy)[0] ** 2).sum())(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient("none"), gradient(remat))
+
+
+def test_each_policy_computes_again_what_it_says() -> None:
+    """`dots` no matmul, attention neither; `attention` all other matmuls of a layer once more; `full` all of them."""
+    params, tokens = init_params(SMALL, jax.random.key(0)), jnp.zeros((1, 64), jnp.int32)
+
+    def matmuls(policy: str) -> int:
+        def loss(p):
+            return forward(p, SMALL, tokens, jnp.arange(64)[None], tokens + 1, remat=policy)[0].sum()
+
+        text = jax.jit(jax.grad(loss)).lower(params).as_text()
+        return text.count("stablehlo.dot_general")
+
+    counts = {policy: matmuls(policy) for policy in ("none", "dots", "attention", "full")}
+    assert counts["none"] == counts["dots"] < counts["attention"] < counts["full"], counts
 
 
 def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:

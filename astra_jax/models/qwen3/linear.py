@@ -22,11 +22,12 @@ def linear(x: Array, w: Array, contracted: int = 1) -> Array:
         x: activations; `w` is cast to their dtype.
         contracted: how many axes the input has: the last ones of `x` and the first ones of `w`.
     """
-    return _dot(x, w.astype(x.dtype), range(x.ndim - contracted, x.ndim), range(contracted))
+    return _forward(x, w, contracted)[0]
 
 
 def _forward(x: Array, w: Array, contracted: int) -> tuple[Array, tuple[Array, Array]]:
-    return linear(x, w, contracted), (x, w)
+    # No call of `linear`: `jax.checkpoint`'s policies would not see the matmul in it.
+    return _dot(x, w.astype(x.dtype), range(x.ndim - contracted, x.ndim), range(contracted)), (x, w)
 
 
 def _backward(contracted: int, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:

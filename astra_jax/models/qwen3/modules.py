@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from astra_jax.attention import attention, cached_attention
+from astra_jax.attention import RESIDUALS, attention, cached_attention
 from astra_jax.mesh import BATCH, WIDTH, constrain
 from astra_jax.models.qwen3.linear import linear
 from astra_jax.models.qwen3.moe import MoE, RouterSums
@@ -30,12 +30,17 @@ have a leading L. A leaf's suffix spells its axes (without L), which is what `sh
 
 Array = jax.Array
 
+_SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
+_SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
+
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
-    "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    "dots": jax.checkpoint_policies.save_from_both_policies(_SAVE_DOTS, _SAVE_ATTENTION),
+    "attention": _SAVE_ATTENTION,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""What the backward pass recomputes, layer by layer: nothing; all but matmul outputs; all from the layer's input."""
+"""What the backward pass recomputes, layer by layer: nothing; all but the outputs of matmuls and attention; all but
+attention's, from the layer's input (long rows, where attention is most of the work); all, from the layer's input."""
 
 
 class Cache(NamedTuple):
