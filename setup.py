@@ -17,6 +17,7 @@ setup(
     package_data={"synthesis": ["prompts/*/*"], "launch": ["*.jinja"], "sandbox": ["*"]},
     install_requires=[
         "absl-py>=2.1",
+        "aiohttp>=3.10",
         "array-record>=0.8",
         "flax>=0.12",
         "grain>=0.2.15",
@@ -32,6 +33,7 @@ setup(
         "openai>=2",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "prometheus-client>=0.20",
         "pydantic>=2",
         "safetensors>=0.5",
         "tensorboardX>=2.6",

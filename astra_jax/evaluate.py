@@ -15,7 +15,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_epi
 from astra_jax.rollout.policy import Policy
 from astra_jax.rollout.reward import f1_reward
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import SandboxPool
+from sandbox import Sandbox
 from synthesis.records import ToolEnvironment
 from synthesis.runner import rng_for
 
@@ -71,7 +71,7 @@ async def evaluate(
     engine: Policy,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: SandboxPool,
+    pool: Sandbox,
     *,
     config: EvalConfig | None = None,
     progress: bool = True,

@@ -48,7 +48,7 @@ from astra_jax.rollout.groups import GroupSampler
 from astra_jax.rollout.packing import PolicyBatch, pack
 from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import SandboxPool
+from sandbox import Sandbox
 from synthesis.records import ToolEnvironment, encode
 
 
@@ -277,7 +277,7 @@ async def train(
     params: Params,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: SandboxPool,
+    pool: Sandbox,
     workdir: Path | str,
     *,
     engine: Any = None,

@@ -1,11 +1,13 @@
 """Runs tool code that a language model wrote: isolated in layers, deterministic, a few milliseconds a call.
 
 Start at `sandbox.pool`. The threat model, the layers and the outcomes are described in `docs/sandbox.md`. This package
-imports nothing of the rest of the project and nothing beyond the standard library.
+imports nothing of the rest of the project, and nothing beyond the standard library but in `service` (the pool behind
+HTTP) and `remote` (its client).
 """
 
 from __future__ import annotations
 
+from sandbox.interface import Sandbox
 from sandbox.outcomes import INFRASTRUCTURE, CallResult, Outcome, SandboxError
 from sandbox.pool import PoolStats, SandboxConfig, SandboxPool
 from sandbox.protocol import Limits
@@ -16,6 +18,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "PoolStats",
+    "Sandbox",
     "SandboxConfig",
     "SandboxError",
     "SandboxPool",

@@ -18,7 +18,7 @@ from astra_jax.rollout.policy import Policy, Sampling
 from astra_jax.rollout.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
 from astra_jax.rollout.tool_calls import CallRecord, execute
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import SandboxPool
+from sandbox import Sandbox
 from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
 from synthesis.runner import rng_for
 
@@ -138,7 +138,7 @@ def make_task(
 
 async def run_episode(
     policy: Policy,
-    pool: SandboxPool,
+    pool: Sandbox,
     task: EpisodeTask,
     tokenizer: ChatTokenizer,
     config: EpisodeConfig,

@@ -10,7 +10,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_epi
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import SandboxPool
+from sandbox import Sandbox
 from synthesis.records import ToolEnvironment
 from synthesis.runner import rng_for
 
@@ -27,7 +27,7 @@ class GroupSampler:
     def __init__(
         self,
         policy: Policy,
-        pool: SandboxPool,
+        pool: Sandbox,
         environments: Sequence[ToolEnvironment],
         tokenizer: ChatTokenizer,
         config: EpisodeConfig,

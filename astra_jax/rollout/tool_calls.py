@@ -17,7 +17,7 @@ import jsonschema
 import msgspec
 
 from astra_jax.chat import MalformedCall
-from sandbox import SandboxPool
+from sandbox import Sandbox
 from synthesis.records import CodeTool, ToolCall
 
 
@@ -56,7 +56,7 @@ class CallResult:
 
 
 async def execute(
-    pool: SandboxPool,
+    pool: Sandbox,
     tools: Mapping[str, CodeTool],
     request: ToolCall | MalformedCall,
     *,

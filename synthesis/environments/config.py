@@ -16,7 +16,7 @@ from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 
 if TYPE_CHECKING:
-    from sandbox import SandboxPool
+    from sandbox import Sandbox
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -161,7 +161,7 @@ class Context:
 
     config: EnvironmentsConfig
     teacher: Teacher
-    pool: SandboxPool
+    pool: Sandbox
     seed: int
     embedder: Embedder = field(default_factory=HashedEmbedder)
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))

@@ -37,7 +37,7 @@ from synthesis.runner import Journal, run_stage
 from synthesis.teacher import Teacher
 
 if TYPE_CHECKING:
-    from sandbox import SandboxPool
+    from sandbox import Sandbox
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
@@ -68,7 +68,7 @@ async def synthesize(
     config: EnvironmentsConfig,
     *,
     teacher: Teacher,
-    pool: SandboxPool,
+    pool: Sandbox,
     journal: Journal,
     out_dir: Path | str,
     seed: int,

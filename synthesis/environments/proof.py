@@ -15,7 +15,7 @@ from synthesis.records import Answer, CodeTool, SubQuestion, ToolEnvironment, To
 from synthesis.runner import Rejected, Transient
 
 if TYPE_CHECKING:
-    from sandbox import CallResult, SandboxPool
+    from sandbox import CallResult, Sandbox
 
 _TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
 
@@ -44,7 +44,7 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list
         return [await _prove_case(tool, case, context.pool) for case in cases]
 
 
-async def _prove_case(tool: CodeTool, case: Case, pool: SandboxPool) -> Any:
+async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> Any:
     first = await _call(tool, case.arguments, pool)
     if not first.ok:
         raise Rejected("tool_failed", f"{_shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
@@ -124,7 +124,7 @@ def leaked(spec: ToolSpec, step: SubQuestion) -> str:
     return next((text for text in texts if contains(text, step.answer)), "")
 
 
-async def replay(environment: ToolEnvironment, pool: SandboxPool) -> list[str]:
+async def replay(environment: ToolEnvironment, pool: Sandbox) -> list[str]:
     """Run every reference call of a finished environment; returns what went wrong, nothing when all is well."""
     tools = {tool.spec.name: tool for tool in environment.tools}
     steps = {step.id: step for step in environment.sub_questions}
@@ -136,7 +136,7 @@ async def replay(environment: ToolEnvironment, pool: SandboxPool) -> list[str]:
     return problems
 
 
-async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: SandboxPool, seed: int = 0) -> CallResult:
+async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox, seed: int = 0) -> CallResult:
     result = await pool.call(tool.code, tool.spec.name, arguments, seed=seed)
     if result.is_infrastructure:
         raise Transient(f"sandbox: {result.kind}: {result.error}")

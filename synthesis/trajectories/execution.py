@@ -23,7 +23,7 @@ from synthesis.trajectories.mcp_client import McpConnection, McpConnections, Ser
 from synthesis.trajectories.normalize import fix_names
 
 if TYPE_CHECKING:
-    from sandbox import SandboxPool
+    from sandbox import Sandbox
 
 FAILURES: Mapping[str, str] = {
     "timeout": '{"error": "timeout"}',
@@ -68,7 +68,7 @@ class Failures:
 class Executor:
     """Executes the calls of all runs. Holds the sandbox pool and the MCP connections, no state of any run."""
 
-    def __init__(self, *, pool: SandboxPool, connections: McpConnections, teacher: Teacher, seed: int) -> None:
+    def __init__(self, *, pool: Sandbox, connections: McpConnections, teacher: Teacher, seed: int) -> None:
         self._pool = pool
         self._connections = connections
         self._teacher = teacher

@@ -40,7 +40,7 @@ from synthesis.trajectories.reward import judge
 from synthesis.trajectories.tasks import TaskSeed, augment, score, without_duplicates, write_task
 
 if TYPE_CHECKING:
-    from sandbox import SandboxPool
+    from sandbox import Sandbox
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def synthesize(
     config: TrajectoriesConfig,
     *,
     teacher: Teacher,
-    pool: SandboxPool,
+    pool: Sandbox,
     journal: Journal,
     out_dir: Path,
     workdir: Path,

@@ -19,7 +19,12 @@ PROGRAMS = sorted(
     if "cli.run(" in path.read_text(encoding="utf-8") and path.stem != "cli"
 )
 
-FLAGS = {"launch.quickstart": "workdir", "launch.plan": "topology", "launch.convert": "from_orbax"}
+FLAGS = {
+    "launch.quickstart": "workdir",
+    "launch.plan": "topology",
+    "launch.convert": "from_orbax",
+    "launch.sandbox_server": "token_file",
+}
 """One flag of each program."""
 
 

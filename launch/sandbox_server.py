@@ -1,0 +1,80 @@
+"""The sandbox behind HTTP: one pool for many callers and machines.
+
+    python -m launch.sandbox_server --port=8700
+    python -m launch.sandbox_server --host=0.0.0.0 --token_file=FILE --minimum_tier=B
+
+Callers use `sandbox.remote.RemotePool`; /run_code answers as SandboxFusion does. On SIGTERM (and Ctrl-C) it takes no
+more calls, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from launch import cli
+
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
+_PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
+_TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that callers must show.")
+_TIER = flags.DEFINE_enum("minimum_tier", "C", ["A", "B", "C", "D"], "Weakest isolation to accept.")
+_UNISOLATED = flags.DEFINE_bool("allow_unisolated", False, "Accept tier D, where rlimits are all there is.")
+_SLOTS = flags.DEFINE_integer("max_slots", 1024, "Environments kept open at once.", lower_bound=1)
+_CONCURRENCY = flags.DEFINE_integer("concurrency", None, "Calls at once; by default four a core.", lower_bound=1)
+_WAITING = flags.DEFINE_integer("max_waiting", 1024, "Calls that may wait; more are answered 429.", lower_bound=0)
+_DRAIN = flags.DEFINE_float("drain_seconds", 60.0, "For calls in flight when it is told to stop.", lower_bound=0)
+
+
+def main() -> int:
+    import asyncio
+
+    return asyncio.run(_serve())
+
+
+async def _serve() -> int:
+    import asyncio
+    import signal
+    from pathlib import Path
+
+    from sandbox import SandboxConfig, SandboxPool
+    from sandbox.service import Service, ServiceConfig
+
+    token: str | None = None
+    if _TOKEN_FILE.value:
+        path = Path(_TOKEN_FILE.value)
+        if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
+            raise cli.UsageError(f"--token_file={path} is no file with a token on its first line")
+    try:
+        service_config = ServiceConfig(_HOST.value, _PORT.value, token, _WAITING.value, _DRAIN.value)
+        pool_config = SandboxConfig(
+            minimum_tier=_TIER.value,
+            allow_unisolated=_UNISOLATED.value,
+            max_slots=_SLOTS.value,
+            concurrency=_CONCURRENCY.value,
+        )
+    except ValueError as error:
+        raise cli.UsageError(str(error)) from None
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with SandboxPool(pool_config) as pool:
+        service = Service(pool, service_config)
+        try:
+            await service.start()
+        except OSError as error:
+            raise cli.UsageError(f"--host={_HOST.value} --port={_PORT.value}: {error.strerror or error}") from None
+        layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
+        print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
+        await stopping.wait()
+        cut = await service.stop()
+    print(f"stopped; {cut} calls were cut off" if cut else "stopped", flush=True)
+    return 3 if cut else 0
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from sandbox import SandboxError
+
+    return (SandboxError,)
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)

@@ -1,0 +1,24 @@
+"""What callers of a sandbox know of it, be it in this process or behind HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from sandbox.outcomes import CallResult
+
+
+class Sandbox(Protocol):
+    """An open sandbox: `sandbox.SandboxPool`, or `sandbox.remote.RemotePool`.
+
+    Attributes:
+        tier: isolation in force where the calls run, "A" to "D".
+        layers: each layer's state by name.
+    """
+
+    tier: str
+    layers: dict[str, str]
+
+    async def call(self, code: str, function: str, arguments: Mapping[str, Any], *, seed: int = 0) -> CallResult:
+        """Call one function of an untrusted module; see `sandbox.SandboxPool.call`."""
+        ...

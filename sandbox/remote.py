@@ -1,0 +1,147 @@
+"""The client of `sandbox.service`: the pool's interface, over HTTP.
+
+async with RemotePool("http://sandbox:8700", token=token) as pool:
+    result = await pool.call(code, "capital_of_country", {"country": "France"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from sandbox.outcomes import CallResult, Outcome, SandboxError
+
+_FIELDS = {field.name for field in fields(CallResult)}
+
+
+class RemotePool:
+    """Calls go to a service. What is no answer of a call is an infrastructure outcome, tried twice.
+
+    Args:
+        url: of the service.
+        token: what it asks for.
+        connections: at most, at once; further calls wait here.
+        patience_seconds: how long a call may be put off by a full queue before it ends with `open_failed`.
+        answer_seconds: how long to wait for an answer; above the service's wall limit and its queue.
+
+    Attributes:
+        tier: isolation where the calls run; set once it is open.
+        layers: each layer's state there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        connections: int = 256,
+        patience_seconds: float = 300.0,
+        answer_seconds: float = 300.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.tier = ""
+        self.layers: dict[str, str] = {}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._connections = connections
+        self._patience = patience_seconds
+        self._timeout = aiohttp.ClientTimeout(total=answer_seconds)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> RemotePool:
+        """Connect.
+
+        Raises:
+            SandboxError: nothing there, not ready, or another token is asked for.
+        """
+        connector = aiohttp.TCPConnector(limit=self._connections)
+        session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
+        try:
+            async with session.get(f"{self.url}/health") as response:
+                health = await response.json()
+                if response.status != 200:
+                    raise SandboxError(f"the sandbox service at {self.url} is {health.get('status', response.status)}")
+            async with session.get(f"{self.url}/metrics") as response:
+                if response.status == 401:
+                    raise SandboxError(f"the sandbox service at {self.url} asks for another token")
+            self.tier, self.layers = str(health["tier"]), dict(health["layers"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            await session.close()
+            raise SandboxError(
+                f"no sandbox service answers at {self.url} ({type(error).__name__}: {error}); start one with python -m "
+                "launch.sandbox_server"
+            ) from None
+        except BaseException:
+            await session.close()
+            raise
+        self._session = session
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def call(self, code: str, function: str, arguments: Mapping[str, Any], *, seed: int = 0) -> CallResult:
+        """As `sandbox.SandboxPool.call`.
+
+        Raises:
+            SandboxError: it is not open, or the service refuses the token.
+        """
+        if self._session is None:
+            raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
+        wanted = {"code": code, "function": function, "arguments": dict(arguments), "seed": seed}
+        try:
+            request = json.dumps(wanted, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"TypeError: the arguments are not a JSON object: {error}"
+            return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+        result = await self._attempt(request)
+        return await self._attempt(request) if result.ended_by == "connection" else result
+
+    async def _attempt(self, request: bytes) -> CallResult:
+        assert self._session is not None
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._patience
+        headers = {"Content-Type": "application/json"}
+        while True:
+            try:
+                async with self._session.post(f"{self.url}/call", data=request, headers=headers) as response:
+                    body = await response.json()
+                    status, later = response.status, response.headers.get("Retry-After", "1")
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                return _lost(f"{type(error).__name__}: {error}")
+            if status == 200:
+                return _decode(body)
+            text = str(body.get("error", status)) if isinstance(body, dict) else str(status)
+            if status == 401:
+                raise SandboxError(f"the sandbox service at {self.url} asks for another token")
+            if status == 413:
+                return CallResult(Outcome.TOO_LARGE, error=text, ended_by="source")
+            if status != 429:
+                return _lost(f"{status}: {text}")
+            pause = min(float(later), 30.0) if later.isdecimal() else 1.0
+            if clock() + pause > until:
+                return CallResult(Outcome.OPEN_FAILED, error=text, ended_by="queue")
+            await asyncio.sleep(pause)
+
+
+def _lost(why: str) -> CallResult:
+    return CallResult(Outcome.ENV_DIED, error=f"the sandbox service did not answer ({why})", ended_by="connection")
+
+
+def _decode(body: Any) -> CallResult:
+    if not isinstance(body, dict) or set(body) != _FIELDS or body["kind"] not in set(Outcome):
+        return _lost("its answer is not a call's result")
+    return CallResult(**(body | {"kind": Outcome(body["kind"])}))

@@ -1,0 +1,284 @@
+"""The pool behind HTTP: the same answers as in process, and every refusal by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
+from sandbox.remote import RemotePool
+from sandbox.service import Service, ServiceConfig
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).parent.parent.parent
+TOOL = textwrap.dedent(
+    """
+    import random
+
+    def echo(value):
+        print("echo", value)
+        return value
+
+    def chance():
+        return [random.random(), random.randint(0, 9)]
+
+    def fail(word):
+        raise KeyError(word)
+
+    def nothing_json():
+        return {1, 2}
+
+    def work(millions):
+        total = 0
+        for i in range(int(millions * 1_000_000)):
+            total += i
+        return total
+
+    def spin():
+        while True:
+            pass
+    """
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(SandboxConfig(limits=Limits(source_bytes=20_000, argument_bytes=20_000))) as pool:
+        yield pool
+
+
+@contextlib.asynccontextmanager
+async def serving(pool: SandboxPool, **options) -> AsyncIterator[tuple[Service, str]]:
+    service = Service(pool, ServiceConfig(port=0, **options))
+    await service.start()
+    try:
+        yield service, f"http://127.0.0.1:{service.port}"
+    finally:
+        await service.stop()
+
+
+async def post(url: str, body, **options) -> tuple[int, dict, dict]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with aiohttp.ClientSession() as session, session.post(url, data=data, **options) as response:
+        return response.status, await response.json(), dict(response.headers)
+
+
+CALLS = {
+    "value": ("echo", {"value": {"a": [1, 2.5, None, True, 2**80], "中": "é\u2028𝄞"}}),
+    "randomness": ("chance", {}),
+    "exception": ("fail", {"word": "x"}),
+    "unserialisable": ("nothing_json", {}),
+    "no function": ("nope", {}),
+    "wrong arguments": ("echo", {"values": 1}),
+    "arguments no JSON": ("echo", {"value": float("inf")}),
+    "too large": ("echo", {"value": "x" * 21_000}),
+    "cpu limit": ("spin", {}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+async def test_a_call_over_http_is_the_call_in_process(pool: SandboxPool, case: str) -> None:
+    function, arguments = CALLS[case]
+    here: Sandbox = pool
+    expected = await here.call(TOOL, function, arguments, seed=3)
+    async with serving(pool, token="open sesame") as (_, url), RemotePool(url, token="open sesame") as remote:
+        there: Sandbox = remote
+        result = await there.call(TOOL, function, arguments, seed=3)
+        assert (there.tier, there.layers) == (here.tier, here.layers)
+    for name in ("kind", "value", "stdout", "error", "ended_by"):
+        assert getattr(result, name) == getattr(expected, name), name
+    assert result.ok == (case in ("value", "randomness"))
+
+
+async def test_without_the_token_nothing_runs(pool: SandboxPool) -> None:
+    async with serving(pool, token="right") as (_, url):
+        before = pool.stats.calls
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic right"}):
+            status, body, answer = await post(f"{url}/call", {}, headers=headers)
+            assert status == 401 and "Authorization: Bearer TOKEN" in body["error"]
+            assert answer["WWW-Authenticate"] == "Bearer"
+        for token in (None, "wrong"):
+            with pytest.raises(SandboxError, match="asks for another token"):
+                async with RemotePool(url, token=token):
+                    pass
+        assert pool.stats.calls == before
+
+
+async def test_beyond_loopback_a_token_is_needed() -> None:
+    for host in ("0.0.0.0", "::", "sandbox.example"):
+        with pytest.raises(ValueError, match=r"can be reached from other machines, and no token is set"):
+            ServiceConfig(host=host)
+        assert ServiceConfig(host=host, token="t").host == host
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert ServiceConfig(host=host).token is None
+
+
+BAD = {
+    "no JSON": (b"{", "the body is not JSON"),
+    "deep": (b"[" * 100_000, "the body is not JSON"),
+    "no object": ([1], "the body is a JSON list; send an object with code, function, arguments, seed"),
+    "missing": ({"code": ""}, "field 'function' is missing"),
+    "wrong type": ({"code": "", "function": 3, "arguments": {}}, "field 'function' is 3; send a JSON string"),
+    "a bool": ({"code": "", "function": "f", "arguments": {}, "seed": True}, "'seed' is true; send a JSON integer"),
+    "unknown": ({"code": "", "function": "f", "arguments": {}, "sede": 1}, "unknown field 'sede'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_a_bad_body_is_refused_by_name(pool: SandboxPool, case: str) -> None:
+    body, words = BAD[case]
+    async with serving(pool) as (_, url):
+        status, answer, _ = await post(f"{url}/call", body)
+        assert status == 400 and words in answer["error"]
+
+
+async def test_a_large_body_and_a_wrong_path_are_refused(pool: SandboxPool) -> None:
+    async with serving(pool) as (_, url):
+        status, answer, _ = await post(f"{url}/call", b"x" * 1_000_000)
+        assert status == 413 and "larger than" in answer["error"]
+        async with RemotePool(url) as remote:
+            result = await remote.call("#" * 1_000_000, "f", {})
+            assert (result.kind, result.ended_by) == (Outcome.TOO_LARGE, "source")
+        assert (await post(f"{url}/calls", {}))[0] == 404
+        assert (await post(f"{url}/health", {}))[0] == 405
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    """One call at once, one may wait. Of five at a time some are put off; a patient client gets all of its answers."""
+    async with (
+        SandboxPool(SandboxConfig(concurrency=1)) as pool,
+        serving(pool, max_waiting=1) as (service, url),
+    ):
+        body = {"code": TOOL, "function": "work", "arguments": {"millions": 5}}
+        answers = await asyncio.gather(*(post(f"{url}/call", body) for _ in range(5)))
+        put_off = [(text, headers) for status, text, headers in answers if status == 429]
+        assert len(put_off) == 3 and [status for status, *_ in answers].count(200) == 2
+        assert all("waiting already" in text["error"] and int(headers["Retry-After"]) >= 1 for text, headers in put_off)
+        async with RemotePool(url) as remote:
+            results = await asyncio.gather(*(remote.call(TOOL, "echo", {"value": i}) for i in range(5)))
+            assert [result.value for result in results] == list(range(5))
+        async with RemotePool(url, patience_seconds=0) as hasty:
+            results = await asyncio.gather(*(hasty.call(TOOL, "work", {"millions": 5}) for _ in range(5)))
+            ends = [(result.kind, result.ended_by) for result in results if not result.ok]
+            assert ends == [(Outcome.OPEN_FAILED, "queue")] * 3
+        assert (service.running, service.waiting) == (0, 0)
+
+
+async def test_metrics_and_health_count(pool: SandboxPool) -> None:
+    async with serving(pool) as (_, url), RemotePool(url) as remote:
+        await asyncio.gather(*(remote.call(TOOL, "echo", {"value": i}) for i in range(3)))
+        await remote.call(TOOL, "fail", {"word": ""})
+        await post(f"{url}/call", b"{")
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/metrics") as response:
+                text = await response.text()
+                assert response.content_type == "text/plain"
+            async with session.get(f"{url}/health") as response:
+                health = await response.json()
+    assert 'sandbox_calls_total{kind="ok"} 3.0' in text
+    assert 'sandbox_calls_total{kind="tool_error"} 1.0' in text
+    assert 'sandbox_refused_total{status="400"} 1.0' in text
+    assert "sandbox_call_seconds_count 4.0" in text and f'sandbox_tier{{tier="{pool.tier}"}} 1.0' in text
+    assert health == {"status": "ok", "tier": pool.tier, "layers": pool.layers, "running": 0, "waiting": 0}
+
+
+async def test_scripts_run_as_on_sandbox_fusion(pool: SandboxPool) -> None:
+    """What the original ASTRA posts: a tool's code, and a statement that prints a call."""
+    async with serving(pool) as (_, url):
+
+        async def run(code: str, **more) -> dict:
+            status, body, _ = await post(f"{url}/run_code", {"code": code, "language": "python"} | more)
+            assert status == 200, body
+            return body
+
+        done = await run("def f(x):\n    return x + 1\nprint(f(41))")
+        assert (done["status"], done["run_result"]["stdout"], done["run_result"]["return_code"]) == (
+            "Success",
+            "42\n",
+            0,
+        )
+        failed = await run("print('before')\n1 / 0", run_timeout=5)
+        assert (failed["status"], failed["run_result"]["status"]) == ("Failed", "Finished")
+        assert failed["run_result"]["stdout"] == "before\n" and "ZeroDivisionError" in failed["run_result"]["stderr"]
+        assert "SyntaxError" in (await run("def f(:"))["run_result"]["stderr"]
+        assert (await run("while True: pass"))["run_result"]["status"] == "TimeLimitExceeded"
+        status, body, _ = await post(f"{url}/run_code", {"code": "", "language": "bash"})
+        assert status == 400 and "'bash'; only 'python'" in body["error"]
+
+
+async def test_a_caller_that_hangs_up_ends_its_call() -> None:
+    async with SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=60))) as pool, serving(pool) as (service, url):
+        task = asyncio.create_task(post(f"{url}/call", {"code": TOOL, "function": "spin", "arguments": {}}))
+        while service.running == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        async with asyncio.timeout(10):
+            while service.running:
+                await asyncio.sleep(0.01)
+        assert (await pool.call(TOOL, "echo", {"value": 1})).value == 1
+
+
+async def test_a_service_that_is_gone_is_no_fault_of_the_code(pool: SandboxPool) -> None:
+    with pytest.raises(SandboxError, match="no sandbox service answers at http://127.0.0.1:9"):
+        async with RemotePool("http://127.0.0.1:9"):
+            pass
+    async with serving(pool) as (service, url), RemotePool(url) as remote:
+        await service.stop()
+        result = await remote.call(TOOL, "echo", {"value": 1})
+    assert result.is_infrastructure and (result.kind, result.ended_by) == (Outcome.ENV_DIED, "connection")
+    with pytest.raises(SandboxError, match="not open"):
+        await remote.call(TOOL, "echo", {"value": 1})
+
+
+async def test_the_program_drains_on_sigterm() -> None:
+    """A call in flight is answered, later ones find nobody, and the exit status is 0."""
+    command = [sys.executable, "-m", "launch.sandbox_server", "--port=0"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = await asyncio.to_thread(server.stdout.readline)
+        found = re.match(r"sandbox on (http://127\.0\.0\.1:\d+), tier [ABC] \(", line)
+        assert found, line
+        async with RemotePool(found.group(1)) as remote:
+            slow = asyncio.create_task(remote.call(TOOL, "work", {"millions": 15}))
+            async with aiohttp.ClientSession() as session:
+                while True:
+                    async with session.get(f"{found.group(1)}/health") as response:
+                        if (await response.json())["running"]:
+                            break
+            server.send_signal(signal.SIGTERM)
+            assert (await slow).value == sum(range(15_000_000))
+            late = await remote.call(TOOL, "echo", {"value": 1})
+            assert late.is_infrastructure
+        assert await asyncio.to_thread(server.wait, 30) == 0
+        assert server.stdout.read() == "stopped\n"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--host=0.0.0.0"], "no token is set"),
+        (["--token_file=/nowhere"], "--token_file=/nowhere is no file with a token"),
+        (["--concurrency=9", "--max_slots=2"], "must be from 1 to max_slots=2"),
+    ],
+)
+async def test_bad_flags_end_in_one_line(flags: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "launch.sandbox_server", *flags]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
