@@ -1,0 +1,238 @@
+"""The sandbox's speed, beside a fresh interpreter per call and bubblewrap, interleaved in one run.
+
+    python -m benchmarks.sandbox [--save]
+
+One environment: a tool over a table of 300 rows. Rates are with enough callers to keep every CPU busy, latencies with
+64 callers and with one. `--only=` leaves parts out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+from sandbox import Sandbox, SandboxConfig, SandboxPool
+
+PARTS = ("rates", "cold", "latency", "http", "many")
+_ONLY = flags.DEFINE_list("only", list(PARTS), f"Of {', '.join(PARTS)}.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each side.", lower_bound=3)
+_SECONDS = flags.DEFINE_float("seconds", 4.0, "Of each turn.", lower_bound=0.5)
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sandbox.jsonl.")
+
+CALLERS = 64
+ENVIRONMENTS = 1000
+TABLE = {f"country {i}": {"capital": f"city {i}", "population": 1000 * i + 7, "codes": [i, i + 1]} for i in range(300)}
+TOOL = f"""
+import json
+
+TABLE = {TABLE!r}
+
+def capital_of_country(country):
+    row = TABLE.get(country)
+    if row is None:
+        raise ValueError(f"unknown country {{country!r}}")
+    return {{"country": country, **row}}
+"""
+FUNCTION, ARGUMENTS = "capital_of_country", {"country": "country 123"}
+EXPECTED = {"country": "country 123", **TABLE["country 123"]}
+SCRIPT = TOOL + f"\nprint(json.dumps({FUNCTION}(**json.loads({json.dumps(json.dumps(ARGUMENTS))}))))\n"
+
+Call = Callable[[], Awaitable[None]]
+
+
+def sandboxed(pool: Sandbox, code: str = TOOL) -> Call:
+    async def call() -> None:
+        result = await pool.call(code, FUNCTION, ARGUMENTS)
+        assert result.value == EXPECTED, result
+
+    return call
+
+
+def spawned(*command: str) -> Call:
+    """A fresh process that gets the tool and its call as a script."""
+
+    async def call() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={"PATH": os.environ["PATH"]}
+        )
+        out, _ = await process.communicate(SCRIPT.encode())
+        assert json.loads(out) == EXPECTED, out
+
+    return call
+
+
+def bubblewrap() -> list[str] | None:
+    """All namespaces and a read-only root, as its manual shows; None when it is not installed."""
+    if (program := shutil.which("bwrap")) is None:
+        return None
+    return [program, "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--tmpfs", "/tmp"]
+
+
+async def rate(call: Call, seconds: float, callers: int) -> tuple[float, list[float]]:
+    """(calls a second, latencies in seconds)."""
+    latencies: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def caller() -> None:
+        while (started := time.perf_counter()) < until:
+            await call()
+            latencies.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return len(latencies) / (time.perf_counter() - started), latencies
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    cuts = statistics.quantiles(latencies, n=100)
+    return {"p50_ms": round(1000 * cuts[49], 3), "p99_ms": round(1000 * cuts[98], 3)}
+
+
+async def rates(pool: SandboxPool) -> dict[str, Any]:
+    cpus = len(os.sched_getaffinity(0))
+    sides = {"sandbox": sandboxed(pool), "python -I": spawned(sys.executable, "-I", "-")}
+    if wrap := bubblewrap():
+        sides["bubblewrap + python -I"] = spawned(*wrap, sys.executable, "-I", "-")
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(_ROUNDS.value):
+        for name, call in sides.items():
+            found[name].append((await rate(call, _SECONDS.value, 4 * cpus))[0])
+    ours = found["sandbox"]
+    return {
+        "calls_per_second": {name: round(statistics.median(one), 1) for name, one in found.items()},
+        "calls_per_second_per_cpu": round(statistics.median(ours) / cpus, 1),
+        "ratio": {
+            name: round(statistics.median(mine / theirs for mine, theirs in zip(ours, one, strict=True)), 2)
+            for name, one in found.items()
+            if name != "sandbox"
+        },
+    }
+
+
+async def cold(pool: SandboxPool) -> dict[str, Any]:
+    """From a module that was never seen to its first result, and the part of it that a second call does not need."""
+    first, again = [], []
+    for i in range(20 * _ROUNDS.value):
+        call = sandboxed(pool, f"{TOOL}\n# {time.time_ns()} {i}\n")
+        for seconds in (first, again):
+            started = time.perf_counter()
+            await call()
+            seconds.append(1000 * (time.perf_counter() - started))
+    ready = [one - two for one, two in zip(first, again, strict=True)]
+    return {
+        "cold_first_result_ms": round(statistics.median(first), 2),
+        "cold_ready_ms": round(statistics.median(ready), 2),
+    }
+
+
+async def latency(pool: SandboxPool) -> dict[str, Any]:
+    alone, many = [], []
+    for _ in range(_ROUNDS.value):
+        alone += (await rate(sandboxed(pool), _SECONDS.value, 1))[1]
+        many += (await rate(sandboxed(pool), _SECONDS.value, CALLERS))[1]
+    at_64 = percentiles(many)
+    return {"one_caller": percentiles(alone), "64_callers": at_64, "p99_over_p50": at_64["p99_ms"] / at_64["p50_ms"]}
+
+
+async def http(pool: SandboxPool) -> dict[str, Any]:
+    """What the service adds for one caller on loopback, its process apart from the caller's."""
+    from sandbox.remote import RemotePool
+
+    command = [sys.executable, "-m", "launch.sandbox_server", "--port=0"]
+    server = await asyncio.create_subprocess_exec(*command, cwd=rows.ROOT, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    try:
+        url = (await server.stdout.readline()).decode().split()[2].rstrip(",")
+        async with RemotePool(url) as remote:
+            here, there = [], []
+            for _ in range(4 * _ROUNDS.value):  # short turns: the difference is small
+                here += (await rate(sandboxed(pool), _SECONDS.value / 4, 1))[1]
+                there += (await rate(sandboxed(remote), _SECONDS.value / 4, 1))[1]
+    finally:
+        server.terminate()
+        await server.wait()
+    medians = [1000 * statistics.median(one) for one in (here, there)]
+    return {"http_adds_ms": round(medians[1] - medians[0], 3), "in_process_ms": round(medians[0], 3)}
+
+
+async def many() -> dict[str, Any]:
+    """Environments open at once, each called, and the memory of all of the sandbox's processes together."""
+    config = SandboxConfig(max_slots=ENVIRONMENTS)
+    async with SandboxPool(config) as pool:
+        codes = [f"{TOOL}\n# environment {i}\n" for i in range(ENVIRONMENTS)]
+        before = _descendants_pss()
+        started = time.perf_counter()
+        await asyncio.gather(*(sandboxed(pool, code)() for code in codes))
+        seconds = time.perf_counter() - started
+        await asyncio.gather(*(sandboxed(pool, code)() for code in codes))
+        assert pool.stats.evicted == 0
+        after = _descendants_pss()
+    return {"environments": ENVIRONMENTS, "open_seconds": round(seconds, 1), "gib": round((after - before) / 2**30, 2)}
+
+
+def _descendants_pss() -> int:
+    """Bytes of this process's descendants, shared pages counted once."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    total = 0
+    for pid in parents:
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above != os.getpid() or pid == os.getpid():
+            continue
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += 1024 * int(text.partition("\nPss:")[2].split()[0])
+        except OSError:
+            continue
+    return total
+
+
+async def measure() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    async with SandboxPool(SandboxConfig()) as pool:
+        await sandboxed(pool)()
+        found |= {"tier": pool.tier, "python": sys.version.split()[0]}
+        for name, part in {"rates": rates, "cold": cold, "latency": latency, "http": http}.items():
+            if name in _ONLY.value:
+                found |= await part(pool)
+    if "many" in _ONLY.value:
+        found |= await many()
+    return found
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if unknown := set(_ONLY.value) - set(PARTS):
+        raise app.UsageError(f"--only={','.join(sorted(unknown))}: use some of {', '.join(PARTS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # so that no module of the project is in a child's way
+        found = asyncio.run(measure())
+    if _SAVE.value:
+        rows.append("sandbox", found)
+    else:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    app.run(main)
