@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from astra_jax.data import DataConfig
 from astra_jax.grpo import GRPOConfig
@@ -34,7 +34,9 @@ def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun
         learning_rate: the peak.
     """
     data = DataConfig(seq_len=seq_len, rows=32)
-    return SFTRun(trained(PRESETS[size]), SFTConfig(data=data, learning_rate=learning_rate, remat="full"))
+    return SFTRun(
+        PRESETS[size].in_training_precision(), SFTConfig(data=data, learning_rate=learning_rate, remat="full")
+    )
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
@@ -46,9 +48,4 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
         learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 77_824)
     )
     longest = grpo.episode.max_prompt_tokens + grpo.episode.max_response_tokens
-    return GRPORun(trained(PRESETS[size]).stretched(longest), grpo)
-
-
-def trained(model: Qwen3Config) -> Qwen3Config:
-    """With float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
-    return replace(model, param_dtype="float32")
+    return GRPORun(PRESETS[size].in_training_precision().stretched(longest), grpo)

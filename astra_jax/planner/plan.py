@@ -8,6 +8,7 @@ each perfectly overlapped with the others. Real steps are slower; the bound says
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +79,12 @@ def make_plan(
         PlanError: the compiler for it is missing, or the slice is unknown.
         ValueError: the mesh does not divide the model or the slice.
     """
-    model = programs.trained(model.stretched(tokens))
+    model = model.stretched(tokens).in_training_precision()
     sizes = mesh or mesh_sizes(slice_.chips, tokens)
     devices = make_mesh(**sizes, devices=slice_.devices())
     context = devices.shape["context"]
     length = row_length(tokens, context)
-    micro_rows = 1
-    for axis in BATCH:
-        micro_rows *= devices.shape[axis]
+    micro_rows = math.prod(devices.shape[axis] for axis in BATCH)
     if isinstance(config, SFTConfig):
         micro_batches = max(1, -(-config.data.rows // micro_rows))
         data = dataclasses.replace(config.data, seq_len=length, rows=micro_batches * micro_rows)
@@ -207,10 +206,7 @@ def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
 def _memory_bytes(model: Qwen3Config, mesh: Any, micro_batches: int) -> float:
     """Bytes that a chip must read and write in a step at least: optimizer state and weights."""
     layers, head = matmul_parameters(model)
-    shards = 1
-    for size in mesh.values():
-        shards *= size
-    optimizer = 4 * 7 * parameters(model) / (shards / mesh["data"])  # read w, g, m, v; write w, m, v
+    optimizer = 4 * 7 * parameters(model) / (math.prod(mesh.values()) / mesh["data"])  # read w, g, m, v; write w, m, v
     weights = 2 * (layers + head) / mesh["tensor"]  # gathered, bfloat16
     # Read forward, again, and for the inputs' gradient; weight gradients are written once. Gathers are written too.
     return optimizer + micro_batches * 5 * weights

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -66,7 +67,7 @@ def grpo_programs(
     """GRPO's two programs: gradients of a micro-batch of `rows` rows of `length`, and the optimizer's step."""
     params, opt_state = _state(model, grpo.grpo_optimizer(config), mesh)
     one = jax.ShapeDtypeStruct((rows, length), jnp.float32, sharding=batch_sharding(mesh))
-    whole = replace_dtype(one, jnp.int32)
+    whole = jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=one.sharding)
     batch = PolicyBatch(whole, whole, whole, whole, one, one, one)
     total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
 
@@ -79,15 +80,6 @@ def grpo_programs(
     resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
     first = _compile("accumulate", accumulate, mesh, resident=resident, runs=micro_batches)
     return [first, _compile("apply_gradients", apply_gradients, mesh)]
-
-
-def replace_dtype(x: jax.ShapeDtypeStruct, dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
-
-
-def trained(model: Qwen3Config) -> Qwen3Config:
-    """With float32 parameters, the optimizer's master copy, and bfloat16 activations."""
-    return replace(model, param_dtype="float32", dtype="bfloat16")
 
 
 def _state(model: Qwen3Config, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
@@ -110,11 +102,7 @@ def _placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeS
 
 
 def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
-    shape = x.sharding.shard_shape(x.shape)
-    size = jnp.dtype(x.dtype).itemsize
-    for length in shape:
-        size *= length
-    return size
+    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 
 def _compile(name: str, lower: Callable[[], Any], mesh: Mesh, *, resident: float = 0.0, runs: int = 1) -> Compiled:

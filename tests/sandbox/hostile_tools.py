@@ -436,3 +436,202 @@ def poison():
     __main__.__dict__.clear()
     gc.collect()
     return None
+
+
+# --- more of the kernel's surface, by number: (x86-64, arm64)
+
+_NUMBERS = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "process_vm_writev": (311, 271),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "keyctl": (250, 219),
+    "perf_event_open": (298, 241),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+    "open_by_handle_at": (304, 265),
+    "userfaultfd": (323, 282),
+    "bpf": (321, 280),
+    "memfd_create": (319, 279),
+    "fanotify_init": (300, 262),
+    "inotify_init1": (294, 26),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "timer_create": (222, 107),
+    "swapon": (167, 224),
+    "reboot": (169, 142),
+    "syslog": (103, 116),
+    "acct": (163, 89),
+    "flock": (73, 32),
+    "sched_setaffinity": (203, 122),
+    "setpriority": (141, 140),
+    "vmsplice": (316, 75),
+    "io_uring_enter": (426, 426),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "process_madvise": (440, 440),
+}
+
+
+def _refused(names):
+    import platform
+
+    column = {"x86_64": 0, "aarch64": 1}[platform.machine()]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in names:  # EPERM, ENOSYS, or as for a fork beyond the limit EAGAIN
+        ctypes.set_errno(0)
+        if libc.syscall(_NUMBERS[name][column], 0, 0, 0, 0, 0, 0) >= 0 or ctypes.get_errno() not in (1, 11, 38):
+            return f"{name}: errno {ctypes.get_errno()}"
+    return None
+
+
+def start_processes_by_number():
+    return _refused(["clone", "clone3", "execve", "execveat"])
+
+
+def reach_processes_by_number():
+    return _refused(["tgkill", "rt_sigqueueinfo", "process_vm_writev", "setns", "process_madvise"])
+
+
+def use_keyrings():
+    return _refused(["add_key", "keyctl"])
+
+
+def load_kernel_code():
+    return _refused(["init_module", "finit_module", "kexec_load", "bpf", "perf_event_open"])
+
+
+def use_shared_memory_and_queues():
+    return _refused(["shmget", "msgget", "semget", "mq_open", "memfd_create"])
+
+
+def use_exotic_descriptors():
+    names = ["userfaultfd", "fanotify_init", "inotify_init1", "open_by_handle_at", "vmsplice", "io_uring_enter"]
+    return _refused([*names, "fsopen", "mount_setattr"])
+
+
+def administer_the_machine():
+    return _refused(["swapon", "reboot", "syslog", "acct", "timer_create", "flock", "setpriority", "sched_setaffinity"])
+
+
+def set_the_clock():
+    import time
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    value = (ctypes.c_long * 2)(1, 0)
+    if libc.settimeofday(value, None) >= 0 or libc.clock_settime(0, value) >= 0:
+        return "set the clock"
+    try:
+        time.clock_settime(time.CLOCK_REALTIME, 1.0)
+        return "set the clock through time"
+    except OSError:
+        return None
+
+
+def read_memory_through_proc():
+    for path in ("/proc/self/mem", "/proc/1/mem", "/proc/self/maps", "/proc/thread-self/environ", "/dev/mem"):
+        try:
+            with open(path, "rb"):
+                return path
+        except OSError:
+            pass
+    return None
+
+
+def flood_inodes():
+    made = 0
+    for i in range(20_000):
+        for place in ("/tmp", "/dev/shm", "/"):
+            try:
+                os.close(os.open(f"{place}/{i}", os.O_CREAT | os.O_WRONLY))
+                made += 1
+            except OSError:
+                pass
+    return f"made {made} files" if made else None
+
+
+# --- what runs after the tool
+
+
+def survive_the_exit():
+    os._exit = lambda status: None
+    return None
+
+
+def outlive_the_exit_hooks():
+    import atexit
+    import threading
+
+    atexit.register(lambda: os.write(3, b"late"))
+    threading._register_atexit(lambda: os.write(3, b"later"))
+    sys.exitfunc = lambda: os.write(3, b"latest")
+    return None
+
+
+def tamper_with_the_writer():
+    real = os.write
+    os.write = lambda descriptor, data: real(descriptor, b"!" + bytes(data))
+    return None
+
+
+class _Evil(Exception):
+    def __str__(self):
+        while True:
+            pass
+
+
+def raise_what_cannot_be_printed():
+    raise _Evil
+
+
+def raise_a_huge_message():
+    raise type("E" * 1_000_000, (Exception,), {})("x" * 50_000_000)
+
+
+class _Endless(dict):
+    def items(self):
+        while True:
+            yield "key", "value"
+
+    def __len__(self):
+        return 1
+
+
+def return_endless_dict():
+    return _Endless(a=1)
+
+
+class _Loop(list):
+    def __iter__(self):
+        while True:
+            yield 0
+
+
+def return_endless_list():
+    return _Loop([1])
+
+
+def change_time_and_chance():
+    import datetime
+    import random
+    import time
+
+    time.time = lambda: 0.0
+    random.seed = random.random = lambda *a: 0.5
+    datetime.datetime = None
+    return None
+
+
+def replace_the_decoder():
+    import marshal
+
+    marshal.loads = json.loads = json.JSONDecoder.decode = json.JSONDecoder.raw_decode = None
+    return None

@@ -98,6 +98,10 @@ class Qwen3Config:
         factor = math.ceil(tokens / 32_768)
         return replace(self, yarn=Yarn(float(factor), 32_768), max_positions=factor * 32_768)
 
+    def in_training_precision(self) -> Qwen3Config:
+        """With bfloat16 activations and float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
+        return replace(self, param_dtype="float32", dtype="bfloat16")
+
     def check_length(self, tokens: int, field: str) -> None:
         """Refuse sequences that are longer than the weights were made for.
 
