@@ -47,6 +47,7 @@ PAGE = rows.ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- plans -->\n", "<!-- end -->"
 
 _ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default all.")
+_CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by default all.")
 
 
 def plan(job: str, size: str, tokens: int, topology: str) -> dict:
@@ -80,7 +81,8 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
     for key in PLANS:
-        if _ONLY.value is None or key[1] in _ONLY.value:
+        size, kind = key[1], key[3].partition(":")[0]
+        if size in (_ONLY.value or [size]) and kind in (_CHIPS.value or [kind]):
             rows.append("plans", plan(*key))
     with open(rows.RESULTS / "plans.jsonl", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
