@@ -201,8 +201,10 @@ def _over_vocabulary(x: Array, plan: _Plan) -> Array:
     return jax.lax.psum(x, "tensor") if plan.shards_vocabulary else x
 
 
-def _over_tokens(x: Any, plan: _Plan) -> Any:
-    return x if plan.mesh is None else jax.lax.psum(x, (*BATCH, "context"))
+def _total(parts: Any, plan: _Plan) -> Any:
+    """The sum over chunks, and over the devices' tokens."""
+    sums = jax.tree.map(lambda x: x.sum(0), parts)
+    return sums if plan.mesh is None else jax.lax.psum(sums, (*BATCH, "context"))
 
 
 def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: tuple[()]) -> tuple[Array, Array]:
@@ -229,7 +231,7 @@ def _loss(
         return objective(found.logps_c, found.entropy_c, terms_c)
 
     parts = jax.lax.map(chunk, _blocks(x_btd, targets_bt, terms, plan))
-    return _over_tokens(jax.tree.map(lambda x: x.sum(0), parts), plan)
+    return _total(parts, plan)
 
 
 def _loss_and_gradients(
@@ -251,7 +253,7 @@ def _loss_and_gradients(
 
     zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)
     dw_vd, (parts, dx_ncd) = jax.lax.scan(chunk, zeros, _blocks(x_btd, targets_bt, terms, plan))
-    result = _over_tokens(jax.tree.map(lambda x: x.sum(0), parts), plan)
+    result = _total(parts, plan)
     dx_btd = _over_vocabulary(_unchunk(dx_ncd, targets_bt), plan)
     if plan.mesh is not None:
         dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), WIDTH, scatter_dimension=1, tiled=True)

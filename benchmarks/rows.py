@@ -34,6 +34,14 @@ def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def report(name: str, figures: dict[str, Any], *, save: bool) -> None:
+    """Append the figures as a row when asked to, else only print them."""
+    if save:
+        append(name, figures)
+    else:
+        print(json.dumps(figures), flush=True)
+
+
 def _general(argument: str) -> str:
     """The argument without what only this machine has: its folders."""
     return "--workdir=DIR" if argument.startswith("--workdir=") else argument

@@ -228,10 +228,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # so that no module of the project is in a child's way
         found = asyncio.run(measure())
-    if _SAVE.value:
-        rows.append("sandbox", found)
-    else:
-        print(json.dumps(found))
+    rows.report("sandbox", found, save=_SAVE.value)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m benchmarks.step_overhead [--save]
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import time
 from typing import Any
@@ -87,10 +86,7 @@ def main(argv: list[str]) -> None:
         "compile_ratio": round(medians[DEPTHS[1]] / medians[DEPTHS[0]], 3),
         "blocking_ms_32_layers": round(1e3 * statistics.median(blocking_seconds(32, _CALLS.value)), 3),
     }
-    if _SAVE.value:
-        rows.append("step_overhead", row)
-    else:
-        print(json.dumps(row))
+    rows.report("step_overhead", row, save=_SAVE.value)
 
 
 if __name__ == "__main__":

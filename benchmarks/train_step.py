@@ -109,10 +109,7 @@ def main(argv: list[str]) -> None:
         if name not in CASES:
             raise app.UsageError(f"--case={name}: use one of {', '.join(CASES)}")
         row = {"case": name, **compare(CASES[name], _THREADS.value, _ROUNDS.value, _STEPS.value)}
-        if _SAVE.value:
-            rows.append("train_step", row)
-        else:
-            print(json.dumps(row), flush=True)
+        rows.report("train_step", row, save=_SAVE.value)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import enum
 import json
 import math
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,16 @@ class CallResult:
     def is_infrastructure(self) -> bool:
         """The outcome says nothing about the code: mask it, never score it."""
         return self.kind in INFRASTRUCTURE
+
+
+def encode_request(function: str, arguments: Mapping[str, Any], seed: int, **more: str) -> bytes | CallResult:
+    """A call as JSON, or the error that a model is to see when its arguments are no JSON object."""
+    try:
+        wanted = {"function": function, "seed": seed, "arguments": dict(arguments)} | more
+        return json.dumps(wanted, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"TypeError: the arguments are not a JSON object: {error}"
+        return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import sys
 from collections import OrderedDict
@@ -22,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from sandbox.host import Slot, SlotError, Zygote
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.outcomes import CallResult, Outcome, SandboxError, encode_request
 from sandbox.protocol import Limits, Plan
 from sandbox.selftest import TIERS, find_isolation
 
@@ -211,12 +210,9 @@ class SandboxPool:
         if size > limits.source_bytes:
             message = f"the module is {size} bytes; at most {limits.source_bytes} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="source")
-        try:
-            wanted = {"function": function, "seed": seed, "arguments": dict(arguments)}
-            request = json.dumps(wanted, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            message = f"TypeError: the arguments are not a JSON object: {error}"
-            return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+        request = encode_request(function, arguments, seed)
+        if isinstance(request, CallResult):
+            return request
         if len(request) > limits.argument_bytes:
             message = f"the arguments are {len(request)} bytes of JSON; at most {limits.argument_bytes} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")

@@ -7,7 +7,6 @@ async with RemotePool("http://sandbox:8700", token=token) as pool:
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from types import TracebackType
@@ -15,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.outcomes import CallResult, Outcome, SandboxError, encode_request
 
 _FIELDS = {field.name for field in fields(CallResult)}
 
@@ -101,12 +100,9 @@ class RemotePool:
         """
         if self._session is None:
             raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
-        wanted = {"code": code, "function": function, "arguments": dict(arguments), "seed": seed}
-        try:
-            request = json.dumps(wanted, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            message = f"TypeError: the arguments are not a JSON object: {error}"
-            return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+        request = encode_request(function, arguments, seed, code=code)
+        if isinstance(request, CallResult):
+            return request
         result = await self._attempt(request)
         return await self._attempt(request) if result.ended_by == "connection" else result
 

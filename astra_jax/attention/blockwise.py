@@ -45,18 +45,19 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array
     segments_q, segments_k, positions_q, positions_k = places
     # Padding gets segment 0, so it takes part in nothing.
     padded = (
-        _pad(segments_q, more_t),
-        _pad(segments_k, more_s),
-        _pad(positions_q, more_t),
-        _pad(positions_k, more_s),
+        pad_tokens(segments_q, more_t),
+        pad_tokens(segments_k, more_s),
+        pad_tokens(positions_q, more_t),
+        pad_tokens(positions_k, more_s),
     )
-    q_bkgth = _pad(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h).transpose(0, 2, 3, 1, 4)
-    k_bksh, v_bksh = (_pad(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
+    q_bkgth = pad_tokens(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h).transpose(0, 2, 3, 1, 4)
+    k_bksh, v_bksh = (pad_tokens(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
     o_bkgth = _attend(q_bkgth, k_bksh, v_bksh, padded, rows, columns)
     return o_bkgth.transpose(0, 3, 1, 2, 4).reshape(b, t + more_t, n, h)[:, :t]
 
 
-def _pad(x: Array, more: int) -> Array:
+def pad_tokens(x: Array, more: int) -> Array:
+    """[B, T, …] → [B, T + more, …], filled with zeros."""
     return jnp.pad(x, ((0, 0), (0, more)) + ((0, 0),) * (x.ndim - 2)) if more else x
 
 
@@ -87,10 +88,10 @@ def _hidden(visible_bts: Array, groups: int) -> Array:
     return jnp.tile(bias_bts, (1, groups, 1))[:, None]
 
 
-def _visible(segments_q: Array, positions_q: Array, segments_k: Array, positions_k: Array) -> Array:
-    """[B, rows, columns], bool."""
-    same = (segments_q[:, :, None] == segments_k[:, None]) & (segments_q[:, :, None] > 0)
-    return same & (positions_q[:, :, None] >= positions_k[:, None])
+def visible_pairs(segments_q: Array, positions_q: Array, segments_k: Array, positions_k: Array) -> Array:
+    """Which of [..., rows] may look at which of [..., columns]: bool [..., rows, columns]."""
+    same = (segments_q[..., :, None] == segments_k[..., None, :]) & (segments_q[..., :, None] > 0)
+    return same & (positions_q[..., :, None] >= positions_k[..., None, :])
 
 
 def _where_any(visible: Array, extend: Any, state: Any, *, only: bool) -> Any:
@@ -109,7 +110,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
         def key_block(carry: Any, block: tuple[Array, ...]) -> tuple[Any, None]:
             k_bksh, v_bksh, segments_k, positions_k = block
-            visible = _visible(segments, positions, segments_k, positions_k)
+            visible = visible_pairs(segments, positions, segments_k, positions_k)
 
             def extend(carry: tuple[Array, ...]) -> tuple[Array, ...]:
                 highest, total, o = carry
@@ -153,7 +154,7 @@ def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tupl
 
         def key_block(dq: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
             k_bksh, v_bksh, segments_k, positions_k, dk, dv = block
-            visible = _visible(segments, positions, segments_k, positions_k)
+            visible = visible_pairs(segments, positions, segments_k, positions_k)
 
             def extend(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
                 dq, dk, dv = state

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from astra_jax.attention.blockwise import MASKED, Places
+from astra_jax.attention.blockwise import MASKED, Places, pad_tokens, visible_pairs
 from astra_jax.attention.residuals import RESIDUALS
 
 Array = jax.Array
@@ -64,12 +64,11 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, inter
     segments_q, segments_k, positions_q, positions_k = places
     # Padding gets segment 0, so it takes part in nothing.
     padded = tuple(
-        jnp.pad(x, ((0, 0), (0, more)))
+        pad_tokens(x, more)
         for x, more in ((segments_q, more_t), (segments_k, more_s), (positions_q, more_t), (positions_k, more_s))
     )
     q, k_, v = (
-        jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).transpose(0, 2, 1, 3)
-        for x, more in ((q_btnh, more_t), (k_bskh, more_s), (v_bskh, more_s))
+        pad_tokens(x, more).transpose(0, 2, 1, 3) for x, more in ((q_btnh, more_t), (k_bskh, more_s), (v_bskh, more_s))
     )
     o_bkgth = _attend(q.reshape(b, k, n // k, t + more_t, h), k_, v, padded, interpret)
     return o_bkgth.reshape(b, n, t + more_t, h).transpose(0, 2, 1, 3)[:, :t]
@@ -104,12 +103,6 @@ def _ranges(places: Any, sizes: _Sizes) -> tuple[Array, Array]:
         return jnp.stack([jnp.minimum(first, after), after], -1).astype(jnp.int32)
 
     return span(visible_bij), span(visible_bij.swapaxes(1, 2))
-
-
-def _visible(segments_q: Array, segments_k: Array, positions_q: Array, positions_k: Array) -> Array:
-    """[rows, columns]."""
-    same = (segments_q[:, None] == segments_k[None]) & (segments_q[:, None] > 0)
-    return same & (positions_q[:, None] >= positions_k[None])
 
 
 def _dot(x: Array, y: Array) -> Array:
@@ -147,7 +140,7 @@ def _forward(q: Array, k: Array, v: Array, places: Any, interpret: bool) -> tupl
         def block(j: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             highest, total, o_rh = carry
             there = pl.ds(j * columns, columns)
-            visible = _visible(segments_q, sk_ref[there], positions_q, pk_ref[there])
+            visible = visible_pairs(segments_q, positions_q, sk_ref[there], pk_ref[there])
             scores = jnp.where(visible, _dot(q_rh, k_ref[there, :].T) * scale, MASKED)
             new = jnp.maximum(highest, scores.max(-1))
             p = jnp.exp2(scores - new[:, None])
@@ -212,7 +205,7 @@ def _dq(
         def block(j: Array, dq_rh: Array) -> Array:
             there = pl.ds(j * columns, columns)
             k_ch = k_ref[there, :]
-            visible = _visible(segments_q, sk_ref[there], positions_q, pk_ref[there])
+            visible = visible_pairs(segments_q, positions_q, sk_ref[there], pk_ref[there])
             p = jnp.exp2(jnp.where(visible, _dot(q_rh, k_ch.T) * scale, MASKED) - log_sum_r[:, None])
             ds = p * (_dot(do_rh, v_ref[there, :].T) - delta_r[:, None])
             return dq_rh + _dot(ds.astype(k_ch.dtype), k_ch)
@@ -257,7 +250,7 @@ def _dk_dv(
             head, i = step // count, first + step % count
             there = pl.ds(i * rows, rows)
             q_rh, do_rh = q_ref[head, there, :], do_ref[head, there, :]
-            visible = _visible(sq_ref[there], segments_k, pq_ref[there], positions_k)
+            visible = visible_pairs(sq_ref[there], pq_ref[there], segments_k, positions_k)
             p = jnp.exp2(jnp.where(visible, _dot(q_rh, k_ch.T) * scale, MASKED) - sum_ref[head, there][:, None])
             ds = p * (_dot(do_rh, v_ch.T) - delta_ref[head, there][:, None])
             return dk_ch + _dot(ds.astype(q_rh.dtype).T, q_rh), dv_ch + _dot(p.astype(do_rh.dtype).T, do_rh)
