@@ -33,16 +33,11 @@ def main() -> int:
 async def _serve() -> int:
     import asyncio
     import signal
-    from pathlib import Path
 
     from sandbox import SandboxConfig, SandboxPool
     from sandbox.service import Service, ServiceConfig
 
-    token: str | None = None
-    if _TOKEN_FILE.value:
-        path = Path(_TOKEN_FILE.value)
-        if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
-            raise cli.UsageError(f"--token_file={path} is no file with a token on its first line")
+    token = cli.token_of(_TOKEN_FILE)
     try:
         service_config = ServiceConfig(_HOST.value, _PORT.value, token, _WAITING.value, _DRAIN.value)
         pool_config = SandboxConfig(

@@ -7,19 +7,29 @@ HTTP) and `remote` (its client).
 
 from __future__ import annotations
 
+from sandbox.episode import Episode
 from sandbox.interface import Sandbox
 from sandbox.outcomes import INFRASTRUCTURE, CallResult, Outcome, SandboxError
 from sandbox.pool import PoolStats, SandboxConfig, SandboxPool
 from sandbox.protocol import Limits
+from sandbox.request import PastCall
+from sandbox.validation import Finding, Reason, Validation, validate, validate_call
 
 __all__ = [
     "INFRASTRUCTURE",
     "CallResult",
+    "Episode",
+    "Finding",
     "Limits",
     "Outcome",
+    "PastCall",
     "PoolStats",
+    "Reason",
     "Sandbox",
     "SandboxConfig",
     "SandboxError",
     "SandboxPool",
+    "Validation",
+    "validate",
+    "validate_call",
 ]

@@ -43,11 +43,15 @@ def read_host_files() -> str | None:
 
 def list_host_directories() -> str | None:
     """List what belongs to the host."""
+    library = os.path.realpath(os.__file__)
     for path in _HOST_DIRECTORIES:
         try:
-            return f"listed {path}: {len(os.listdir(path))} entries"
+            # A private root has directories too, those that lead to the library.
+            foreign = [name for name in os.listdir(path) if not library.startswith(os.path.join(path, name, ""))]
         except OSError:
             continue
+        if foreign:
+            return f"listed {path}: {len(foreign)} entries"
     return None
 
 

@@ -2,11 +2,17 @@
 
 Nothing in this file is a defence once tool code runs: that code can rewrite every Python object here. What holds is the
 kernel's confinement, the fact that the process is thrown away, and that its report is only ever about itself.
+
+What runs between the fork and the module is written to touch little: a page of memory that a forked process changes,
+be it a reference count, is copied first, and that is most of a call's cost. So whatever can be made before the fork is,
+and few functions do the rest.
 """
 
 from __future__ import annotations
 
+import _signal  # `signal` is slower
 import builtins
+import ctypes
 import gc
 import inspect
 import io
@@ -14,22 +20,25 @@ import json
 import marshal
 import os
 import resource
-import signal
 import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sandbox import determinism, lockdown
-from sandbox.protocol import LOCKED, REPORT, Limits, Report
+from sandbox import determinism, libc, lockdown
+from sandbox.protocol import LOCKED, REPORT, Limits, Report, digest
 from sandbox.seccomp import Filter
 
 _CHANNEL = 3  # the only descriptor a call has beside 0, 1 and 2, which are /dev/null
 _ERROR_CHARACTERS = 2_000
+_exit = os._exit
+_REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
 _FILE_NAME = "<tool>"
-_DECODER = json.JSONDecoder()
+_DECODE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C function
+_ENCODE: Callable[[Any, int], Sequence[str]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # no NaN
+    {}, json.JSONEncoder().default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
+)
 
 
 class Reported(Exception):
@@ -42,18 +51,20 @@ class Reported(Exception):
         self.stdout = ""
 
 
-class _BoundedText(io.TextIOBase):
+class Output(io.TextIOBase):
     """Standard output of a call: keeps the first `limit` characters and counts on the reader to see that it was cut."""
 
     def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
         self._parts: list[str] = []
-        self._left = limit
         self._cut = False
 
     def writable(self) -> bool:
+        """Yes."""
         return True
 
     def write(self, text: str) -> int:
+        """Take `text` in as far as there is room; returns its length."""
         kept = text[: self._left]
         self._left -= len(kept)
         self._cut = self._cut or len(kept) < len(text)
@@ -62,48 +73,71 @@ class _BoundedText(io.TextIOBase):
         return len(text)
 
     def text(self) -> str:
+        """What was written, with a mark where it was cut."""
         joined = "".join(self._parts).encode("utf-8", "replace").decode()
         return joined + ("\n[output cut]" if self._cut else "")
 
+    def json(self) -> bytes:
+        """The same as JSON."""
+        return "".join(_ENCODE(self.text(), 0)).encode() if self._parts or self._cut else b'""'
 
-@dataclass(frozen=True)
+    def clear(self) -> None:
+        """Forget what was written."""
+        self._left, self._cut = self._limit, False
+        self._parts.clear()
+
+
 class Locks:
-    """What a call puts on itself; prepared once by its slot.
+    """What a call puts on itself, as C functions with their arguments; prepared once by its slot.
 
-    Attributes:
+    Args:
         rules: Landlock rules, or None.
         calls: seccomp filter, or None.
-        resources: arguments of `resource.setrlimit`.
+        limits: of each call.
+        parent: process id of the slot; the call does not outlive it.
     """
 
-    rules: lockdown.LandlockRules | None
-    calls: Filter | None
-    resources: Sequence[tuple[int, tuple[int, int]]]
+    def __init__(self, rules: lockdown.LandlockRules | None, calls: Filter | None, limits: Limits, parent: int) -> None:
+        self._parent = parent
+        self._kept = calls  # its program has to stay in memory
+        self._cpu_seconds = limits.cpu_seconds
+        self._steps: list[lockdown.Step] = [
+            (os.setsid, ()),  # signals to "the group" now reach nobody else
+            *([rules.restriction()] if rules else []),
+            (os.closerange, (_CHANNEL + 1, lockdown.MOST_DESCRIPTORS)),
+            *((resource.setrlimit, limit) for limit in lockdown.call_limits(limits)),
+            *([calls.attachment()] if calls else []),
+        ]
+        self._die_with_parent = lockdown.death_with_parent()
+
+    def close(self, channel: int, more_cpu_seconds: int) -> None:
+        """Lock this process, whose reports go to `channel`, from here on `_CHANNEL`. Raises `OSError`."""
+        function, arguments = self._die_with_parent
+        if function(*arguments) < 0 or libc.getppid() != self._parent:
+            _exit(1)
+        _signal.set_wakeup_fd(-1)
+        if channel != _CHANNEL:
+            os.dup2(channel, _CHANNEL)
+        # SIGXCPU, then SIGKILL for those who ignore it.
+        seconds = self._cpu_seconds + more_cpu_seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        for function, arguments in self._steps:
+            result = function(*arguments)
+            if result is not None and result < 0:
+                raise OSError(ctypes.get_errno(), "a layer could not be put in place")
 
 
-def run_locked(body: Callable[[], bytes], channel: int, locks: Locks, parent: int) -> NoReturn:
+def run_locked(body: Callable[[], bytes], channel: int, locks: Locks, more_cpu_seconds: int) -> NoReturn:
     """Lock this freshly forked process, run `body`, send its report, end.
 
     Args:
         body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
         channel: write end of the slot's pipe.
         locks: to put in place first; a call that cannot ends without having run anything.
-        parent: process id of the slot; the call does not outlive it.
+        more_cpu_seconds: than the limit of one call.
     """
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        lockdown.die_with_parent(parent)
-        os.setsid()  # signals to "the group" now reach nobody else
-        if channel != _CHANNEL:
-            os.dup2(channel, _CHANNEL)
-        if locks.rules is not None:
-            locks.rules.restrict()
-        lockdown.close_descriptors(_CHANNEL)
-        for number, pair in locks.resources:
-            resource.setrlimit(number, pair)
-        if locks.calls is not None:
-            locks.calls.attach()
+        locks.close(channel, more_cpu_seconds)
         os.write(_CHANNEL, LOCKED)
         try:
             report, message = Report.RETURNED, body()
@@ -113,9 +147,27 @@ def run_locked(body: Callable[[], bytes], channel: int, locks: Locks, parent: in
             message = json.dumps(account, ensure_ascii=False).encode()
         except BaseException as error:  # MemoryError while the result was encoded, for instance
             report, message = Report.RAISED, json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
-        _send(REPORT.pack(report, len(message)) + message)
+        rest = memoryview(REPORT.pack(report, len(message)) + message)
+        while rest:
+            rest = rest[os.write(_CHANNEL, rest) :]
     finally:
-        os._exit(0)  # whatever was raised, this copy of the slot must not go on as one
+        _exit(0)  # whatever was raised, this copy of the slot must not go on as one
+
+
+def rehearse() -> None:
+    """Take the path of a call with a module of our own, unlocked, in the zygote.
+
+    The interpreter then has its caches filled and its bytecode specialised before the forks. Otherwise each call would
+    do that again, in memory pages that it first has to copy.
+    """
+    streams = sys.stdout, sys.stderr
+    code = compile_module(b"ROWS = {'a': [1, 2.5]}\n\ndef f(key):\n    return {'key': key, 'row': ROWS[key]}\n")
+    request = json.dumps({"function": "f", "seed": 0, "arguments": {"key": "a"}}).encode()
+    for _ in range(_REHEARSALS):
+        call_function(code, request, Limits(), Output(1))
+    gc.disable()
+    sys.stdout, sys.stderr = streams
+    del sys.modules["tool"]
 
 
 def compile_module(source: bytes) -> bytes:
@@ -130,65 +182,78 @@ def compile_module(source: bytes) -> bytes:
         raise Reported(Report.SOURCE, f"{type(error).__name__}: the module could not be compiled: {error}") from None
 
 
-def call_function(code: bytes, request: bytes, limits: Limits) -> bytes:
-    """Execute the module afresh, call its function, encode what it returned.
+def call_function(code: bytes, request: bytes, limits: Limits, output: Output) -> bytes:
+    """Execute the module afresh, repeat the calls of its history, call its function, encode what that returned.
 
     Args:
         code: the marshalled code object; unmarshalled only here, in the locked process.
-        request: JSON {"function", "seed", "arguments"}.
+        request: JSON {"function", "seed", "arguments"}, and at will "now" and "history".
         limits: of this call.
+        output: takes what it prints.
     """
-    wanted, _ = _DECODER.raw_decode(request.decode())  # touches far fewer memory pages than json.loads
-    encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # ours still if the tool rewrites json
-    stdout = sys.stdout = sys.stderr = _BoundedText(limits.stdout_bytes)
+    wanted, _ = _DECODE(request.decode(), 0)
+    sys.stdout = sys.stderr = output
     gc.enable()
-    determinism.reseed(wanted["seed"])
+    determinism.begin_call(wanted["seed"], wanted.get("now"))
+    name, arguments, function, value = wanted["function"], wanted["arguments"], None, None
+    stage = Report.LOAD
     try:
-        module = _execute(marshal.loads(code))
-        result = _encode(_call(module, wanted["function"], wanted["arguments"]), encode, limits)
-    except Reported as stopped:
-        stopped.stdout = stdout.text()
-        raise
-    return b'{"value":' + result + b',"stdout":' + encode(stdout.text()).encode() + b"}"
-
-
-def _encode(value: Any, encode: Callable[[Any], str], limits: Limits) -> bytes:
-    try:
-        result = encode(value).encode()
+        module = types.ModuleType("tool")
+        namespace = module.__dict__
+        namespace["__builtins__"] = builtins
+        module.__file__ = _FILE_NAME
+        sys.modules["tool"] = module
+        exec(marshal.loads(code), namespace)
+        if "history" in wanted:
+            stage = Report.DIVERGED
+            _repeat(namespace, wanted["history"])
+            output.clear()
+        stage = Report.FUNCTION
+        function = namespace.get(name)
+        if not callable(function):
+            raise NameError(f"the tool defines no function {name!r}; it defines: {_functions(namespace)}")
+        stage = Report.RAISED
+        value = function(**arguments)
+        stage = Report.UNSERIALISABLE
+        result = "".join(_ENCODE(value, 0)).encode()
+        stage = Report.TOO_LARGE
+        if len(result) > limits.result_bytes:
+            raise ValueError(f"{len(result)} bytes of JSON; at most {limits.result_bytes} are allowed: return less")
+        return b'{"value":' + result + b',"stdout":' + output.json() + b"}"
     except BaseException as error:
-        reason = f"the returned {type(value).__name__} is not JSON: {_describe(error)}"
-        raise Reported(Report.UNSERIALISABLE, reason) from None
-    if len(result) > limits.result_bytes:
-        reason = f"the result is {len(result)} bytes of JSON; at most {limits.result_bytes} are allowed: return less"
-        raise Reported(Report.TOO_LARGE, reason)
-    return result
+        stopped = _explain(stage, error, name, function, value)
+        stopped.stdout = output.text()
+        raise stopped from None
 
 
-def _execute(code: types.CodeType) -> types.ModuleType:
-    module = types.ModuleType("tool")
-    module.__dict__["__builtins__"] = builtins
-    module.__file__ = _FILE_NAME
-    sys.modules["tool"] = module
-    try:
-        exec(code, module.__dict__)
-    except BaseException as error:
-        raise Reported(Report.LOAD, f"the tool's module failed while it was loaded: {_describe(error)}") from None
-    return module
+def _repeat(namespace: dict[str, Any], history: Sequence[tuple[str, dict[str, Any], str, float]]) -> None:
+    """Bring the module to the state after these calls, which succeeded before with results of these digests."""
+    for name, arguments, expected, _ in history:
+        result = "".join(_ENCODE(namespace[name](**arguments), 0))
+        if digest(result) != expected:
+            raise RuntimeError(f"{name} returned something else than before")
 
 
-def _call(module: types.ModuleType, name: str, arguments: dict[str, Any]) -> Any:
-    function = vars(module).get(name)
-    if not callable(function):
-        own = [n for n, v in vars(module).items() if isinstance(v, types.FunctionType) and not n.startswith("_")]
-        known = ", ".join(sorted(own)[:20]) or "none"
-        raise Reported(Report.FUNCTION, f"NameError: the tool defines no function {name!r}; it defines: {known}")
-    try:
-        return function(**arguments)
-    except BaseException as error:
-        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            # Raised by the call itself, before the function's first line.
-            raise Reported(Report.ARGUMENTS, f"{_describe(error)}; it is {_signature(name, function)}") from None
-        raise Reported(Report.RAISED, _describe(error)) from None
+def _explain(stage: Report, error: BaseException, name: str, function: Any, value: Any) -> Reported:
+    what = _describe(error)
+    if stage == Report.RAISED and isinstance(error, TypeError):
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is None:  # raised by the call itself, before the function's first line
+            return Reported(Report.ARGUMENTS, f"{what}; it is {_signature(name, function)}")
+    if stage == Report.LOAD:
+        what = f"the tool's module failed while it was loaded: {what}"
+    if stage == Report.DIVERGED:
+        what = f"the calls before this one did not repeat: {what}"
+    if stage == Report.UNSERIALISABLE:
+        what = f"the returned {type(value).__name__} is not JSON: {what}"
+    if stage == Report.TOO_LARGE:
+        what = f"the result is {error}"
+    return Reported(stage, what)
+
+
+def _functions(namespace: dict[str, Any]) -> str:
+    own = [n for n, v in namespace.items() if isinstance(v, types.FunctionType) and not n.startswith("_")]
+    return ", ".join(sorted(own)[:20]) or "none"
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
@@ -209,9 +274,3 @@ def _describe(error: BaseException) -> str:
 def _clean(error: str) -> str:
     cut = error if len(error) <= _ERROR_CHARACTERS else error[:_ERROR_CHARACTERS] + " […]"
     return cut.encode("utf-8", "replace").decode()
-
-
-def _send(message: bytes) -> None:
-    view = memoryview(message)
-    while view:
-        view = view[os.write(_CHANNEL, view) :]

@@ -1,6 +1,6 @@
 """Makes a call repeatable: a virtual clock, seeded randomness, fixed identities. Standard library only.
 
-`install` runs once in the zygote, so every slot and call inherits it; `reseed` runs in each call. Together with the
+`install` runs once in the zygote, so every slot and call inherits it; `begin_call` runs in each call. Together with the
 fixed hash seed, UTC, C.UTF-8 and the fixed memory layout, which the zygote's environment gives, the same call of the
 same module returns the same bytes on any worker, in any order, after any restart.
 
@@ -29,14 +29,12 @@ _TICK_NS = 1_000
 
 class _Clock:
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
+        self.start_ns = EPOCH * 1_000_000_000
         self.slept_ns = 0
         self.ticks = 0
 
     def wall_ns(self) -> int:
-        return EPOCH * 1_000_000_000 + self.slept_ns
+        return self.start_ns + self.slept_ns
 
     def monotonic_ns(self) -> int:
         self.ticks += 1
@@ -48,8 +46,23 @@ class _Clock:
         self.slept_ns += int(seconds * 1e9)
 
 
+class _Entropy:
+    """A generator that is made at the first use: most calls have none, and seeding costs a tenth of a millisecond."""
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self._made: random.Random | None = None
+
+    @property
+    def generator(self) -> random.Random:
+        if self._made is None:
+            self._made = random.Random(f"sandbox entropy {self.seed}")
+        return self._made
+
+
 _clock = _Clock()
-_entropy = random.Random(0)
+_entropy = _Entropy()
+_reseed_default = super(random.Random, random._inst).seed  # type: ignore[misc]  # the C method, for integers
 
 
 def install() -> None:
@@ -61,11 +74,13 @@ def install() -> None:
     os.getppid = lambda: 1
 
 
-def reseed(seed: int) -> None:
-    """Start a call: clock at its epoch, every random source a function of `seed`."""
-    _clock.reset()
-    _entropy.seed(f"sandbox entropy {seed}")
-    random.seed(seed)
+def begin_call(seed: int, now: int | None) -> None:
+    """Start a call in a fresh process: at `now` (Unix seconds; None for `EPOCH`), all randomness from `seed`."""
+    if now is not None:
+        _clock.start_ns = now * 1_000_000_000
+    _entropy.seed = seed
+    _reseed_default(seed)
+    random._inst.gauss_next = None  # type: ignore[attr-defined]  # the second of a pair that gauss() keeps
 
 
 def _install_time() -> None:
@@ -136,13 +151,13 @@ def _install_entropy() -> None:
     seed_generator = random.Random.seed
 
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        seed_generator(self, _entropy.getrandbits(128) if a is None else a, version)
+        seed_generator(self, _entropy.generator.getrandbits(128) if a is None else a, version)
 
     def urandom(size: int) -> bytes:
-        return _entropy.randbytes(size)
+        return _entropy.generator.randbytes(size)
 
     def getrandom(size: int, flags: int = 0) -> bytes:
-        return _entropy.randbytes(size)
+        return _entropy.generator.randbytes(size)
 
     random.Random.seed = seed  # type: ignore[method-assign]  # an unseeded Random() is a function of the call's seed
     random.seed = random._inst.seed  # the module's function is the bound method of its hidden instance
@@ -150,6 +165,6 @@ def _install_entropy() -> None:
     os.urandom = urandom
     if hasattr(os, "getrandom"):
         os.getrandom = getrandom
-    uuid.uuid1 = lambda node=None, clock_seq=None: uuid.UUID(int=_entropy.getrandbits(128), version=1)
-    uuid.uuid4 = lambda: uuid.UUID(int=_entropy.getrandbits(128), version=4)
+    uuid.uuid1 = lambda node=None, clock_seq=None: uuid.UUID(int=_entropy.generator.getrandbits(128), version=1)
+    uuid.uuid4 = lambda: uuid.UUID(int=_entropy.generator.getrandbits(128), version=4)
     uuid.getnode = lambda: 0x0242AC110002

@@ -47,6 +47,7 @@ class Zygote:
     def __init__(self, python: str = sys.executable) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        environment["LD_BIND_NOW"] = "1"  # else each call's process binds libc's functions anew
         # What some interpreters need to start; the zygote clears its environment once it has.
         environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         # Not -I: it implies -E, which ignores PYTHONHASHSEED. -S: no site-packages and none of their start-up hooks.
@@ -76,8 +77,16 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked for slots."""
-        return not self._broken and self._process.poll() is None
+        """Whether it can still be asked for slots. Its socket tells of its end sooner than its process id."""
+        if self._broken or self._process.poll() is not None:
+            return False
+        try:
+            self._broken = not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            self._broken = True
+        return not self._broken
 
     async def open_slot(self, plan: Plan, limits: Limits, uid: int | None, seconds: float) -> Slot:
         """Fork a slot and wait for its greeting.
@@ -146,6 +155,7 @@ class Slot(asyncio.Protocol):
         self._frames = FrameReader()
         self._numbers = itertools.count(HELLO_ID + 1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._parts: dict[int, bytes] = {}  # of bodies that are coming in
         self._transport: asyncio.Transport | None = None
         self.greeting = self._expect(HELLO_ID)
         self.layers: dict[str, str] = {}
@@ -171,11 +181,11 @@ class Slot(asyncio.Protocol):
         self.load_error = result
         self.close()
 
-    async def call(self, request: bytes) -> CallResult:
-        """Run one call; `request` is JSON {"function", "seed", "arguments"}."""
+    async def call(self, request: bytes, more_cpu_seconds: int = 0) -> CallResult:
+        """Run one call; `request` is from `encode_request`, the seconds go on top of the CPU and wall limits."""
         if self.load_error is not None:
             return self.load_error
-        return decode(await self._request(Operation.CALL, request), self._limits)
+        return decode(await self._request(Operation.CALL, request, more_cpu_seconds), self._limits)
 
     def close(self) -> None:
         """End it: the socket's end is its order to go, and the zygote kills it in case it cannot read."""
@@ -184,20 +194,21 @@ class Slot(asyncio.Protocol):
             self._zygote.kill_slot(self._token)
             self._end()
 
-    async def _request(self, operation: Operation, payload: bytes) -> Reply:
+    async def _request(self, operation: Operation, payload: bytes, more_cpu_seconds: int = 0) -> Reply:
         if self._transport is None:
             return _DIED
         number = next(self._numbers)
         reply = self._expect(number)
-        self._transport.write(frame(REQUEST.pack(number, operation) + payload))
+        self._transport.write(frame(REQUEST.pack(number, operation, more_cpu_seconds) + payload))
         try:
-            answer = await _reply_within(reply, self._limits.wall_seconds + _GRACE_SECONDS)
+            answer = await _reply_within(reply, self._limits.wall_seconds + more_cpu_seconds + _GRACE_SECONDS)
         except asyncio.CancelledError:
             if self._transport is not None:
-                self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL)))
+                self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL, 0)))
             raise
         finally:
             self._waiting.pop(number, None)
+            self._parts.pop(number, None)
         if answer is None:
             self.close()
             return _DIED
@@ -223,9 +234,13 @@ class Slot(asyncio.Protocol):
         """Called by asyncio."""
         for message in self._frames.feed(data):
             number, verdict, detail, cpu, wall = REPLY.unpack_from(message)
-            future = self._waiting.get(number)
-            if future is not None and not future.done():
-                future.set_result(Reply(Verdict(verdict), detail, cpu, wall, message[REPLY.size :]))
+            if number not in self._waiting:
+                continue  # it was cancelled
+            payload = self._parts.pop(number, b"") + message[REPLY.size :]
+            if verdict == Verdict.PART:
+                self._parts[number] = payload
+            elif not (future := self._waiting[number]).done():
+                future.set_result(Reply(Verdict(verdict), detail, cpu, wall, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio: the slot has ended."""

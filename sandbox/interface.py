@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sandbox.outcomes import CallResult
+from sandbox.request import PastCall
 
 
 class Sandbox(Protocol):
@@ -19,6 +20,15 @@ class Sandbox(Protocol):
     tier: str
     layers: dict[str, str]
 
-    async def call(self, code: str, function: str, arguments: Mapping[str, Any], *, seed: int = 0) -> CallResult:
+    async def call(
+        self,
+        code: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        now: int | None = None,
+        history: Sequence[PastCall] = (),
+    ) -> CallResult:
         """Call one function of an untrusted module; see `sandbox.SandboxPool.call`."""
         ...

@@ -1,8 +1,8 @@
 """Kernel confinement through ctypes: namespaces with a pivoted root, user id, capabilities, Landlock, rlimits.
 
 Two moments use it. A slot, before it serves anything: `enter_namespaces` (in its parent, because a pid namespace
-begins with the next child), then `confine_slot`. A call, before anything untrusted runs: `LandlockRules.restrict`,
-`resource_limits`, and the filter of `sandbox.seccomp`. Every function raises `OSError` when its layer cannot be had;
+begins with the next child), then `confine_slot`. A call, before anything untrusted runs: `LandlockRules.restriction`,
+`call_limits`, and the filter of `sandbox.seccomp`. Every function raises `OSError` when its layer cannot be had;
 nobody carries on without it: the self-test then tries a weaker plan by name. Standard library only.
 """
 
@@ -14,13 +14,14 @@ import os
 import resource
 import struct
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from sandbox import libc
+from sandbox.libc import LIBC
 from sandbox.protocol import Limits, Plan
 from sandbox.syscalls import NUMBERS
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 _CLONE = {
     "user": 0x10000000,
@@ -40,62 +41,44 @@ _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _ADDR_NO_RANDOMIZE = 0x0040000
 _SIGKILL = 9
+MOST_DESCRIPTORS = 4096
+"""Where closing all descriptors ends."""
 
 
-def _check(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-    return result
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A C function with its arguments; it raises, or returns a negative number, when it fails."""
 
 
-def _syscall(name: str, *arguments: object) -> int:
-    if name not in NUMBERS:
-        raise OSError(38, f"{name}: no system call number is known for this machine")
-    return _check(_libc.syscall(NUMBERS[name], *arguments), name)
-
-
-def _prctl(option: int, *arguments: int) -> None:
-    _check(_libc.prctl(option, *(ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4])), f"prctl({option})")
-
-
-def process_id() -> int:
-    """The real one; `os.getpid` is replaced for determinism."""
-    return int(_libc.getpid())
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask for SIGKILL when the process `parent` ends; end now if it already has."""
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-    if _libc.getppid() != parent:
-        os._exit(1)
+def death_with_parent() -> Step:
+    """Asks for SIGKILL when the parent ends; whether it is still there has to be asked afterwards."""
+    return libc.PRCTL, (_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
 
 
 def close_descriptors(*kept: int) -> None:
     """Close every descriptor above 2 that is not in `kept`."""
     start = 3
-    for descriptor in sorted({*kept, 4096}):
-        if descriptor >= start:
-            os.closerange(start, descriptor)
-            start = descriptor + 1
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, MOST_DESCRIPTORS)
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended, so that they can be reaped and killed by id."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop_address_randomisation() -> bool:
     """Fix the memory layout of programs exec'd from here, so that `id()` repeats. True if an exec is now needed."""
-    current = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
+    current = LIBC.personality(ctypes.c_ulong(0xFFFFFFFF))
     if current < 0 or current & _ADDR_NO_RANDOMIZE:
         return False
-    return _libc.personality(ctypes.c_ulong(current | _ADDR_NO_RANDOMIZE)) >= 0
+    return LIBC.personality(ctypes.c_ulong(current | _ADDR_NO_RANDOMIZE)) >= 0
 
 
 def address_randomisation_is_off() -> bool:
     """Whether this process runs with a fixed memory layout."""
-    return bool(_libc.personality(ctypes.c_ulong(0xFFFFFFFF)) & _ADDR_NO_RANDOMIZE)
+    return bool(LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) & _ADDR_NO_RANDOMIZE)
 
 
 # --- what a call may read
@@ -142,10 +125,10 @@ def enter_namespaces(*, as_superuser: bool) -> None:
     """
     flags = sum(_CLONE.values())
     if as_superuser:
-        _check(_libc.unshare(flags & ~_CLONE["user"]), "unshare")
+        libc.check(LIBC.unshare(flags & ~_CLONE["user"]), "unshare")
         return
     uid, gid = os.geteuid(), os.getegid()
-    _check(_libc.unshare(flags), "unshare")
+    libc.check(LIBC.unshare(flags), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"65534 {uid} 1")
     Path("/proc/self/gid_map").write_text(f"65534 {gid} 1")
@@ -153,7 +136,7 @@ def enter_namespaces(*, as_superuser: bool) -> None:
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {target}")
+    libc.check(LIBC.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {target}")
 
 
 def _pivot_to_minimal_root(readable: Sequence[str], hidden: Sequence[str]) -> None:
@@ -173,9 +156,9 @@ def _pivot_to_minimal_root(readable: Sequence[str], hidden: Sequence[str]) -> No
             _mount("none", root + path, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=4k,mode=755")
     os.mkdir(root + "/.old")
     os.chdir(root)
-    _syscall("pivot_root", b".", b".old")
+    libc.syscall("pivot_root", b".", b".old")
     os.chdir("/")
-    _check(_libc.umount2(b"/.old", _MNT_DETACH), "umount2")
+    libc.check(LIBC.umount2(b"/.old", _MNT_DETACH), "umount2")
     os.rmdir("/.old")
     _mount("none", "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
@@ -195,10 +178,10 @@ def _drop_capabilities() -> None:
         last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     for capability in range(last + 1):
         # Fails without CAP_SETPCAP (an ordinary user, whose set is empty anyway) and beyond the last capability.
-        _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+        LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("II", _CAPABILITY_VERSION_3, 0))
-    _check(_libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+    libc.check(LIBC.capset(header, ctypes.create_string_buffer(24)), "capset")
 
 
 def confine_slot(plan: Plan, uid: int | None, readable: Sequence[str]) -> dict[str, str]:
@@ -212,18 +195,18 @@ def confine_slot(plan: Plan, uid: int | None, readable: Sequence[str]) -> dict[s
     layers: dict[str, str] = {}
     if plan.namespaces:
         _pivot_to_minimal_root(readable, hidden_paths())
-        _check(_libc.sethostname(b"sandbox", 7), "sethostname")
+        libc.check(LIBC.sethostname(b"sandbox", 7), "sethostname")
     if uid is not None:
         _become(uid)
     if plan.namespaces and uid is not None:
         # Last, so that the mounts above belong to the host and not even a regained capability could undo them.
-        _check(_libc.unshare(_CLONE["user"]), "unshare(user)")
+        libc.check(LIBC.unshare(_CLONE["user"]), "unshare(user)")
     if plan.allow_open:
         require_readable_library()
     if plan.seccomp or plan.landlock:
         _drop_capabilities()
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        _prctl(_PR_SET_DUMPABLE, 0)  # no ptrace and no /proc/<pid>/mem, even by the same user
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        libc.prctl(_PR_SET_DUMPABLE, 0)  # no ptrace and no /proc/<pid>/mem, even by the same user
     layers["namespaces"] = ",".join(NAMESPACES) if plan.namespaces else "off"
     layers["root"] = "private read-only" if plan.namespaces else "host's"
     layers["uid"] = "the host's own" if uid is None else "one of its own for each slot"
@@ -244,7 +227,7 @@ def landlock_abi() -> int:
     """Version of Landlock in this kernel; 0 if there is none."""
     if "landlock_create_ruleset" not in NUMBERS:
         return 0
-    return max(0, _libc.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_size_t(0), 1))
+    return max(0, LIBC.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_size_t(0), 1))
 
 
 class LandlockRules:
@@ -258,36 +241,37 @@ class LandlockRules:
         attributes = struct.pack("QQQ", access, _NET_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
         size = 8 if abi < 4 else 16 if abi < 6 else 24
         buffer = ctypes.create_string_buffer(attributes, len(attributes))
-        self.descriptor = _syscall("landlock_create_ruleset", buffer, ctypes.c_size_t(size), 0)
+        self.descriptor = libc.syscall("landlock_create_ruleset", buffer, ctypes.c_size_t(size), 0)
         for path in readable:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             allowed = _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
             rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, target), 12)
-            _syscall("landlock_add_rule", self.descriptor, 1, rule, 0)
+            libc.syscall("landlock_add_rule", self.descriptor, 1, rule, 0)
             os.close(target)
 
-    def restrict(self) -> None:
-        """Bind the calling process. Needs no_new_privs; cannot be undone."""
-        _syscall("landlock_restrict_self", self.descriptor, 0)
+    def restriction(self) -> Step:
+        """Binds the calling process. Needs no_new_privs; cannot be undone."""
+        return libc.SYSCALL, (NUMBERS["landlock_restrict_self"], self.descriptor, 0)
 
 
 # --- rlimits
 
 
-def resource_limits(limits: Limits) -> list[tuple[int, tuple[int, int]]]:
-    """The rlimits of a call as arguments of `resource.setrlimit`, hard limits included."""
-    wanted: dict[str, int | tuple[int, int]] = {
-        "CPU": (limits.cpu_seconds, limits.cpu_seconds + 1),  # SIGXCPU, then SIGKILL for those who ignore it
-        "AS": limits.memory_bytes,
-        "FSIZE": 0,
-        "NOFILE": 32,
-        "NPROC": 0,
-        "CORE": 0,
-        "MEMLOCK": 0,
-        "MSGQUEUE": 0,
-    }
-    return [
-        (getattr(resource, f"RLIMIT_{name}"), value if isinstance(value, tuple) else (value, value))
-        for name, value in wanted.items()
-        if hasattr(resource, f"RLIMIT_{name}")
-    ]
+Limit = tuple[int, tuple[int, int]]
+"""Arguments of `resource.setrlimit`, hard limit included. Without privileges it can only be lowered further."""
+
+
+def limit_slot() -> None:
+    """Bind this slot and its calls to have none of what neither needs."""
+    for number, pair in _limits({"FSIZE": 0, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}):
+        resource.setrlimit(number, pair)
+
+
+def call_limits(limits: Limits) -> list[Limit]:
+    """The rlimits that each call sets for itself, beside that on CPU time."""
+    return _limits({"AS": limits.memory_bytes, "NOFILE": 32, "NPROC": 0})
+
+
+def _limits(wanted: Mapping[str, int]) -> list[Limit]:
+    known = ((getattr(resource, f"RLIMIT_{name}", None), value) for name, value in wanted.items())
+    return [(number, (value, value)) for number, value in known if number is not None]

@@ -11,7 +11,6 @@ import enum
 import json
 import math
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +38,13 @@ class Outcome(enum.StrEnum):
     KILLED = "killed"  # SIGKILL from outside, e.g. the kernel's out-of-memory killer
     ENV_DIED = "env_died"  # its slot or the zygote ended
     OPEN_FAILED = "open_failed"  # no slot could be had, or a layer could not be put in place
+    DIVERGED = "diverged"  # an episode's calls did not repeat: what follows them means nothing
 
 
-INFRASTRUCTURE = frozenset({Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED})
-"""Outcomes that say nothing about the code."""
+INFRASTRUCTURE = frozenset(
+    {Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED, Outcome.DIVERGED}
+)
+"""Outcomes that say nothing about the call."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,6 @@ class CallResult:
         return self.kind in INFRASTRUCTURE
 
 
-def encode_request(function: str, arguments: Mapping[str, Any], seed: int, **more: str) -> bytes | CallResult:
-    """A call as JSON, or the error that a model is to see when its arguments are no JSON object."""
-    try:
-        wanted = {"function": function, "seed": seed, "arguments": dict(arguments)} | more
-        return json.dumps(wanted, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"TypeError: the arguments are not a JSON object: {error}"
-        return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
-
-
 @dataclass(frozen=True)
 class Reply:
     """A slot's answer, undecoded."""
@@ -108,6 +100,7 @@ _REPORTED = {
     Report.RAISED: (Outcome.TOOL_ERROR, "exception"),
     Report.UNSERIALISABLE: (Outcome.UNSERIALISABLE, "result"),
     Report.TOO_LARGE: (Outcome.TOO_LARGE, "result"),
+    Report.DIVERGED: (Outcome.DIVERGED, "history"),
 }
 
 
@@ -131,6 +124,7 @@ def decode(reply: Reply, limits: Limits) -> CallResult:
         Verdict.MALFORMED: (Outcome.PROTOCOL_ERROR, "channel", "RuntimeError: the tool wrote on the result channel"),
         Verdict.FLOOD: (Outcome.FLOOD, "channel", "RuntimeError: the tool flooded the result channel"),
         Verdict.NOT_LOCKED: (Outcome.OPEN_FAILED, "lockdown", "a layer could not be put in place for the call"),
+        Verdict.NOT_FORKED: (Outcome.OPEN_FAILED, "fork", "no process could be had for the call"),
         Verdict.SLOT_DIED: (Outcome.ENV_DIED, "slot", "the environment's process ended during the call"),
         Verdict.SIGNAL: (Outcome.CRASH, _signal_name(reply.detail), _crash(reply.detail)),
     }[reply.verdict]

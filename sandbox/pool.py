@@ -12,20 +12,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import sys
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import Slot, SlotError, Zygote
-from sandbox.outcomes import CallResult, Outcome, SandboxError, encode_request
+from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.protocol import Limits, Plan
-from sandbox.selftest import TIERS, find_isolation
+from sandbox.request import PastCall, cpu_seconds_of, encode_request
+from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 
 _UIDS = 1000
+_CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,16 @@ class SandboxConfig:
     Attributes:
         minimum_tier: weakest isolation accepted, "A" to "D" (see `sandbox.selftest`); "strict" means "A".
         allow_unisolated: accept tier D, where rlimits are all there is. Only for code you would run anyway.
-        highest_tier: where the self-test begins; lower it to leave layers out on purpose.
+        highest_tier: where the self-test begins.
+        leave_out: layers, of `sandbox.selftest.LAYERS`, to do without on purpose; the tier is what the others earn.
         max_slots: environments kept open at once; each is one small process.
+        spare_slots: empty ones kept open ahead, beyond `max_slots`, so that a new environment need not wait for one.
         concurrency: calls in flight at once; None for four a core, at most `max_slots`. The rest wait their turn,
             and waiting does not count against any limit.
         limits: of each call.
+        memory_bytes: of all calls and environments together; None for half of the machine's. It and `cpus` need a
+            control group, see `layers["cgroup"]`.
+        cpus: CPU seconds a second for all together; None for no limit.
         python: interpreter that runs the tools.
         first_uid: as the superuser, slots take user ids from here on (1,000 of them, in turn).
         open_seconds: how long a slot may take to open before it counts as failed.
@@ -48,29 +57,48 @@ class SandboxConfig:
     minimum_tier: str = "C"
     allow_unisolated: bool = False
     highest_tier: str = "A"
+    leave_out: tuple[str, ...] = ()
     max_slots: int = 64
+    spare_slots: int = 1
     concurrency: int | None = None
     limits: Limits = field(default_factory=Limits)
+    memory_bytes: int | None = None
+    cpus: float | None = None
     python: str = field(default_factory=lambda: sys.executable)
     first_uid: int = 64_000
     open_seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.minimum_tier not in (*TIERS, "strict"):
-            raise ValueError(f"SandboxConfig.minimum_tier={self.minimum_tier!r}: use one of A, B, C, D or strict")
+        if self.minimum_tier not in POLICIES:
+            raise ValueError(f"SandboxConfig.minimum_tier={self.minimum_tier!r}: use one of {', '.join(POLICIES)}")
         if self.highest_tier not in TIERS:
             raise ValueError(f"SandboxConfig.highest_tier={self.highest_tier!r}: use one of A, B, C, D")
+        if unknown := set(self.leave_out) - set(LAYERS):
+            raise ValueError(f"SandboxConfig.leave_out={sorted(unknown)[0]!r}: use some of {', '.join(LAYERS)}")
         if self.max_slots < 1:
             raise ValueError(f"SandboxConfig.max_slots={self.max_slots}: must be at least 1")
+        for name in ("memory_bytes", "cpus"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"SandboxConfig.{name}={value!r}: must be greater than 0")
+        if self.spare_slots < 0:
+            raise ValueError(f"SandboxConfig.spare_slots={self.spare_slots}: must be at least 0")
         if self.concurrency is not None and not 1 <= self.concurrency <= self.max_slots:
             raise ValueError(
                 f"SandboxConfig.concurrency={self.concurrency}: must be from 1 to max_slots={self.max_slots}"
             )
 
     @property
+    def share(self) -> Share:
+        """What all of the pool's processes may take together."""
+        memory = self.memory_bytes or machine_memory_bytes() // 2
+        # A slot is two processes while it opens, and those of evicted slots take a moment to end.
+        return Share(memory, 2 * (self.max_slots + self.spare_slots + self.calls_at_once) + 64, self.cpus)
+
+    @property
     def calls_at_once(self) -> int:
         """The concurrency in force."""
-        return self.concurrency or min(self.max_slots, 4 * (os.cpu_count() or 1))
+        return self.concurrency or min(self.max_slots, 4 * _CPUS)
 
 
 @dataclass
@@ -80,7 +108,7 @@ class PoolStats:
     calls: int = 0
     retried: int = 0
     infrastructure: int = 0  # results returned with an infrastructure outcome
-    opened: int = 0
+    opened: int = 0  # environments
     evicted: int = 0
     zygotes: int = 0
 
@@ -106,10 +134,13 @@ class SandboxPool:
         self.layers: dict[str, str] = {}
         self.stats = PoolStats()
         self._plan: Plan | None = None
+        self._cgroup: Cgroup | None = None
         self._zygote: Zygote | None = None
         self._zygote_lock = asyncio.Lock()
         self._permits = asyncio.Semaphore(self.config.calls_at_once)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._spares: deque[asyncio.Task[Slot]] = deque()
+        self._numbers = itertools.count()  # of slots
 
     async def __aenter__(self) -> SandboxPool:
         """Start the zygote and run the self-test.
@@ -120,14 +151,18 @@ class SandboxPool:
         if self._plan is not None:
             raise SandboxError("the pool is already open")
         try:
+            cgroup = self._make_cgroup()
             zygote = await self._living_zygote()
             isolation = await find_isolation(
                 zygote,
                 highest_tier=self.config.highest_tier,
+                leave_out=self.config.leave_out,
                 uid=self.config.first_uid + _UIDS - 1,
                 seconds=self.config.open_seconds,
             )
-            self._require(isolation.plan.tier, isolation.rejected)
+            require_tier(
+                isolation.plan.tier, self.config.minimum_tier, self.config.allow_unisolated, isolation.rejected
+            )
         except SlotError as error:
             await self.close()
             raise SandboxError(f"no slot could be opened on this machine: {error}") from error
@@ -136,7 +171,8 @@ class SandboxPool:
             raise
         self._plan = isolation.plan
         self.tier = isolation.plan.tier
-        self.layers = isolation.layers
+        self.layers = isolation.layers | {"cgroup": cgroup}
+        self._open_spares()
         return self
 
     async def __aexit__(
@@ -148,13 +184,26 @@ class SandboxPool:
         """End every process of the pool. Calls in flight end with `env_died`; later ones raise `SandboxError`."""
         self._plan = None
         entries, self._entries = list(self._entries.values()), OrderedDict()
-        for entry in entries:
-            self._close_entry(entry)
+        spares, self._spares = self._spares, deque()
+        for opening in [*(entry.opening for entry in entries), *spares]:
+            _close(opening)
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             await zygote.close()
+        cgroup, self._cgroup = self._cgroup, None
+        if cgroup is not None:
+            await asyncio.to_thread(cgroup.remove)
 
-    async def call(self, code: str, function: str, arguments: Mapping[str, Any], *, seed: int = 0) -> CallResult:
+    async def call(
+        self,
+        code: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        now: int | None = None,
+        history: Sequence[PastCall] = (),
+    ) -> CallResult:
         """Call one function of an untrusted module, in a fresh locked process.
 
         Args:
@@ -162,6 +211,8 @@ class SandboxPool:
             function: name of a function it defines.
             arguments: keyword arguments; JSON data, never code.
             seed: of everything random that the code can see. The same call with the same seed returns the same bytes.
+            now: the moment at which the call takes place, Unix seconds; None for `sandbox.determinism.EPOCH`.
+            history: calls to repeat first; `sandbox.Episode` keeps it.
 
         Returns:
             What became of it. An infrastructure outcome has already been retried once.
@@ -172,36 +223,36 @@ class SandboxPool:
         if self._plan is None:
             raise SandboxError("the pool is not open: use `async with SandboxPool(...) as pool`")
         self.stats.calls += 1
-        request = self._encode(code, function, arguments, seed)
+        request = self._encode(code, encode_request(function, arguments, seed=seed, now=now, history=history))
+        more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds)
         if isinstance(request, CallResult):
             return request
         digest = hashlib.sha256(code.encode()).hexdigest()
         async with self._permits:
-            result = await self._attempt(digest, code, request)
+            result = await self._attempt(digest, code, request, more)
             if result.is_infrastructure:
                 self.stats.retried += 1
-                result = await self._attempt(digest, code, request)
+                result = await self._attempt(digest, code, request, more)
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
 
-    def _require(self, tier: str, rejected: Mapping[str, str]) -> None:
-        wanted = "A" if self.config.minimum_tier == "strict" else self.config.minimum_tier
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "no stronger tier was tried"
-        if tier == "D":
-            if not self.config.allow_unisolated:
+    def _make_cgroup(self) -> str:
+        if "cgroup" in self.config.leave_out:
+            return "off"
+        try:
+            self._cgroup = Cgroup(self.config.share)
+        except OSError as error:
+            asked = [name for name in ("memory_bytes", "cpus") if getattr(self.config, name) is not None]
+            if asked:
                 raise SandboxError(
-                    "this machine offers no isolation beyond rlimits (tier D), and untrusted code would run with your "
-                    "own rights. Use a Linux kernel with seccomp, or set SandboxConfig.allow_unisolated=True if you "
-                    f"trust the code. Why not more: {reasons}"
-                )
-        elif tier > wanted:
-            raise SandboxError(
-                f"isolation here is tier {tier}, SandboxConfig.minimum_tier asks for {wanted}. Run where the missing "
-                f"layers are allowed, or accept less by minimum_tier={tier!r}. Why not more: {reasons}"
-            )
+                    f"SandboxConfig.{asked[0]} needs a control group, and none can be made here ({error}). Run as the "
+                    f"superuser or in a delegated subtree, or leave {asked[0]} out"
+                ) from error
+            return f"off: {error.strerror}"
+        return self._cgroup.description
 
-    def _encode(self, code: str, function: str, arguments: Mapping[str, Any], seed: int) -> bytes | CallResult:
+    def _encode(self, code: str, request: bytes | CallResult) -> bytes | CallResult:
         limits = self.config.limits
         try:
             size = len(code.encode())
@@ -210,7 +261,6 @@ class SandboxPool:
         if size > limits.source_bytes:
             message = f"the module is {size} bytes; at most {limits.source_bytes} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="source")
-        request = encode_request(function, arguments, seed)
         if isinstance(request, CallResult):
             return request
         if len(request) > limits.argument_bytes:
@@ -218,13 +268,13 @@ class SandboxPool:
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
         return request
 
-    async def _attempt(self, digest: str, code: str, request: bytes) -> CallResult:
+    async def _attempt(self, digest: str, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
         entry = self._entry(digest, code)
         entry.users += 1
         try:
             # Shielded: others may be waiting for the same slot when this caller is cancelled.
             slot = await asyncio.shield(entry.opening)
-            return await slot.call(request)
+            return await slot.call(request, more_cpu_seconds)
         except SlotError as error:
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
         except asyncio.CancelledError:
@@ -252,14 +302,20 @@ class SandboxPool:
             if len(self._entries) < self.config.max_slots:
                 return
             if self._entries[digest].users == 0:
-                self._close_entry(self._entries.pop(digest))
+                _close(self._entries.pop(digest).opening)
                 self.stats.evicted += 1
 
     async def _open(self, code: str) -> Slot:
         try:
-            slot = await self._open_empty()
+            slot = await self._open_loaded(code)
         except SlotError:  # the zygote may just have died, unnoticed; a living one is started if so
-            slot = await self._open_empty()
+            slot = await self._open_loaded(code)
+        self.stats.opened += 1
+        self._open_spares()  # only now, so as not to be in this one's way
+        return slot
+
+    async def _open_loaded(self, code: str) -> Slot:
+        slot = await self._spare() or await self._open_empty()
         try:
             await slot.load(code)
         except BaseException:
@@ -267,12 +323,25 @@ class SandboxPool:
             raise
         return slot
 
+    async def _spare(self) -> Slot | None:
+        while self._spares:
+            with contextlib.suppress(SlotError):
+                slot = await self._spares.popleft()
+                if slot.alive:
+                    return slot
+        return None
+
+    def _open_spares(self) -> None:
+        while len(self._spares) < self.config.spare_slots:
+            opening = asyncio.get_running_loop().create_task(self._open_empty())
+            opening.add_done_callback(_note_exception)
+            self._spares.append(opening)
+
     async def _open_empty(self) -> Slot:
         if self._plan is None:
             raise SandboxError("the pool was closed")
         zygote = await self._living_zygote()
-        uid = self.config.first_uid + self.stats.opened % (_UIDS - 1)
-        self.stats.opened += 1
+        uid = self.config.first_uid + next(self._numbers) % (_UIDS - 1)
         return await zygote.open_slot(self._plan, self.config.limits, uid, self.config.open_seconds)
 
     async def _living_zygote(self) -> Zygote:
@@ -282,16 +351,15 @@ class SandboxPool:
                 self._zygote = None
             if self._zygote is None:
                 self._zygote = Zygote(self.config.python)
+                if self._cgroup is not None:
+                    try:
+                        self._cgroup.add(self._zygote.pid)
+                    except OSError as error:
+                        zygote, self._zygote = self._zygote, None
+                        await zygote.close()
+                        raise SlotError(f"the zygote cannot be put into its control group: {error}") from error
                 self.stats.zygotes += 1
             return self._zygote
-
-    @staticmethod
-    def _close_entry(entry: _Entry) -> None:
-        task = entry.opening
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled() and task.exception() is None:
-            task.result().close()
 
 
 def _is_usable(entry: _Entry) -> bool:
@@ -302,6 +370,13 @@ def _is_usable(entry: _Entry) -> bool:
         return False
     slot = task.result()
     return slot.alive or slot.load_error is not None
+
+
+def _close(opening: asyncio.Task[Slot]) -> None:
+    if not opening.done():
+        opening.cancel()
+    elif not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _note_exception(task: asyncio.Task[Slot]) -> None:

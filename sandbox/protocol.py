@@ -11,12 +11,14 @@ from how the process ended and from whether its bytes are one well-formed report
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 LENGTH = struct.Struct("!I")  # of the frame that follows
-REQUEST = struct.Struct("!QB")  # call id, Operation; then the payload
+REQUEST = struct.Struct("!QBH")  # call id, Operation, CPU seconds beyond the limit; then the payload
 REPLY = struct.Struct("!QBBdd")  # call id, Verdict, signal or Report, CPU seconds, wall seconds; then the payload
 REPORT = struct.Struct("!BI")  # Report, length; then the body
 
@@ -31,7 +33,7 @@ class Operation(enum.IntEnum):
     """What the host asks of a slot."""
 
     LOAD = 0  # payload: the module's source, UTF-8
-    CALL = 1  # payload: JSON {"function", "seed", "arguments"}, parsed only by the locked call
+    CALL = 1  # payload: JSON, see `sandbox.call.call_function`; parsed only by the locked call
     CANCEL = 2  # kill the call with this id; it gets no reply
 
 
@@ -46,6 +48,7 @@ class Report(enum.IntEnum):
     RAISED = 5
     UNSERIALISABLE = 6
     TOO_LARGE = 7
+    DIVERGED = 8  # calls of its history did not repeat
 
 
 class Verdict(enum.IntEnum):
@@ -60,7 +63,9 @@ class Verdict(enum.IntEnum):
     MALFORMED = 6
     FLOOD = 7
     NOT_LOCKED = 8
-    SLOT_DIED = 9  # made by the host when the socket closes
+    NOT_FORKED = 9  # no process could be had
+    PART = 10  # no verdict yet: the payload is a part of the report's body, more will follow
+    SLOT_DIED = 11  # made by the host when the socket closes
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class Limits:
         memory_bytes: address space, the interpreter's own ~100 MiB included; beyond it `MemoryError`.
         result_bytes: largest JSON value returned (`too_large`).
         stdout_bytes: what is kept of standard output; the rest is cut and marked.
-        argument_bytes: largest JSON arguments accepted.
+        argument_bytes: largest JSON arguments accepted, those of the history of an episode included.
+        history_cpu_seconds: at most this much is granted, on top of `cpu_seconds`, to repeat an episode's calls.
         source_bytes: largest module accepted.
     """
 
@@ -83,6 +89,7 @@ class Limits:
     result_bytes: int = 256 << 10
     stdout_bytes: int = 16 << 10
     argument_bytes: int = 256 << 10
+    history_cpu_seconds: int = 30
     source_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
@@ -135,3 +142,9 @@ class FrameReader:
             payload = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
             yield payload
+
+
+def digest(result: str) -> str:
+    """What tells one result from another, whatever the order of its keys. `result` is JSON."""
+    canonical = json.dumps(json.loads(result), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

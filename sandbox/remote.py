@@ -7,14 +7,16 @@ async with RemotePool("http://sandbox:8700", token=token) as pool:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
-from sandbox.outcomes import CallResult, Outcome, SandboxError, encode_request
+from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.request import PastCall, encode_request
+from sandbox.selftest import POLICIES, require_tier
 
 _FIELDS = {field.name for field in fields(CallResult)}
 
@@ -28,6 +30,8 @@ class RemotePool:
         connections: at most, at once; further calls wait here.
         patience_seconds: how long a call may be put off by a full queue before it ends with `open_failed`.
         answer_seconds: how long to wait for an answer; above the service's wall limit and its queue.
+        minimum_tier: weakest isolation accepted there, as `SandboxConfig.minimum_tier`.
+        allow_unisolated: accept tier D there, whatever the minimum.
 
     Attributes:
         tier: isolation where the calls run; set once it is open.
@@ -42,7 +46,12 @@ class RemotePool:
         connections: int = 256,
         patience_seconds: float = 300.0,
         answer_seconds: float = 300.0,
+        minimum_tier: str = "C",
+        allow_unisolated: bool = False,
     ) -> None:
+        if minimum_tier not in POLICIES:
+            raise ValueError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
+        self._policy = minimum_tier, allow_unisolated
         self.url = url.rstrip("/")
         self.tier = ""
         self.layers: dict[str, str] = {}
@@ -56,7 +65,7 @@ class RemotePool:
         """Connect.
 
         Raises:
-            SandboxError: nothing there, not ready, or another token is asked for.
+            SandboxError: nothing there, not ready, another token is asked for, or its isolation is too weak.
         """
         connector = aiohttp.TCPConnector(limit=self._connections)
         session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
@@ -69,6 +78,7 @@ class RemotePool:
                 if response.status == 401:
                     raise SandboxError(f"the sandbox service at {self.url} asks for another token")
             self.tier, self.layers = str(health["tier"]), dict(health["layers"])
+            require_tier(self.tier, *self._policy, {"there": f"its layers are {self.layers}"})
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             await session.close()
             raise SandboxError(
@@ -92,7 +102,16 @@ class RemotePool:
         if session is not None:
             await session.close()
 
-    async def call(self, code: str, function: str, arguments: Mapping[str, Any], *, seed: int = 0) -> CallResult:
+    async def call(
+        self,
+        code: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        now: int | None = None,
+        history: Sequence[PastCall] = (),
+    ) -> CallResult:
         """As `sandbox.SandboxPool.call`.
 
         Raises:
@@ -100,7 +119,7 @@ class RemotePool:
         """
         if self._session is None:
             raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
-        request = encode_request(function, arguments, seed, code=code)
+        request = encode_request(function, arguments, seed=seed, now=now, history=history, code=code)
         if isinstance(request, CallResult):
             return request
         result = await self._attempt(request)

@@ -13,9 +13,9 @@ import errno
 import struct
 from collections.abc import Iterable
 
+from sandbox import libc
+from sandbox.lockdown import Step
 from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS, TABLES
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 _CORE = [
     "read",
@@ -130,10 +130,9 @@ class Filter:
         self._program = _Program(len(packed), ctypes.addressof(self._code))
         self._address = ctypes.byref(self._program)
 
-    def attach(self) -> None:
-        """Bind the calling process and its future children. Needs no_new_privs; cannot be undone."""
-        if _libc.syscall(NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address):
-            raise OSError(ctypes.get_errno(), "seccomp filter could not be attached")
+    def attachment(self) -> Step:
+        """Binds the calling process and its future children. Needs no_new_privs; cannot be undone."""
+        return libc.SYSCALL, (NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address)
 
 
 def call_filter(*, allow_open: bool) -> Filter:

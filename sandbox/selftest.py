@@ -3,24 +3,29 @@
 | Tier | Layers | Where |
 |------|--------|-------|
 | A | namespaces, pivoted root, Landlock, seccomp, rlimits | Linux hosts and VMs, as root or as an ordinary user |
-| B | Landlock, seccomp, rlimits | containers whose profile refuses namespaces (Kubernetes' default) |
-| C | seccomp without any path, rlimits | kernels without Landlock; only preloaded modules can be imported |
+| B | Landlock, or namespaces and pivoted root; seccomp, rlimits | a container's default profile, gVisor |
+| C | seccomp without any path, rlimits | neither of the two; only preloaded modules can be imported |
 | D | rlimits | anything else: no isolation, refused unless asked for |
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.host import Slot, SlotError, Zygote
-from sandbox.outcomes import Outcome
+from sandbox.outcomes import Outcome, SandboxError
 from sandbox.protocol import Limits, Plan
+from sandbox.request import encode_request
 
 TIERS = ("A", "B", "C", "D")
+LAYERS = ("namespaces", "landlock", "seccomp", "own_uid", "cgroup")
+"""Layers that can be left out. rlimits cannot, nor that each call has a process of its own."""
+
+POLICIES = (*TIERS, "strict")
+"""What may be asked for as the weakest tier; "strict" is A."""
 
 ATTACKS = (
     "read_host_files",
@@ -58,35 +63,89 @@ class Isolation:
     rejected: dict[str, str]
 
 
-def plans(highest_tier: str = "A") -> Iterator[tuple[str, Plan]]:
+def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[tuple[str, Plan]]:
     """Plans with their names, strongest first.
 
     As the superuser each is tried with a user id of its own for each slot, then without: an interpreter below a private
     home cannot be read by another user where there is no private root to put it in.
+
+    Args:
+        highest_tier: where to begin.
+        leave_out: layers, of `LAYERS`, that no plan is to have.
     """
-    drops = (True, False) if os.geteuid() == 0 else (False,)
-    for tier in TIERS[TIERS.index(highest_tier) :]:
+    wanted = {"namespaces", "landlock", "seccomp"} - set(leave_out)
+    combinations = [
+        {"namespaces", "landlock", "seccomp"},
+        {"landlock", "seccomp"},
+        {"namespaces", "seccomp"},
+        {"seccomp"},
+        # Without seccomp the others earn no tier, so that is only done when asked for.
+        wanted if "seccomp" in leave_out else set(),
+    ]
+    drops = (True, False) if os.geteuid() == 0 and "own_uid" not in leave_out else (False,)
+    for layers in combinations:
+        tier = _tier(layers)
+        if tier < highest_tier or not layers <= wanted:
+            continue
         for drop in drops:
-            name = f"tier {tier}{', own user ids' if drop else ''}"
+            name = f"tier {tier} ({', '.join([*sorted(layers), 'rlimits'])}{', own user ids' if drop else ''})"
             yield (
                 name,
                 Plan(
                     tier=tier,
-                    namespaces=tier == "A",
-                    landlock=tier in "AB",
-                    seccomp=tier in "ABC",
-                    allow_open=tier in "ABD",
+                    namespaces="namespaces" in layers,
+                    landlock="landlock" in layers,
+                    seccomp="seccomp" in layers,
+                    allow_open=layers != {"seccomp"},
                     drop_uid=drop,
                 ),
             )
 
 
-async def find_isolation(zygote: Zygote, *, highest_tier: str, uid: int, seconds: float) -> Isolation:
+def _tier(layers: Collection[str]) -> str:
+    if "seccomp" not in layers:
+        return "D"
+    return "CBA"[len(layers) - 1]
+
+
+def require_tier(tier: str, minimum: str, allow_unisolated: bool, rejected: Mapping[str, str]) -> None:
+    """Refuse isolation that is too weak.
+
+    Args:
+        tier: in force.
+        minimum: one of `POLICIES`.
+        allow_unisolated: accept tier D, whatever the minimum.
+        rejected: why each stronger plan did not hold.
+
+    Raises:
+        SandboxError: says what to do.
+    """
+    wanted = "A" if minimum == "strict" else minimum
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "no stronger tier was tried"
+    if tier == "D" and allow_unisolated:
+        return
+    if tier == "D":
+        raise SandboxError(
+            "there is no isolation beyond rlimits (tier D), and untrusted code would run with the rights of whoever "
+            "started the sandbox. Use a Linux kernel with seccomp, or set allow_unisolated=True if you trust the code. "
+            f"Why not more: {reasons}"
+        )
+    if tier > wanted:
+        raise SandboxError(
+            f"isolation here is tier {tier}, minimum_tier asks for {wanted}. Run where the missing layers are allowed, "
+            f"or accept less by minimum_tier={tier!r}. Why not more: {reasons}"
+        )
+
+
+async def find_isolation(
+    zygote: Zygote, *, highest_tier: str, leave_out: Collection[str], uid: int, seconds: float
+) -> Isolation:
     """Try the plans in order; return the first whose slot opens, works, and stops every attack.
 
     Args:
         zygote: to open slots with.
         highest_tier: where to begin.
+        leave_out: layers that no plan is to have.
         uid: for plans that change the user id.
         seconds: how long a slot may take to open.
 
@@ -95,7 +154,7 @@ async def find_isolation(zygote: Zygote, *, highest_tier: str, uid: int, seconds
     """
     rejected: dict[str, str] = {}
     source = Path(__file__).with_name("attacks.py").read_text(encoding="utf-8")
-    for name, plan in plans(highest_tier):
+    for name, plan in plans(highest_tier, leave_out):
         try:
             slot = await zygote.open_slot(plan, Limits(), uid, seconds)
         except SlotError as error:
@@ -133,4 +192,6 @@ async def _first_weakness(slot: Slot, plan: Plan) -> str | None:
 
 
 def _request(function: str, arguments: dict[str, int]) -> bytes:
-    return json.dumps({"function": function, "seed": 0, "arguments": arguments}).encode()
+    request = encode_request(function, arguments)
+    assert isinstance(request, bytes)
+    return request

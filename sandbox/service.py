@@ -1,6 +1,6 @@
 """The pool behind HTTP, for callers in other processes and on other machines.
 
-    POST /call       {"code", "function", "arguments", "seed"?} → a `CallResult` as JSON
+    POST /call       {"code", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
     POST /run_code   {"code", "language"?} → as SandboxFusion answers, so that the original ASTRA's scripts run on it
     GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
     GET  /metrics    Prometheus' text format
@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import hmac
-import ipaddress
 import json
 import math
 import time
@@ -26,8 +23,10 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
+from sandbox.access import CHALLENGE, is_loopback, shows_token
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
+from sandbox.request import PastCall
 
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -54,7 +53,7 @@ class ServiceConfig:
     drain_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.token and not _is_loopback(self.host):
+        if not self.token and not is_loopback(self.host):
             raise ValueError(
                 f"ServiceConfig.host={self.host!r} can be reached from other machines, and no token is set: whoever "
                 "reaches it could run code; give a token, or listen on 127.0.0.1"
@@ -143,16 +142,15 @@ class Service:
             return web.json_response({"error": error.reason}, status=error.status, headers=_allowed(error))
 
     def _authorise(self, request: web.Request) -> None:
-        if self.config.token is None:
-            return
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.config.token.encode()):
-            raise _Refused(401, "send the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+        if not shows_token(request.headers, self.config.token):
+            raise _Refused(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
 
     async def _call(self, request: web.Request) -> web.Response:
-        body = await _body(request, {"code": str, "function": str, "arguments": dict, "seed": int}, {"seed": 0})
-        result = await self._admitted(body["code"], body["function"], body["arguments"], body["seed"])
-        return web.json_response(dataclasses.asdict(result))
+        names = {"code": str, "function": str, "arguments": dict, "seed": int, "now": int, "history": list}
+        body = await _body(request, names, {"seed": 0, "now": None, "history": []})
+        body["history"] = [_past_call(item) for item in body["history"]]
+        result = await self._admitted(**body)
+        return web.json_response(vars(result))
 
     async def _run_code(self, request: web.Request) -> web.Response:
         names = {"code": str, "language": str, "run_timeout": object, "compile_timeout": object, "files": object}
@@ -164,7 +162,8 @@ class Service:
         if body["files"] or body["fetch_files"] or body["stdin"]:
             raise _Refused(400, "files, fetch_files and stdin are not offered here; put the data into the code")
         script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
-        return web.json_response(_as_sandbox_fusion(await self._admitted(script, _SCRIPT, {}, 0)))
+        result = await self._admitted(code=script, function=_SCRIPT, arguments={})
+        return web.json_response(_as_sandbox_fusion(result))
 
     async def _health(self, request: web.Request) -> web.Response:
         state = {
@@ -180,7 +179,7 @@ class Service:
         text = exposition.generate_latest(self._metrics.registry)
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
-    async def _admitted(self, code: str, function: str, arguments: dict[str, Any], seed: int) -> CallResult:
+    async def _admitted(self, **call: Any) -> CallResult:
         if self._draining:
             raise _Refused(503, "the service is stopping")
         if self._accepted >= self._pool.config.calls_at_once + self.config.max_waiting:
@@ -192,7 +191,7 @@ class Service:
         self._idle.clear()
         started = time.perf_counter()
         try:
-            result = await self._pool.call(code, function, arguments, seed=seed)
+            result = await self._pool.call(**call)
         except SandboxError as error:
             raise _Refused(503, str(error)) from None
         finally:
@@ -237,7 +236,16 @@ async def _body(request: web.Request, fields: dict[str, type], defaults: dict[st
     return body
 
 
-_JSON_NAMES = {str: "string", dict: "object", int: "integer"}
+_JSON_NAMES = {str: "string", dict: "object", int: "integer", list: "array"}
+
+
+def _past_call(item: Any) -> PastCall:
+    shapes: tuple[Any, ...] = (str, dict, str, (int, float))
+    shaped = isinstance(item, list) and len(item) == len(shapes)
+    if not shaped or not all(isinstance(part, shape) for part, shape in zip(item, shapes, strict=True)):
+        shown = json.dumps(item)[:80]
+        raise _Refused(400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds")
+    return PastCall(*item)
 
 
 def _allowed(error: web.HTTPException) -> dict[str, str]:
@@ -261,15 +269,6 @@ def _as_sandbox_fusion(result: CallResult) -> dict[str, Any]:
         "executor_pod_name": None,
         "files": {},
     }
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Metrics:

@@ -10,6 +10,7 @@ below it, when the host closes the control socket or dies. Control messages, JSO
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -27,81 +28,11 @@ if "sandbox" not in sys.modules:
     _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["sandbox"] = _package
 
-from sandbox import determinism, lockdown  # noqa: E402
+from sandbox import call, determinism, libc, lockdown  # noqa: E402
+from sandbox.modules import PRELOADED  # noqa: E402
 from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Limits, Plan, Verdict, frame  # noqa: E402
 from sandbox.slot import Slot  # noqa: E402
 
-_PRELOADED = [
-    "abc",
-    "array",
-    "ast",
-    "base64",
-    "binascii",
-    "bisect",
-    "calendar",
-    "cmath",
-    "codecs",
-    "collections.abc",
-    "colorsys",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "difflib",
-    "enum",
-    "fnmatch",
-    "fractions",
-    "functools",
-    "graphlib",
-    "hashlib",
-    "heapq",
-    "hmac",
-    "html",
-    "html.parser",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "keyword",
-    "locale",
-    "logging",
-    "math",
-    "numbers",
-    "operator",
-    "os.path",
-    "pathlib",
-    "pprint",
-    "queue",
-    "random",
-    "re",
-    "secrets",
-    "shlex",
-    "statistics",
-    "string",
-    "struct",
-    "textwrap",
-    "threading",
-    "time",
-    "traceback",
-    "types",
-    "typing",
-    "unicodedata",
-    "urllib.parse",
-    "uuid",
-    "warnings",
-    "weakref",
-    "xml.etree.ElementTree",
-    "zlib",
-    "zoneinfo",
-    "encodings.ascii",
-    "encodings.idna",
-    "encodings.latin_1",
-    "encodings.utf_16",
-    "encodings.utf_8_sig",
-    "_strptime",
-]
 _OWN_MODULES: dict[str, types.ModuleType] = {}
 _CONTROL = 3
 _REAP_MILLISECONDS = 1000
@@ -145,7 +76,7 @@ class Zygote:
     def _open(self, message: dict[str, Any], descriptor: int) -> None:
         reader, writer = os.pipe()
         try:
-            if os.fork() == 0:
+            if libc.check(libc.fork(), "fork") == 0:
                 self._become_slot(message, descriptor, writer)
         except OSError as error:  # the host sees the slot's socket close and tries again
             print(f"sandbox zygote: cannot fork a slot: {error}", file=sys.stderr, flush=True)
@@ -163,14 +94,18 @@ class Zygote:
             self._slots[token] = int(text)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._slots = {token: slot for token, slot in self._slots.items() if slot != pid}
+        ended = set()
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                ended.add(pid)
+        if not ended:
+            return
+        # A slot can be reaped only once its process id has been sent. It must not be noted down after this: it would
+        # be that of nobody, or of somebody else.
+        for descriptor, _ in self._poll.poll(0):
+            if descriptor in self._births:
+                self._born(descriptor)
+        self._slots = {token: slot for token, slot in self._slots.items() if slot not in ended}
 
     def _end(self) -> NoReturn:
         for descriptor in list(self._births):
@@ -194,11 +129,11 @@ class Zygote:
             if plan.namespaces:
                 lockdown.enter_namespaces(as_superuser=uid is not None)
             # The child is process 1 of the new pid namespace; the zygote adopts it when this process ends.
-            if plan.namespaces and (pid := os.fork()):
+            if plan.namespaces and (pid := libc.check(libc.fork(), "fork")):
                 os.write(birth, str(pid).encode())
                 os._exit(0)
             if not plan.namespaces:
-                os.write(birth, str(lockdown.process_id()).encode())
+                os.write(birth, str(libc.getpid()).encode())
             os.close(birth)
             layers = lockdown.confine_slot(plan, uid, self._readable)
             layers |= self._describe_process(plan)
@@ -220,7 +155,7 @@ class Zygote:
 
 
 def _preload() -> None:
-    for name in _PRELOADED:
+    for name in PRELOADED:
         __import__(name)
     os.environ.clear()
     os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C.UTF-8"})
@@ -247,9 +182,11 @@ def main() -> NoReturn:
     determinism.install()
     # Tools must not import these by accident. Kept alive: freeing them in each call would touch 190 pages.
     _OWN_MODULES.update({n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "sandbox"})
+    call.rehearse()
     gc.collect()
     gc.freeze()
     gc.disable()
+    gc.set_threshold(20_000)  # else building a table of a few hundred rows is interrupted by several collections
     zygote.serve()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sandbox import Reason, validate_call
 from synthesis.environments.config import Context
 from synthesis.matching import contains
 from synthesis.records import Answer, CodeTool, SubQuestion, ToolEnvironment, ToolSpec
@@ -32,12 +33,14 @@ class Case:
 async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list[Any]:
     """Outputs of the reference calls, in the order of the cases, all proven.
 
-    Each reference call must succeed, contain its answer, and give the same output under another random seed. The
+    Each reference call must succeed, contain its answer, and stand `sandbox.validate_call`: the same output under
+    another random seed and at another time, no clock, no network, no import that a tool may not make. The
     other arguments, arguments that name nothing, and no arguments at all must fail or give another answer: a tool that
     ignores its arguments would let a policy score without solving what the call depends on.
 
     Raises:
-        Rejected: `tool_failed`, `wrong_answer`, `nondeterministic`, `ignores_arguments`; the detail is for the teacher.
+        Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, or a `sandbox.Reason`; the detail is for the
+            teacher.
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
@@ -45,17 +48,17 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list
 
 
 async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> Any:
-    first = await _call(tool, case.arguments, pool)
-    if not first.ok:
+    validation = await validate_call(pool, tool.code, tool.spec.name, case.arguments)
+    first, finding = _settled(validation.result), validation.finding
+    if finding is not None and finding.reason is Reason.FAILS:
         raise Rejected("tool_failed", f"{_shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
+    if finding is not None:
+        raise Rejected(finding.reason.value, f"{_shown(tool, case.arguments)} {finding.detail}")
     if not contains(first.value, case.answer):
         raise Rejected(
             "wrong_answer",
             f"{_shown(tool, case.arguments)} returned {_short(first.value)}, expected {case.answer.value!r} in it",
         )
-    again = await _call(tool, case.arguments, pool, seed=1)
-    if not again.ok or again.value != first.value:
-        raise Rejected("nondeterministic", f"{_shown(tool, case.arguments)} gave {_short(first.value)}, then another")
     for wrong in perturbed(tool, case):
         result = await _call(tool, wrong, pool)
         if result.ok and contains(result.value, case.answer):
@@ -136,8 +139,11 @@ async def replay(environment: ToolEnvironment, pool: Sandbox) -> list[str]:
     return problems
 
 
-async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox, seed: int = 0) -> CallResult:
-    result = await pool.call(tool.code, tool.spec.name, arguments, seed=seed)
+async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox) -> CallResult:
+    return _settled(await pool.call(tool.code, tool.spec.name, arguments))
+
+
+def _settled(result: CallResult) -> CallResult:
     if result.is_infrastructure:
         raise Transient(f"sandbox: {result.kind}: {result.error}")
     return result

@@ -235,7 +235,8 @@ async def test_least_recently_used_idle_slot_is_evicted() -> None:
 
 
 async def test_cancelling_a_caller_ends_its_call_and_frees_its_place() -> None:
-    async with SandboxPool(SandboxConfig(max_slots=1, concurrency=1, limits=Limits(cpu_seconds=30))) as pool:
+    config = SandboxConfig(max_slots=1, spare_slots=0, concurrency=1, limits=Limits(cpu_seconds=30))
+    async with SandboxPool(config) as pool:
         spinner = asyncio.create_task(pool.call(TOOL, "spin", {}))
         await asyncio.sleep(0.3)
         spinner.cancel()
@@ -378,7 +379,9 @@ REFUSE_NAMESPACES = """
         program += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM)]
     program.append((0x06, 0, 0, 0x7FFF0000))
     ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
-    Filter(program).attach()
+    filter = Filter(program)
+    function, arguments = filter.attachment()
+    assert function(*arguments) == 0
     async def main():
         async with SandboxPool(SandboxConfig()) as pool:
             result = await pool.call("def f(): return 'inside'", "f", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import signal
@@ -16,10 +15,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from serving import serving
 
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
 from sandbox.remote import RemotePool
-from sandbox.service import Service, ServiceConfig
+from sandbox.service import ServiceConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,16 +58,6 @@ TOOL = textwrap.dedent(
 async def pool() -> AsyncIterator[SandboxPool]:
     async with SandboxPool(SandboxConfig(limits=Limits(source_bytes=20_000, argument_bytes=20_000))) as pool:
         yield pool
-
-
-@contextlib.asynccontextmanager
-async def serving(pool: SandboxPool, **options) -> AsyncIterator[tuple[Service, str]]:
-    service = Service(pool, ServiceConfig(port=0, **options))
-    await service.start()
-    try:
-        yield service, f"http://127.0.0.1:{service.port}"
-    finally:
-        await service.stop()
 
 
 async def post(url: str, body, **options) -> tuple[int, dict, dict]:
@@ -229,6 +219,21 @@ async def test_a_caller_that_hangs_up_ends_its_call() -> None:
             while service.running:
                 await asyncio.sleep(0.01)
         assert (await pool.call(TOOL, "echo", {"value": 1})).value == 1
+
+
+async def test_a_service_with_too_weak_isolation_is_refused() -> None:
+    async with SandboxPool(SandboxConfig(highest_tier="D", allow_unisolated=True)) as weak, serving(weak) as (_, url):
+        with pytest.raises(SandboxError, match="no isolation beyond rlimits"):
+            async with RemotePool(url):
+                pass
+        async with RemotePool(url, allow_unisolated=True) as remote:
+            assert (await remote.call(TOOL, "echo", {"value": 1})).value == 1
+    async with SandboxPool(SandboxConfig(highest_tier="B")) as weaker, serving(weaker) as (_, url):
+        with pytest.raises(SandboxError, match="tier B, minimum_tier asks for A"):
+            async with RemotePool(url, minimum_tier="strict"):
+                pass
+    with pytest.raises(ValueError, match="RemotePool.minimum_tier='E'"):
+        RemotePool(url, minimum_tier="E")
 
 
 async def test_a_service_that_is_gone_is_no_fault_of_the_code(pool: SandboxPool) -> None:

@@ -280,7 +280,9 @@ HONEST = "T = {'Japan': 'Tokyo', 'Italy': 'Rome'}\ndef capital(c):\n    return {
         (HONEST.replace("(c)", "(c='Japan')"), "ignores_arguments"),
         (HONEST.replace("(c)", "(**k)").replace("T[c]", "T[k.get('c', 'Japan')]"), "ignores_arguments"),
         ("import random\n" + HONEST.replace("T[c]", "[T[c], random.random()]"), "nondeterministic"),
-        (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "tool_failed"),
+        (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "needs_network"),
+        ("import os\n" + HONEST, "disallowed_import"),
+        ("import time\n" + HONEST.replace("T[c]", "[T[c], time.time()][0]"), "reads_clock"),
     ],
 )  # fmt: skip
 async def test_proofs(pool: SandboxPool, code: str, reason: str) -> None:

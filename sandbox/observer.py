@@ -1,0 +1,56 @@
+"""Runs a tool and notes what it reaches for. Never imported: text that `sandbox.validation` sends in with the tool.
+
+What it notes is for honest code, which does not look for it. Code that hides is what the layers are for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import time
+import types
+
+SOURCE = ""  # the tool's, set again at the end of what is sent in
+
+_WHOLE = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
+_WITHOUT_A_MOMENT = {"gmtime": 0, "localtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
+
+
+def observe(function: str, arguments: dict) -> dict:
+    """Load the tool, call its function, return what came of it and what was noted on the way."""
+    clock, network, imports = set(), set(), set()
+
+    def noting(name, original, most_arguments=None):
+        def noted(*given, **named):
+            if most_arguments is None or len(given) <= most_arguments:
+                clock.add(name)
+            return original(*given, **named)
+
+        return noted
+
+    for name in [*_WHOLE, *(f"{name}_ns" for name in _WHOLE)]:
+        if hasattr(time, name):
+            setattr(time, name, noting(name, getattr(time, name)))
+    for name, most_arguments in _WITHOUT_A_MOMENT.items():
+        setattr(time, name, noting(name, getattr(time, name), most_arguments))
+
+    def import_module(name, globals=None, locals=None, fromlist=(), level=0):
+        imports.add(name if level == 0 else "." * level + name)
+        return __import__(name, globals, locals, fromlist, level)
+
+    def heard(event, given):
+        if event.startswith("socket."):
+            network.add(event)
+
+    sys.addaudithook(heard)
+    tool = types.ModuleType("tool")
+    tool.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_module}
+    tool.__file__ = "<tool>"
+    sys.modules["tool"] = tool
+    found = {"value": None, "error": ""}
+    try:
+        exec(compile(SOURCE, "<tool>", "exec", dont_inherit=True), tool.__dict__)
+        found["value"] = tool.__dict__[function](**arguments)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    return {**found, "clock": sorted(clock), "network": sorted(network), "imports": sorted(imports)}

@@ -1,0 +1,56 @@
+"""A call as it is asked for, and how it is written down for the process that runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from sandbox.outcomes import CallResult, Outcome
+
+
+@dataclass(frozen=True)
+class PastCall:
+    """A call that succeeded, to be repeated before one that is to see what it changed.
+
+    Attributes:
+        function: its name.
+        arguments: as they were.
+        digest: of its result, from `sandbox.protocol.digest`; the repetition must give the same.
+        cpu_seconds: what it took, granted on top of the next call's limit.
+    """
+
+    function: str
+    arguments: Mapping[str, Any]
+    digest: str
+    cpu_seconds: float
+
+
+def encode_request(
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    now: int | None = None,
+    history: Sequence[PastCall] = (),
+    **more: str,
+) -> bytes | CallResult:
+    """A call as JSON, or the error that a model is to see when its arguments are no JSON object."""
+    wanted: dict[str, Any] = {"function": function, "seed": seed, **more}
+    if now is not None:
+        wanted["now"] = now
+    if history:
+        wanted["history"] = [astuple(past) for past in history]
+    try:
+        wanted["arguments"] = dict(arguments)
+        return json.dumps(wanted, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"TypeError: the arguments are not a JSON object: {error}"
+        return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+
+
+def cpu_seconds_of(history: Sequence[PastCall]) -> int:
+    """Whole CPU seconds that repeating these calls may take."""
+    return math.ceil(sum(past.cpu_seconds for past in history))

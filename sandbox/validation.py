@@ -1,0 +1,187 @@
+"""Whether a tool may be used in training: it gives the same answer each time, from nothing but its arguments.
+
+    finding = await validate(pool, code, [("capital_of_country", {"country": "France"})])
+    if finding is not None:
+        finding.reason, finding.detail
+
+Every call is made twice, on different workers: once as a rollout would make it, and once under another random seed, at
+another time, and with a note taken of what the code reaches for. Both must return the same. The findings are hints that
+a model can act on, not a defence: what keeps hostile code in are the sandbox's layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox.determinism import EPOCH
+from sandbox.interface import Sandbox
+from sandbox.modules import ALLOWED, NETWORK, is_among
+from sandbox.outcomes import CallResult
+
+ANOTHER_TIME = EPOCH + 200 * 86_400 + 43_211
+"""The moment of the second call, Unix seconds: another year's half, day of the week, hour, minute and second."""
+
+_SHOWN = 200
+
+
+class Reason(enum.StrEnum):
+    """Why code is rejected."""
+
+    DOES_NOT_PARSE = "does_not_parse"
+    DISALLOWED_IMPORT = "disallowed_import"
+    NEEDS_NETWORK = "needs_network"
+    READS_CLOCK = "reads_clock"
+    FAILS = "fails"
+    NONDETERMINISTIC = "nondeterministic"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong.
+
+    Attributes:
+        reason: its kind.
+        detail: one line, fit to be shown to the model that wrote the code.
+    """
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Of one call.
+
+    Attributes:
+        result: of the first call, made as any other.
+        finding: what is wrong, or None. None too if the result is an infrastructure outcome: nothing is known then.
+    """
+
+    result: CallResult
+    finding: Finding | None
+
+
+async def validate(
+    sandbox: Sandbox,
+    code: str,
+    calls: Iterable[tuple[str, Mapping[str, Any]]],
+    *,
+    allowed: frozenset[str] = ALLOWED,
+) -> Finding | None:
+    """The first thing wrong with a module, of itself or in one of these calls.
+
+    Args:
+        sandbox: where to run it.
+        code: source of the module.
+        calls: functions with arguments that must work.
+        allowed: modules that may be imported, packages with all that is in them.
+
+    Raises:
+        RuntimeError: the sandbox itself failed, twice.
+    """
+    if finding := check_source(code, allowed):
+        return finding
+    for function, arguments in calls:
+        validation = await validate_call(sandbox, code, function, arguments, allowed=allowed)
+        if validation.result.is_infrastructure:
+            raise RuntimeError(f"sandbox: {validation.result.kind}: {validation.result.error}")
+        if validation.finding is not None:
+            return validation.finding
+    return None
+
+
+async def validate_call(
+    sandbox: Sandbox,
+    code: str,
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    allowed: frozenset[str] = ALLOWED,
+) -> Validation:
+    """Make a call twice and compare; `check_source` is part of it. Parameters are those of `validate`."""
+    first = await sandbox.call(code, function, arguments)
+    if first.is_infrastructure:
+        return Validation(first, None)
+    if finding := check_source(code, allowed):
+        return Validation(first, finding)
+    observed = await sandbox.call(
+        f"{_observer()}\nSOURCE = {code!r}\n",
+        "observe",
+        {"function": function, "arguments": dict(arguments)},
+        seed=1,
+        now=ANOTHER_TIME,
+    )
+    if observed.is_infrastructure:
+        return Validation(observed, None)
+    seen = observed.value if observed.ok else {}
+    if finding := _reached_for(seen, allowed):
+        return Validation(first, finding)
+    if not first.ok:
+        return Validation(first, Finding(Reason.FAILS, first.error))
+    if (seen.get("value"), observed.stdout) == (first.value, first.stdout) and seen.get("error") == "":
+        return Validation(first, None)
+    now = seen.get("error") or (_short(seen["value"]) if observed.ok else observed.error)
+    if now == _short(first.value):
+        now = f"printed {observed.stdout[:_SHOWN]!r}, not {first.stdout[:_SHOWN]!r}"
+    detail = f"returned {_short(first.value)} at first, and under another random seed, at another time: {now}"
+    return Validation(first, Finding(Reason.NONDETERMINISTIC, detail))
+
+
+@functools.cache
+def _observer() -> str:
+    return Path(__file__).with_name("observer.py").read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=128)  # a module's calls are validated one after the other
+def check_source(code: str, allowed: frozenset[str] = ALLOWED) -> Finding | None:
+    """What the source shows without being run: whether it parses, and what it imports."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Finding(Reason.DOES_NOT_PARSE, f"{type(error).__name__}: {error}")
+    return _imported(sorted(set(_imports(tree))), allowed)
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            # `from urllib import request` imports a module, `from math import pi` does not: try the longer name too.
+            longer = [f"{module}.{alias.name}" for alias in node.names]
+            yield from (name if is_among(name, NETWORK) else module for name in longer)
+
+
+def _imported(names: Iterable[str], allowed: frozenset[str]) -> Finding | None:
+    for name in names:
+        if is_among(name, NETWORK):
+            return Finding(Reason.NEEDS_NETWORK, f"imports {name}: a tool has no network, put its data into the code")
+        if not is_among(name, allowed):
+            detail = f"imports {name}, which a tool may not: use plain Python and modules that only compute"
+            return Finding(Reason.DISALLOWED_IMPORT, detail)
+    return None
+
+
+def _reached_for(seen: Mapping[str, Any], allowed: frozenset[str]) -> Finding | None:
+    if names := seen.get("network"):
+        detail = f"used {', '.join(names)}: a tool has no network, put its data into the code"
+        return Finding(Reason.NEEDS_NETWORK, detail)
+    if finding := _imported(seen.get("imports", ()), allowed):
+        return finding
+    if names := seen.get("clock"):
+        detail = f"read the clock (time.{', time.'.join(names)}): its answer must depend on its arguments alone"
+        return Finding(Reason.READS_CLOCK, detail)
+    return None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
