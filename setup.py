@@ -14,7 +14,12 @@ setup(
     description="Tool-use data, verifiable environments, and Qwen3 trained on them with SFT and GRPO in JAX",
     python_requires=">=3.11",
     packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
-    package_data={"synthesis": ["prompts/*/*"], "launch": ["*.jinja"], "sandbox": ["*"]},
+    package_data={
+        "astra_jax": ["rollout/*.jinja"],
+        "synthesis": ["prompts/*/*"],
+        "launch": ["*.jinja"],
+        "sandbox": ["*"],
+    },
     install_requires=[
         "absl-py>=2.1",
         "aiohttp>=3.10",

@@ -70,6 +70,7 @@ def render(
     *,
     add_generation_prompt: bool = False,
     keep_reasoning: bool = False,
+    thinking: bool = True,
 ) -> list[Segment]:
     """Render a conversation; the concatenated texts are what Qwen3's chat template gives.
 
@@ -80,6 +81,7 @@ def render(
         keep_reasoning: the template drops the reasoning of turns before the last user message, so that a conversation
             of several user messages cannot be rendered by appending. True keeps it in every turn, which is what an
             append-only rollout sees. The two differ only where there is reasoning before the last user message.
+        thinking: False opens the assistant turn with an empty thought, as the template's `enable_thinking=False` does.
 
     Returns:
         Segments, alternately untrainable and trainable, none empty. Trainable is what follows
@@ -105,7 +107,8 @@ def render(
         elif message.role == "user" or i > 0:
             pieces.append(Segment(f"{TURN_START}{message.role}\n{message.content}{TURN_END}\n", False))
     if add_generation_prompt:
-        pieces.append(Segment(_ASSISTANT_PROMPT, False))
+        thought = "" if thinking else f"{THINK_START}\n\n{THINK_END}\n\n"
+        pieces.append(Segment(_ASSISTANT_PROMPT + thought, False))
     return _merge(pieces)
 
 
@@ -121,11 +124,12 @@ def tool_results_text(outputs: Sequence[str]) -> str:
     return f"\n{TURN_START}user{responses}{TURN_END}\n{_ASSISTANT_PROMPT}"
 
 
-def parse_assistant(text: str) -> AssistantTurn:
+def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn:
     """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
 
     Args:
         text: the turn's text, with or without the closing `<|im_end|>`.
+        keep_malformed: what is no call stays in the content as it was written, instead of becoming a `MalformedCall`.
 
     Returns:
         Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read, has no
@@ -133,19 +137,35 @@ def parse_assistant(text: str) -> AssistantTurn:
         of the rest, so nothing in it is executed.
     """
     text = text.removesuffix(TURN_END)
-    reasoning, text = _split_reasoning(text)
+    reasoning, text = split_reasoning(text)
     content: list[str] = []
     calls: list[ToolCall | MalformedCall] = []
-    position = 0
-    while (start := text.find(CALL_START, position)) >= 0:
+    position = end = 0
+    while (start := text.find(CALL_START, end)) >= 0:
+        call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
+        if keep_malformed and isinstance(call, MalformedCall):
+            continue
         # The template puts exactly one newline between text and a call; that one is not content.
         content.append(text[position:start].removesuffix("\n"))
-        call, position = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
         calls.append(call)
+        position = end
     content.append(text[position:])
     if calls:
         content = [part for part in (content[0], *(part.strip("\n") for part in content[1:])) if part]
     return AssistantTurn(reasoning, "\n".join(content), calls)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """A turn's reasoning without its tags, and what follows it; one that is never closed takes all of the rest."""
+    opened = text.lstrip("\n").startswith(THINK_START)
+    end, first_call = text.find(THINK_END), text.find(CALL_START)
+    if opened and end < 0:
+        return text.lstrip("\n").removeprefix(THINK_START).strip("\n"), ""
+    # A closing tag inside a tool call's arguments is data, unless the turn began with an opening one.
+    if end < 0 or not (opened or first_call < 0 or end < first_call):
+        return "", text
+    reasoning = text[:end].lstrip("\n").removeprefix(THINK_START)
+    return reasoning.strip("\n"), text[end + len(THINK_END) :].lstrip("\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -207,18 +227,6 @@ def _merge(pieces: Sequence[Segment]) -> list[Segment]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Parsing
-
-
-def _split_reasoning(text: str) -> tuple[str, str]:
-    opened = text.lstrip("\n").startswith(THINK_START)
-    end, first_call = text.find(THINK_END), text.find(CALL_START)
-    if opened and end < 0:
-        return text.lstrip("\n").removeprefix(THINK_START).strip("\n"), ""
-    # A closing tag inside a tool call's arguments is data, unless the turn began with an opening one.
-    if end < 0 or not (opened or first_call < 0 or end < first_call):
-        return "", text
-    reasoning = text[:end].lstrip("\n").removeprefix(THINK_START)
-    return reasoning.strip("\n"), text[end + len(THINK_END) :].lstrip("\n")
 
 
 def _parse_call(text: str, start: int, call_id: str) -> tuple[ToolCall | MalformedCall, int]:

@@ -11,12 +11,16 @@ whole or not at all; saving is asynchronous after the copy to host memory.
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
 PyTree = Any
 
@@ -46,7 +50,7 @@ class Checkpointer:
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
-    ) -> None:
+    ) -> float:
         """Save a step in the background, replacing it if it is there. The arrays may be donated once this returns.
 
         Args:
@@ -55,11 +59,21 @@ class Checkpointer:
             state: the rest of the training state, e.g. the optimizer's; None saves the weights alone.
             extra: JSON, saved with `state`; only with it.
 
+        Returns:
+            Seconds until it returned: what the caller waited for.
+
         Raises:
             ValueError: `extra` without `state`.
+            CheckpointError: this or the save before could not be written; what was saved earlier is whole.
         """
         if extra is not None and state is None:
             raise ValueError("extra is part of the full state: pass state with it, or neither")
+        started = time.perf_counter()
+        with self._writing():
+            self._save(step, params, state, extra)
+        return time.perf_counter() - started
+
+    def _save(self, step: int, params: PyTree, state: PyTree | None, extra: dict[str, Any] | None) -> None:
         for manager in (self._states, self._params):
             if step in manager.all_steps():  # from a run that died after it, before its next full state
                 manager.wait_until_finished()
@@ -68,6 +82,18 @@ class Checkpointer:
         if state is not None:
             items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra or {})}
             self._states.save(step, args=ocp.args.Composite(**items), force=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Names the folder in errors of the file system, such as a full disk; Orbax may say them a save later."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(
+                f"{self.dir}: a checkpoint could not be written ({first}); make room there and run the same command "
+                "again: it goes on from the last whole one"
+            ) from error
 
     def latest(self) -> int | None:
         """The newest step that can be resumed from, or None. Waits for saves under way."""
@@ -101,6 +127,44 @@ class Checkpointer:
         restored = self._states.restore(step, args=args)
         return params, restored["state"], restored["extra"]
 
+    def restore_latest(
+        self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
+    ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
+        """The newest full state that can be read; one that cannot is left out, with a warning that names it.
+
+        Args:
+            like: as for `restore`.
+            check: given `extra` before anything else is read; what it raises is raised.
+
+        Returns:
+            (step, params, state, extra), or None: there is no checkpoint.
+
+        Raises:
+            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read.
+        """
+        self.wait()
+        steps = sorted(set(self._params.all_steps()) & set(self._states.all_steps()), reverse=True)
+        for step in steps:
+            try:
+                extra = self.read_extra(step)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                _warn(self.dir, step, error)
+                continue
+            check(extra)
+            try:
+                return step, *self.restore(step, like)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                _warn(self.dir, step, error)
+        if steps:
+            raise CheckpointError(
+                f"{self.dir}: none of the checkpoints there can be read: {', '.join(map(str, steps))}"
+            )
+        return None
+
     def read_extra(self, step: int) -> dict[str, Any]:
         """The `extra` of a step's full state, without its arrays.
 
@@ -118,14 +182,16 @@ class Checkpointer:
         return self._params.restore(step, args=args)["params"]
 
     def wait(self) -> None:
-        """Return when all saves are on disk; raises what went wrong in one of them."""
-        self._params.wait_until_finished()
-        self._states.wait_until_finished()
+        """Return when all saves are on disk. Raises `CheckpointError` if one could not be written."""
+        with self._writing():
+            self._params.wait_until_finished()
+            self._states.wait_until_finished()
 
     def close(self) -> None:
-        """Wait, and free the background threads."""
-        self._params.close()
-        self._states.close()
+        """Wait, and free the background threads. Raises as `wait` does."""
+        with self._writing():
+            self._params.close()
+            self._states.close()
 
     def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
         self.wait()
@@ -149,10 +215,28 @@ class Checkpointer:
                 )
 
 
+def _warn(dir: Path, step: int, error: Exception) -> None:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    logging.warning("%s: step %d cannot be read and is left out: %s: %s", dir, step, type(error).__name__, first)
+
+
 def _manager(dir: Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler]) -> ocp.CheckpointManager:
     # Without the handlers a new process could not read the metadata of what an earlier one saved.
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
-    return ocp.CheckpointManager(dir, options=options, item_handlers=handlers)
+    return ocp.CheckpointManager(dir, options=manager_options(dir.name, keep), item_handlers=handlers)
+
+
+def manager_options(name: str, keep: int | None) -> ocp.CheckpointManagerOptions:
+    """Options of a checkpoint manager that goes on with what an earlier process left.
+
+    Args:
+        name: another one for each manager of a process: on several hosts their saves wait for each other by name, and
+            two managers that save the same step at once would meet at one barrier.
+        keep: so many of the newest steps; None is all.
+    """
+    hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+    return ocp.CheckpointManagerOptions(
+        max_to_keep=keep, create=True, cleanup_tmp_directories=True, multiprocessing_options=hosts
+    )
 
 
 def _abstract(tree: PyTree) -> PyTree:

@@ -52,6 +52,7 @@ class EvalResult:
         f1: the F1 reward, whatever reward the policy was trained with.
         f1_interval: its 95 % interval, from the deviation *between environments* (episodes of one environment are not
             independent).
+        irrelevant_share: of all calls, those to tools that the question does not need.
         by_structure: F1 by question structure.
         voided: episodes that infrastructure ended; in no mean.
     """
@@ -64,6 +65,7 @@ class EvalResult:
     voided: int
     mean_calls: float
     mean_turns: float
+    irrelevant_share: float
     by_structure: dict[str, float]
 
 
@@ -119,6 +121,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         ValueError: every episode was voided.
     """
     structure = {environment.id: environment.structure for environment in environments}
+    needed = {environment.id: {tool.spec.name for tool in environment.tools} for environment in environments}
     scored = [(environment_id, e, e.score) for environment_id, e in episodes if e.score is not None]
     if not scored:
         raise ValueError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
@@ -129,6 +132,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         by_environment[environment_id].append(value)
         by_structure[structure[environment_id]].append(value)
     mean = float(np.mean(f1))
+    irrelevant = [call.name not in needed[id] for id, episode, _ in scored for call in episode.calls if call.name]
     clusters = [float(np.mean(values)) for values in by_environment.values()]
     half = 1.96 * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters)) if len(clusters) > 1 else math.inf
     return EvalResult(
@@ -140,5 +144,6 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         voided=len(episodes) - len(scored),
         mean_calls=float(np.mean([s.calls for _, _, s in scored])),
         mean_turns=float(np.mean([e.turns for _, e, _ in scored])),
+        irrelevant_share=float(np.mean(irrelevant)) if irrelevant else 0.0,
         by_structure={name: float(np.mean(values)) for name, values in sorted(by_structure.items())},
     )

@@ -2,12 +2,22 @@
 
 They return *sums* and counts, never means: the caller divides once, after every micro-batch and device has been added,
 so that accumulating over N micro-batches equals one big batch exactly.
+
+The paper's is the default: token-level PPO clip, advantages in deviations of the group, a sum over all tokens divided
+by their number (eq. 32), no KL term, no entropy bonus. The alternatives are those that people compare it with:
+
+  Dr. GRPO (arXiv 2503.20783)    advantage="mean", normalisation="fixed": neither an episode's length nor its group's
+                                 deviation weighs.
+  GSPO (arXiv 2507.18071)        ratio="sequence", normalisation="episode": one clipped ratio for the whole episode.
+  sequence-level correction      tis="sequence": the sampler's mismatch of the whole episode, truncated once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +25,49 @@ import numpy as np
 from flax import struct
 
 Array = Any
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Which objective. The defaults are the paper's where it gives one; those it leaves open are ours.
+
+    Attributes:
+        clip_low: ratios below 1 - clip_low get no gradient where the advantage is negative. Ours: 0.2, PPO's.
+        clip_high: ratios above 1 + clip_high get none where it is positive. Ours: 0.28, DAPO's higher upper clip, so
+            that rare good tokens can grow. For GSPO both are much smaller (its paper: 3e-4 and 4e-4).
+        ratio: of trained and old policy: a `token`'s own, or the geometric mean over the episode's (`sequence`). With
+            one update a batch it is 1 either way.
+        tis_cap: upper bound of the importance weight between trainer and sampler. Ours: 2; None leaves it out.
+        tis: that weight is of the `token`, or the product over the episode (`sequence`).
+        advantage: distance of the reward from its group's mean, in the group's `deviation`s, or as it is (`mean`).
+        normalisation: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
+            by the mean over its tokens; or `fixed`: sum over tokens / (episodes x fixed_tokens).
+        fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    ratio: Literal["token", "sequence"] = "token"
+    tis_cap: float | None = 2.0
+    tis: Literal["token", "sequence"] = "token"
+    advantage: Literal["deviation", "mean"] = "deviation"
+    normalisation: Literal["batch", "group", "episode", "fixed"] = "batch"
+    fixed_tokens: int = 49_152
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low < 1 or self.clip_high < 0:
+            raise ValueError(
+                f"clip_low is {self.clip_low} and clip_high {self.clip_high}; use 0 <= clip_low < 1 and clip_high >= 0"
+            )
+        if self.tis_cap is not None and self.tis_cap <= 0:
+            raise ValueError(f"tis_cap is {self.tis_cap}; use a positive bound, or None for no correction")
+        if self.fixed_tokens < 1:
+            raise ValueError(f"fixed_tokens is {self.fixed_tokens}; use a positive number")
+
+    @property
+    def corrects_episodes(self) -> bool:
+        """Whether a token's weight depends on its episode's other tokens, whose logprobs must then be known before."""
+        return self.tis == "sequence" and self.tis_cap is not None
 
 
 @struct.dataclass
@@ -27,6 +80,8 @@ class PolicyTerms:
         sampler_logps: what the sampler said when it drew the token.
         advantages: the episode's advantage, on each of its tokens.
         mask: 1 on sampled tokens, 0 on the prompt, tool outputs, template tokens and padding.
+        episode_log_ratio: mean of logps - old_logps over the episode's sampled tokens; only for `ratio="sequence"`.
+        episode_mismatch: sum of old_logps - sampler_logps over them; only for `tis="sequence"`.
     """
 
     logps: Array
@@ -34,6 +89,8 @@ class PolicyTerms:
     sampler_logps: Array
     advantages: Array
     mask: Array
+    episode_log_ratio: Array = None
+    episode_mismatch: Array = None
 
 
 @struct.dataclass
@@ -58,17 +115,12 @@ class ObjectiveSums:
     mismatch_abs: Array
 
 
-def grpo_objective(
-    terms: PolicyTerms, *, clip_low: float, clip_high: float, tis_cap: float | None
-) -> tuple[Array, ObjectiveSums]:
-    """Token-level PPO clip with truncated importance sampling; no KL term, no entropy bonus (paper eq. 32).
+def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, ObjectiveSums]:
+    """PPO clip with truncated importance sampling; no KL term, no entropy bonus (paper eq. 32).
 
     Args:
         terms: see `PolicyTerms`.
-        clip_low: lower clip; ratios below 1 - clip_low get no gradient where the advantage is negative.
-        clip_high: upper clip.
-        tis_cap: the weight min(old/sampler probability, cap) corrects for a sampler whose numerics or weights differ
-            from the trainer's; None leaves it out.
+        config: its `advantage` and `normalisation` are in `terms.advantages` already, see `batch_advantages`.
 
     Returns:
         (loss to minimise, *summed* over tokens; sums for metrics).
@@ -78,24 +130,33 @@ def grpo_objective(
     on = mask > 0
     old = jax.lax.stop_gradient(terms.old_logps)
     log_ratio = jnp.where(on, terms.logps - old, 0.0)
+    if config.ratio == "sequence":
+        # The value is the episode's, the gradient each token's: with `episode` normalisation that is GSPO's gradient.
+        own = jax.lax.stop_gradient(log_ratio)
+        log_ratio = jnp.where(on, terms.episode_log_ratio, 0.0) + log_ratio - own
     ratio = jnp.exp(log_ratio)
     mismatch = jnp.where(on, old - terms.sampler_logps, 0.0)
     sampler_ratio = jnp.exp(mismatch)
 
     advantages = terms.advantages
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high)
     gain = jnp.minimum(ratio * advantages, clipped * advantages)
-    if tis_cap is not None:
-        gain = gain * jnp.minimum(sampler_ratio, tis_cap)
 
     def total(x: Array) -> Array:
         return jnp.sum(x * mask)
 
+    truncated = jnp.zeros(())
+    if config.tis_cap is not None:
+        log_weight = mismatch if config.tis == "token" else jnp.where(on, terms.episode_mismatch, 0.0)
+        log_cap = math.log(config.tis_cap)
+        gain = gain * jnp.exp(jnp.minimum(log_weight, log_cap))  # in this order nothing overflows
+        truncated = total(log_weight > log_cap)
+
     sums = ObjectiveSums(
         tokens=jnp.sum(mask),
-        clipped_low=total((ratio < 1.0 - clip_low) & (advantages < 0)),
-        clipped_high=total((ratio > 1.0 + clip_high) & (advantages > 0)),
-        tis_clipped=total(sampler_ratio > tis_cap) if tis_cap is not None else jnp.zeros(()),
+        clipped_low=total((ratio < 1.0 - config.clip_low) & (advantages < 0)),
+        clipped_high=total((ratio > 1.0 + config.clip_high) & (advantages > 0)),
+        tis_clipped=truncated,
         mismatch_kl=total(sampler_ratio - 1.0 - mismatch),
         mismatch_abs=total(jnp.abs(mismatch)),
     )
@@ -108,8 +169,8 @@ def group_deviation(rewards: Sequence[float]) -> float:
     return float(values.std()) if values.size and values.min() < values.max() else 0.0
 
 
-def group_advantages(rewards: Sequence[float]) -> np.ndarray:
-    """(reward - group mean) / group deviation, float64 [len(rewards)].
+def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:
+    """reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
 
     Raises:
         ValueError: all rewards are equal: such a group teaches nothing and must be filtered out before (delta >= 0).
@@ -118,4 +179,29 @@ def group_advantages(rewards: Sequence[float]) -> np.ndarray:
     if not deviation > 0:
         raise ValueError(f"group rewards {list(rewards)} have no deviation; train on groups with Std > delta only")
     values = np.asarray(rewards, dtype=np.float64)
-    return (values - values.mean()) / deviation
+    return (values - values.mean()) / (deviation if kind == "deviation" else 1.0)
+
+
+def batch_advantages(
+    rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], config: ObjectiveConfig
+) -> tuple[list[float], float]:
+    """What each episode's tokens are weighted with, and what the objective's sum is divided by.
+
+    Args:
+        rewards: by group and episode; every group has a deviation.
+        tokens: how many sampled tokens each of those episodes has, positive.
+
+    Returns:
+        (advantages, one group after the other, times the weights of `config.normalisation`; the denominator).
+    """
+    advantages = [group_advantages(group, config.advantage) for group in rewards]
+    counts = [np.asarray(group, dtype=np.float64) for group in tokens]
+    if config.normalisation == "group":
+        advantages, total = [a / n.sum() for a, n in zip(advantages, counts, strict=True)], float(len(counts))
+    elif config.normalisation == "episode":
+        advantages, total = [a / n for a, n in zip(advantages, counts, strict=True)], float(sum(map(len, counts)))
+    elif config.normalisation == "fixed":
+        total = float(sum(map(len, counts)) * config.fixed_tokens)
+    else:
+        total = float(sum(n.sum() for n in counts))
+    return [float(a) for group in advantages for a in group], total

@@ -67,7 +67,45 @@ def make_optimizer(
         )
         # Not Muon's own Adam, which decays norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+    return _in_float32(optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer))
+
+
+def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """State and updates in float32, whatever the weights are: a bfloat16 cannot hold a running mean of 0.999."""
+
+    def float32(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return optimizer.update(float32(gradients), state, float32(params))
+
+    return optax.GradientTransformation(lambda params: optimizer.init(float32(params)), update)
+
+
+def apply_updates(params: Any, updates: Any, *, rounding: Literal["nearest", "stochastic"], seed: jax.Array) -> Any:
+    """params + updates, added in float32 and rounded to the parameters' type.
+
+    Args:
+        updates: float32.
+        rounding: to bfloat16: `stochastic` takes one of the sum's two neighbours, each with the probability that makes
+            it exact in expectation. Float32 is not rounded.
+        seed: int32, another one in each step.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+
+    def add(param: jax.Array, update: jax.Array, key: jax.Array) -> jax.Array:
+        total = param.astype(jnp.float32) + update
+        if param.dtype != jnp.bfloat16 or rounding == "nearest":
+            return total.astype(param.dtype)
+        # A bfloat16 is the upper half of a float32: noise in the lower half carries over with the right probability.
+        noise = jax.random.bits(key, param.shape, jnp.uint16).astype(jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(total, jnp.uint32) + noise
+        rounded = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+        return jnp.where(jnp.isfinite(total), rounded, total.astype(jnp.bfloat16))
+
+    added = [add(*one) for one in zip(leaves, jax.tree.leaves(updates), keys, strict=True)]
+    return jax.tree.unflatten(structure, added)
 
 
 def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:

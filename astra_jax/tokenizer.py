@@ -9,6 +9,7 @@ capital, so that their tokens are few and each is frequent. The price is one tok
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from astra_jax.chat import (
     TURN_START,
     Segment,
 )
+from astra_jax.files import write_text
 
 PAD = "<|endoftext|>"
 # The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.
@@ -103,8 +105,8 @@ class ChatTokenizer:
         tokenizer.train_from_iterator(_without_special_tokens(texts), trainer=trainer)
         dir = Path(dir)
         dir.mkdir(parents=True, exist_ok=True)
-        _write_atomically(dir / "tokenizer_config.json", json.dumps(_HF_CONFIG, indent=2) + "\n")
-        _write_atomically(dir / "tokenizer.json", tokenizer.to_str(pretty=True))
+        write_text(dir / "tokenizer_config.json", json.dumps(_HF_CONFIG, indent=2) + "\n")
+        write_text(dir / "tokenizer.json", tokenizer.to_str(pretty=True))
         return cls(tokenizer, origin=str(dir))
 
     @classmethod
@@ -132,6 +134,13 @@ class ChatTokenizer:
         raise TokenizerError(
             f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
+
+    @property
+    def vocabulary_digest(self) -> str:
+        """Tells one vocabulary from another; rollout servers say theirs, made in the same way (`vllm_plugin`)."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""
@@ -166,9 +175,3 @@ def _without_special_tokens(texts: Iterable[str]) -> Iterator[str]:
     cut = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
     for text in texts:
         yield from (part for part in cut.split(text) if part)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

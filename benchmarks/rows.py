@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from astra_jax import run_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -59,8 +60,4 @@ def hardware() -> str:
 
 def commit() -> str:
     """The checkout's commit; ends in `+` when files that git tracks were changed since."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
-
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if git("status", "--porcelain", "-uno") else "")
+    return run_record.commit(ROOT) or "unknown"

@@ -30,7 +30,8 @@ def setting(layers: int) -> tuple[Any, ...]:
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.optimizers import initial_state
-    from astra_jax.sft import SFTConfig, sft_optimizer
+    from astra_jax.sft_config import SFTConfig
+    from astra_jax.sft_update import sft_optimizer
 
     model = dataclasses.replace(PRESETS["tiny"], n_layers=layers)
     config = SFTConfig(data=DataConfig(seq_len=64, rows=1), remat="full")

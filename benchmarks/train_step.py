@@ -11,37 +11,30 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 
 from absl import app, flags
 
 from benchmarks import rows
+from benchmarks.shapes import SHAPES, Shape
+from benchmarks.sides import Side
 from launch.cli import cpu_environment
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 
 
 @dataclass(frozen=True)
-class Case:
-    """Shapes of one comparison; parameters and activations are float32, the embedding is tied."""
+class Case(Shape):
+    """One comparison: a model, and the rows of a step."""
 
-    vocab_size: int
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
     rows: int
     tokens: int
 
 
 CASES = {
-    "1m": Case(1_024, 192, 2, 3, 3, 64, 512, 8, 256),
-    "30m": Case(8_192, 512, 8, 8, 4, 64, 1_536, 4, 512),
-    "vocabulary": Case(151_936, 256, 4, 4, 2, 64, 768, 4, 512),
+    name: Case(**vars(SHAPES[name]), rows=number, tokens=tokens)
+    for name, number, tokens in (("1m", 8, 256), ("30m", 4, 512), ("vocabulary", 4, 512))
 }
 
 _CASES = flags.DEFINE_list("case", list(CASES), f"Of {', '.join(CASES)}.")
@@ -51,40 +44,27 @@ _THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/train_step.jsonl.")
 
 
-class Side:
-    """One process that trains when told to."""
-
-    def __init__(self, name: str, case: Case, threads: int) -> None:
-        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, "-m", "benchmarks.train_step_side", name, json.dumps(asdict(case)), str(threads)]
-        self.process = subprocess.Popen(
-            command, cwd=rows.ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.seconds: list[float] = []
-        self.first = self.ask("ready")["seconds"]
-
-    def ask(self, word: str) -> dict:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a side ended with {self.process.wait()}; see its output above")
-        return json.loads(line)
+def start(name: str, case: Case, threads: int) -> Side:
+    environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "benchmarks.train_step_side", name, json.dumps(asdict(case)), str(threads)]
+    return Side(command, environment)
 
 
 def compare(case: Case, threads: int, rounds: int, steps: int) -> dict:
     """Medians of seconds a step, peak memory, and what JAX gains over the better PyTorch."""
-    sides = {name: Side(name, case, threads) for name in SIDES}
+    sides: dict[str, Side] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     try:
+        for name in SIDES:
+            sides[name] = start(name, case, threads)
         for _ in range(rounds):
-            for side in sides.values():
-                side.seconds += side.ask(f"train {steps}")["seconds"]
+            for name, side in sides.items():
+                seconds[name] += side.ask(f"train {steps}")["seconds"]
         ends = {name: side.ask("end") for name, side in sides.items()}
     finally:
         for side in sides.values():
-            side.process.kill()
-    medians = {name: statistics.median(side.seconds) for name, side in sides.items()}
+            side.kill()
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
     peaks = {name: end["peak_rss_bytes"] for name, end in ends.items()}
     best = min(medians["torch_eager"], medians["torch_compile"])
     least = min(peaks["torch_eager"], peaks["torch_compile"])

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.shapes import hf_config
+
 Step = Callable[[], float]
 
 OPTIMIZER = {"b1": 0.9, "b2": 0.95, "eps": 1e-8}
@@ -36,7 +38,8 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.optimizers import initial_state
-    from astra_jax.sft import SFTConfig, sft_optimizer, train_step
+    from astra_jax.sft_config import SFTConfig
+    from astra_jax.sft_update import sft_optimizer, train_step
 
     shape = {name: case[name] for name in case if name not in ("rows", "tokens")}
     model = Qwen3Config(**shape, tie_embeddings=True)
@@ -64,17 +67,7 @@ def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[S
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=case["vocab_size"],
-        hidden_size=case["d_model"],
-        num_hidden_layers=case["n_layers"],
-        num_attention_heads=case["n_heads"],
-        num_key_value_heads=case["n_kv_heads"],
-        head_dim=case["head_dim"],
-        intermediate_size=case["d_ff"],
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
+    config = transformers.Qwen3Config(**hf_config(case), use_cache=False)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
     forward = torch.compile(model) if compiled else model
     betas = (OPTIMIZER["b1"], OPTIMIZER["b2"])

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 
 from astra_jax.data import DataConfig
 from astra_jax.evaluate import EvalConfig
-from astra_jax.grpo import GRPOConfig
+from astra_jax.grpo_config import GRPOConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.slots import EngineConfig
-from astra_jax.sft import SFTConfig
+from astra_jax.sft_config import SFTConfig
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.trajectories.config import TrajectoriesConfig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astra_jax.data import DataConfig
-from astra_jax.grpo import GRPOConfig
+from astra_jax.grpo_config import GRPOConfig
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
-from astra_jax.sft import SFTConfig
+from astra_jax.sft_config import SFTConfig
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,16 @@ def _parse(argv: Sequence[str]) -> list[str]:
     return app.parse_flags_with_usage(kept)
 
 
+def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
+    """The token in the file that a flag names, or None. Raises `UsageError`."""
+    if not flag.value:
+        return None
+    path = Path(flag.value)
+    if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
+        raise UsageError(f"--{flag.name}={path} is no file with a token on its first line")
+    return token
+
+
 def load_config(path: str) -> Any:
     """`CONFIG` of a configuration file, for example `configs/sft_qwen3_14b.py`.
 
@@ -136,24 +146,44 @@ def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = Non
     Raises:
         UsageError: no such setting (names the nearest), or a value that does not fit it.
     """
-    for name, value in _overrides if overrides is None else overrides:
-        try:
-            config = _replace(config, name.split("."), value, name, config)
-        except ValueError as error:  # of a __post_init__
-            raise UsageError(f"{_PREFIX}{name}={value}: {error}") from None
-    return config
+    wanted: _Tree = {}
+    for name, text in _overrides if overrides is None else overrides:
+        _put(wanted, config, name, text)
+    return _replaced(config, wanted)
 
 
-def _replace(config: Any, path: list[str], text: str, name: str, root: Any) -> Any:
-    if not _is_config(config) or path[0] not in {field.name for field in dataclasses.fields(config)}:
-        every = list(setting_names(root))
-        near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
-        raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
-    if len(path) > 1:
-        value = _replace(getattr(config, path[0]), path[1:], text, name, root)
-    else:
-        value = _convert(text, typing.get_type_hints(type(config))[path[0]], name)
-    return dataclasses.replace(config, **{path[0]: value})
+_Tree = dict[str, "tuple[str, Any] | _Tree"]
+"""Replacements by field; a leaf is (as the user wrote it, value)."""
+
+
+def _put(wanted: _Tree, config: Any, name: str, text: str) -> None:
+    *outer, last = name.split(".")
+    at = config
+    for part in [*outer, last]:
+        if not _is_config(at) or part not in {field.name for field in dataclasses.fields(at)}:
+            every = list(setting_names(config))
+            near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
+            raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
+        holder, at = at, getattr(at, part)
+    for part in outer:
+        branch = wanted.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise UsageError(f"{_PREFIX}{name}: the whole of {part} is replaced too; give one of the two")
+        wanted = branch
+    value = _convert(text, typing.get_type_hints(type(holder))[last], name)
+    wanted[last] = (f"{_PREFIX}{name}={text}", value)
+
+
+def _replaced(config: Any, wanted: _Tree) -> Any:
+    """All at once: settings that must fit each other are checked when each has its value."""
+    changes = {}
+    for name, change in wanted.items():
+        changes[name] = _replaced(getattr(config, name), change) if isinstance(change, dict) else change[1]
+    try:
+        return dataclasses.replace(config, **changes)
+    except ValueError as error:  # of a __post_init__
+        written = [change[0] for change in wanted.values() if not isinstance(change, dict)]
+        raise UsageError(f"{' '.join(written) or _PREFIX + '.'.join(wanted)}: {error}") from None
 
 
 def _is_config(value: Any) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from astra_jax.files import write_text
 from astra_jax.run_identity import WorkdirError, check_same_run
 
 
@@ -70,13 +70,7 @@ def _locked(path: Path) -> TextIO:
 
 def write_json(path: Path, value: Any) -> None:
     """Atomically: a reader sees the old file or the new one, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True))
 
 
 def read_json(path: Path) -> Any:

@@ -15,7 +15,9 @@ import asyncio
 
 from absl import flags
 
-from launch import cli
+from launch import cli, sandboxes
+
+flags.adopt_module_key_flags(sandboxes)
 
 PROFILES = ("quick", "full", "ci")
 
@@ -40,7 +42,7 @@ def main() -> None:
     workdir = Path(_WORKDIR.value).absolute()
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
     try:
-        asyncio.run(stages.Quickstart(config, workdir, ledger).run())
+        asyncio.run(stages.Quickstart(config, workdir, ledger).run(sandboxes.sandbox_from_flags()))
         result = summary.write(workdir, ledger, config, _PROFILE.value)
         report.write(workdir, result)
     finally:

@@ -11,13 +11,14 @@ import matplotlib
 
 matplotlib.use("Agg")  # before pyplot: no display is needed
 
-import jinja2
 import matplotlib.pyplot as plt
 import msgspec
 import networkx as nx
 from matplotlib.figure import Figure
 
+from astra_jax.files import write_text
 from astra_jax.metrics import read_metrics
+from astra_jax.rollout.pages import template
 from launch.ledger import read_json
 from launch.summary import MODELS
 from synthesis.datasets import read_card, read_dataset
@@ -40,11 +41,9 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     held_out = {e.id: e for e in read_dataset(workdir / "environments" / "held_out", ToolEnvironment)}
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
     samples = {name: _episodes(workdir, name) for name in MODELS}
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    template.filters["json"] = lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    page = template("report.html.jinja", Path(__file__).parent)
     with plt.rc_context(_STYLE):
-        html = template.get_template("report.html.jinja").render(
+        html = page.render(
             summary=summary,
             models=MODELS,
             graph=_svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
@@ -64,9 +63,7 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
             },
         )
     path = workdir / "report.html"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(html, encoding="utf-8")
-    partial.replace(path)
+    write_text(path, html)
     return path
 
 

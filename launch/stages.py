@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from astra_jax.models.qwen3.copying import copying_params
 from astra_jax.models.qwen3.modules import Params, init_params
 from astra_jax.rollout.engine import Engine
 from astra_jax.rollout.episode import Episode
+from astra_jax.sft_config import SFTConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs.quickstart import QuickstartConfig
 from launch.ledger import Ledger
-from sandbox import SandboxConfig, SandboxPool
+from sandbox import Sandbox
 from synthesis.datasets import read_dataset
 from synthesis.environments.partition import Side
 from synthesis.offline.teacher import OfflineTeacher
@@ -65,9 +67,9 @@ class Quickstart:
             "evaluate_grpo": partial(self.evaluate, lambda: self.trained("grpo"), "GRPO"),
         }
 
-    async def run(self) -> None:
-        """Run the stages that are not finished."""
-        async with SandboxPool(SandboxConfig()) as pool:
+    async def run(self, sandbox: AbstractAsyncContextManager[Sandbox]) -> None:
+        """Run the stages that are not finished; tool code runs in `sandbox`, not yet open."""
+        async with sandbox as pool:
             self.pool = pool
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
@@ -78,7 +80,7 @@ class Quickstart:
                 started = time.perf_counter()
                 result = await stage()
                 seconds = time.perf_counter() - started
-                isolation = {"tier": pool.tier, "layers": list(pool.layers)}
+                isolation = {"tier": pool.tier, "layers": pool.layers}
                 measured = {"seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "sandbox": isolation}
                 self.ledger.finish(name, result | measured)
 
@@ -118,7 +120,7 @@ class Quickstart:
         return dataclasses.asdict(summary)
 
     async def train_tokenizer(self) -> Result:
-        texts = self._texts(read_dataset(self.trajectories_dir, Trajectory), self._environments("train"))
+        texts = self._texts(read_dataset(self.trajectories_dir, Trajectory), self.environments_of("train"))
         tokenizer = ChatTokenizer.train(texts, self.config.vocab_size, self.workdir / "tokenizer")
         digest = hashlib.sha256((self.workdir / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest()
         return {"vocab_size": tokenizer.vocab_size, "digests": {"tokenizer": digest}}
@@ -137,7 +139,7 @@ class Quickstart:
     # ------------------------------------------------------------------------------------------------------- training
 
     async def sft(self, part: str, start: Callable[[], Params]) -> Result:
-        config: sft.SFTConfig = getattr(self.config, part)
+        config: SFTConfig = getattr(self.config, part)
         workdir = self.workdir / "sft" / part
         result = sft.train(config, self.config.model, start(), self.trajectories_dir, self.tokenizer, workdir)
         stats = result.stats
@@ -158,7 +160,7 @@ class Quickstart:
                 self.config.grpo,
                 self.config.model,
                 params,
-                self._environments("train"),
+                self.environments_of("train"),
                 self.tokenizer,
                 self.pool,
                 self.workdir / "grpo",
@@ -167,7 +169,7 @@ class Quickstart:
         return {"updates": result.updates, "stopped": result.stopped}
 
     async def evaluate(self, weights: Callable[[], Params], description: str) -> Result:
-        environments = self._environments("held_out")
+        environments = self.environments_of("held_out")
         sampled = {environment.id for environment in environments[:SAMPLES]}
         episodes: dict[str, Any] = {}
 
@@ -198,7 +200,8 @@ class Quickstart:
     def tokenizer(self) -> ChatTokenizer:
         return ChatTokenizer.load(self.workdir / "tokenizer")
 
-    def _environments(self, side: Side) -> list[ToolEnvironment]:
+    def environments_of(self, side: Side) -> list[ToolEnvironment]:
+        """What was synthesised for training, or held out."""
         return read_dataset(self.workdir / "environments" / side, ToolEnvironment)
 
     def untrained(self) -> Params:

@@ -17,10 +17,11 @@ On a mesh each device works on its own rows, heads and part of the sequence; key
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -124,17 +125,30 @@ def _splash_part(
     return splash.attend(kernel, q, k, v, segments, segments_k)
 
 
-def cached_attention(q_btnh: Array, k_bskh: Array, v_bskh: Array, positions_bt: Array) -> Array:
-    """Attention of new tokens over a cache in which slot s holds position s; forward only. Returns [B, T, N, H].
+def cached_attention(q_btnh: Array, *parts: tuple[Array, Array, Array]) -> Array:
+    """Attention of new tokens over a cache in one part or several; forward only. Returns [B, T, N, H].
 
     Args:
-        positions_bt: of the queries; each attends to the slots up to its own. -1 is padding: its output is meaningless.
+        parts: (k_bkhs, v_bksh, visible_bts) each, keys and values as in `models.qwen3.modules.Cache`. A query that sees
+            nothing is padding, and its output is meaningless.
     """
     b, t, n, h = q_btnh.shape
-    k = k_bskh.shape[2]
-    q_btkgh = q_btnh.reshape(b, t, k, n // k, h)
-    scores = jnp.einsum("btkgh,bskh->bkgts", q_btkgh, k_bskh, preferred_element_type=jnp.float32) * h**-0.5
-    visible_bts = jnp.arange(k_bskh.shape[1]) <= positions_bt[:, :, None]
-    weights = jax.nn.softmax(jnp.where(visible_bts[:, None, None], scores, blockwise.MASKED), axis=-1)
-    o_btkgh = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v_bskh.dtype), v_bskh)
-    return o_btkgh.reshape(b, t, n, h)
+    k = parts[0][0].shape[1]
+    # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.
+    q_bkqh = q_btnh.reshape(b, t, k, n // k, h).transpose(0, 2, 3, 1, 4).reshape(b, k, n // k * t, h)
+
+    def scores(k_bkhs: Array, visible_bts: Array) -> Array:
+        all_bkqs = jnp.einsum("bkqh,bkhs->bkqs", q_bkqh, k_bkhs, preferred_element_type=jnp.float32) * h**-0.5
+        all_bkgts = all_bkqs.reshape(b, k, n // k, t, -1)
+        return jnp.where(visible_bts[:, None, None], all_bkgts, blockwise.MASKED).reshape(all_bkqs.shape)
+
+    scores_bkqs = jnp.concatenate([scores(k_bkhs, visible_bts) for k_bkhs, _, visible_bts in parts], axis=-1)
+    weights_bkqs = jax.nn.softmax(scores_bkqs, axis=-1).astype(parts[0][1].dtype)
+    ends = np.cumsum([v_bksh.shape[2] for _, v_bksh, _ in parts])
+    shares = jnp.split(weights_bkqs, ends[:-1], axis=-1)
+    outputs = (
+        jnp.einsum("bkqs,bksh->bkqh", share_bkqs, v_bksh)
+        for share_bkqs, (_, v_bksh, _) in zip(shares, parts, strict=True)
+    )
+    o_bkqh = reduce(jnp.add, outputs)
+    return o_bkqh.reshape(b, k, n // k, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

@@ -7,83 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.chips import CHIPS, Chip
 
-@dataclass(frozen=True)
-class Chip:
-    """One accelerator as JAX sees it.
-
-    Attributes:
-        hbm_bytes: what a program can have; a little below the data sheet's.
-        flops: bf16 peak, a second.
-        hbm_bandwidth: bytes a second.
-        link_bandwidth: bytes a second that a chip can receive over all its links.
-        slices: topology names, ascending in size; of GPUs, `GPUS` in one host or `HOSTSxGPUS`.
-        network_bandwidth: bytes a second that a GPU can receive from other hosts.
-        description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
-    """
-
-    name: str
-    hbm_bytes: int
-    flops: float
-    hbm_bandwidth: float
-    link_bandwidth: float
-    slices: tuple[str, ...]
-    network_bandwidth: float | None = None
-    description: str | None = None
-
-
-GIB = 2**30
-_GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
-# HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
-# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e).
-CHIPS = {
-    "v5e": Chip(
-        "v5e",
-        int(15.75 * GIB),
-        197e12,
-        819e9,
-        180e9,
-        ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    ),
-    "v5p": Chip(
-        "v5p",
-        int(95.74 * GIB),
-        459e12,
-        2765e9,
-        540e9,
-        ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
-    ),
-    "v6e": Chip(
-        "v6e",
-        int(31.25 * GIB),
-        918e12,
-        1640e9,
-        360e9,
-        ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
-    ),
-    # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
-    # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.
-    "h100": Chip(
-        "h100",
-        int(0.95 * 81_559 * 2**20),
-        989e12,
-        3350e9,
-        450e9,
-        _GPU_SLICES,
-        50e9,
-        f"memory_bandwidth: 3350000000000 device_memory_size: {81_559 * 2**20}",
-    ),
-    "h200": Chip(
-        "h200",
-        int(0.95 * 143_771 * 2**20),
-        989e12,
-        4800e9,
-        450e9,
-        _GPU_SLICES,
-        50e9,
-        f"memory_bandwidth: 4800000000000 device_memory_size: {143_771 * 2**20}",
-    ),
-}
 _HOPPER = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472

@@ -12,14 +12,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.grpo import GRPOConfig
+from astra_jax.chips import GIB
+from astra_jax.grpo_config import GRPOConfig
 from astra_jax.mesh import BATCH, make_mesh
-from astra_jax.models.qwen3.modules import abstract_params
+from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters, parameters
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner import programs
-from astra_jax.planner.hardware import GIB, PlanError, Slice, larger, mesh_sizes, row_length
+from astra_jax.planner.hardware import PlanError, Slice, larger, mesh_sizes, row_length
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.sft import SFTConfig
+from astra_jax.sft_config import SFTConfig
 
 
 @dataclass(frozen=True)
@@ -172,35 +173,6 @@ def smallest(model: Qwen3Config, config: SFTConfig | GRPOConfig, slice_: Slice, 
         if plan.fits:
             return plan
     raise PlanError(f"no {slice_.chip.name} slice of up to {slice_.chips} chips fits; give a larger --topology")
-
-
-def parameters(model: Qwen3Config) -> int:
-    """How many the model has."""
-    import jax
-
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
-
-
-def matmul_parameters(model: Qwen3Config) -> tuple[int, int]:
-    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
-    d, h = model.d_model, model.head_dim
-    attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
-    experts = model.experts_per_token or 1
-    mlp = 3 * d * model.d_ff * experts + d * model.n_experts
-    return model.n_layers * (attention + mlp), d * model.vocab_size
-
-
-def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
-    """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
-
-    A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
-    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed once.
-    """
-    layers, head = matmul_parameters(model)
-    scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
-    useful = 6 * (layers + head) + 6 * scores
-    executed = 8 * layers + 6 * head + (2 + 2 + 5) * scores
-    return float(useful), float(executed)
 
 
 def _memory_bytes(model: Qwen3Config, mesh: Any, micro_batches: int) -> float:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from astra_jax.models.qwen3.modules import init_cache
+from astra_jax.models.qwen3.modules import init_cache, unstacked
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout import device_steps as device
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
 from astra_jax.rollout.slots import EngineConfig, EngineStats, Request, Slot
 
 MIN_SHARED = 16
@@ -37,22 +37,23 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Continuous batching over one parameter tree. Implements `Policy`."""
+    """Continuous batching over one parameter tree. Implements `StreamingPolicy`."""
 
     def __init__(
         self, params: Any, model: Qwen3Config, config: EngineConfig | None = None, *, version: int = 0
     ) -> None:
         """
         Args:
-            params: the model's parameters, on their devices; not copied.
+            params: the model's parameters, on their devices; not copied, but for CPUs (`modules.unstacked`).
             version: stamped on completions until `update`.
         """
         self.config = config or EngineConfig()
         self.model = model
         self.version = version
         self.stats = EngineStats()
+        self._on_cpu = next(iter(jax.tree.leaves(params)[0].devices())).platform == "cpu"
         self._params = params
-        self._cache = init_cache(model, self.config.slots, self.config.max_length)
+        self._cache = init_cache(model, self.config.slots, self.config.max_length, stacked=not self._on_cpu)
         self._slots = [Slot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
@@ -63,8 +64,40 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------------- public interface
 
+    @property
+    def limits(self) -> PolicyLimits:
+        """See `PolicyLimits`."""
+        return PolicyLimits(self.config.slots, self.config.max_length, MAX_STOPS, self.model.vocab_size)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return sum(slot.request is not None for slot in self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return sum(not request.dropped for request in self._queue)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the loop has ended, or None."""
+        return self._failure
+
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`. Cancelling the awaiting task frees the slot.
+        """See `Policy.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        async for drawn in self.stream(token_ids, sampling, session=session):
+            tokens += drawn.token_ids
+            logprobs += drawn.logprobs
+        assert drawn.finish is not None  # a stream that ends without one raises
+        return Completion(tokens, logprobs, drawn.policy_version, drawn.finish)
+
+    async def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
+    ) -> AsyncGenerator[Drawn, None]:
+        """The new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
 
         Raises:
             ValueError: an empty sequence, one that leaves no room in `max_length`, or too many stop ids.
@@ -79,14 +112,22 @@ class Engine:
         if len(sampling.stop_ids) > MAX_STOPS:
             raise ValueError(f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOPS} are supported")
         self._start()
-        request = Request(prompt, sampling, session, asyncio.get_running_loop().create_future())
+        request = Request(prompt, sampling, session)
         self._queue.append(request)
         self._wake.set()
+        shown, finish = 0, None
         try:
-            return await request.future
+            while finish is None:
+                await request.news.wait()
+                request.news.clear()
+                if request.failure is not None:
+                    raise request.failure
+                part = slice(shown, request.delivered)
+                shown, finish = part.stop, request.finish
+                yield Drawn(request.tokens[part], request.logprobs[part], request.version, finish)
         finally:
-            if not request.future.done() or request.future.cancelled():
-                self._wake.set()
+            request.dropped = True
+            self._wake.set()
 
     def release(self, session: str) -> None:
         """Give a session's slot back. Its K/V stay until the slot is used again, so they can still be copied."""
@@ -152,15 +193,11 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        waiting = [*self._queue, *(slot.request for slot in self._slots if slot.request is not None)]
-        futures: list[asyncio.Future[Any]] = [request.future for request in waiting]
-        if self._update is not None:
-            futures.append(self._update[2])
-        for future in futures:
-            if not future.done():
-                failure = EngineError(f"the engine has stopped: {error!r}")
-                failure.__cause__ = error
-                future.set_exception(failure)
+        for request in [*self._queue, *(slot.request for slot in self._slots if slot.request is not None)]:
+            request.failure = _stopped(error)
+            request.news.set()
+        if self._update is not None and not self._update[2].done():
+            self._update[2].set_exception(_stopped(error))
 
     def _apply_update(self) -> None:
         assert self._update is not None
@@ -172,9 +209,9 @@ class Engine:
             done.set_result(None)
 
     def _drop_cancelled(self) -> None:
-        self._queue = [request for request in self._queue if not request.future.done()]
+        self._queue = [request for request in self._queue if not request.dropped]
         for slot in self._slots:
-            if slot.request is not None and slot.request.future.done():
+            if slot.request is not None and slot.request.dropped:
                 self._idle(slot)
 
     def _idle(self, slot: Slot) -> None:
@@ -255,6 +292,8 @@ class Engine:
 
     def _step(self) -> None:
         """Prefill until more than half of the active slots can decode, then decode one chunk. Runs in a thread."""
+        if self._on_cpu and not isinstance(self._params["layers"], tuple):
+            self._params = unstacked(self._params)
         while True:
             self._share()
             active = [slot for slot in self._slots if slot.request is not None]
@@ -343,16 +382,21 @@ class Engine:
     def _deliver(self) -> None:
         for slot in self._slots:
             request = slot.request
-            if request is None or not request.tokens:
+            if request is None or len(request.tokens) == request.delivered:
                 continue
             stopped = request.tokens[-1] in request.sampling.stop_ids
             full = len(request.tokens) >= request.sampling.max_tokens or slot.length >= self.config.max_length
-            if not stopped and not full:
-                continue
-            if not request.future.done():
-                done = Completion(request.tokens, request.logprobs, self.version, "stop" if stopped else "length")
-                request.future.set_result(done)
-            self._idle(slot)
+            request.delivered, request.version = len(request.tokens), self.version
+            if stopped or full:
+                request.finish = "stop" if stopped else "length"
+                self._idle(slot)
+            request.news.set()
+
+
+def _stopped(cause: BaseException) -> EngineError:
+    error = EngineError(f"the engine has stopped: {cause!r}")
+    error.__cause__ = cause
+    return error
 
 
 def _pad(values: Sequence[int], length: int, fill: int) -> np.ndarray:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,13 +35,21 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class FillCounts(msgspec.Struct):
-    """What happened to groups since `GroupBuffer.begin`. `expired` are surplus groups that left untrained, too old."""
+    """What happened to groups since `GroupBuffer.begin`.
+
+    Attributes:
+        sampled, valid: groups that finished, and those of them that are worth training on.
+        wasted_episodes, sampled_episodes: of groups that finished: of those not valid, and of all.
+        expired: surplus groups that left untrained, too old.
+        cancelled: groups that were still under way when the deadline had passed and the batch was full.
+    """
 
     sampled: int = 0
     valid: int = 0
     wasted_episodes: int = 0
     sampled_episodes: int = 0
     expired: int = 0
+    cancelled: int = 0
 
     @property
     def valid_share(self) -> float:
@@ -112,16 +119,19 @@ class GroupBuffer:
             "valid_share": self.counts.valid_share,
             "wasted_share": self.counts.wasted_share,
             "groups_expired": self.counts.expired,
+            "groups_cancelled": self.counts.cancelled,
             "surplus": len(self.groups),
             "mean_age": sum(update - group.update for group in batch) / len(batch),
         }
 
-    def state(self) -> list[Any]:
-        """The waiting groups as JSON values, for a checkpoint."""
-        return msgspec.to_builtins(self.groups)
+    def state(self) -> dict[str, Any]:
+        """The waiting groups and the counts as JSON values, for a checkpoint."""
+        return msgspec.to_builtins({"groups": self.groups, "counts": self.counts})
 
-    def load(self, state: Sequence[Any]) -> None:
-        self.groups = msgspec.convert(list(state), list[Group])
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.groups = msgspec.convert(state["groups"], list[Group])
+        self.counts = msgspec.convert(state["counts"], FillCounts)
 
 
 async def fill(
@@ -131,6 +141,7 @@ async def fill(
     oversample: float,
     concurrent: int,
     max_groups: int | None = None,
+    deadline_seconds: float | None = None,
     on_group: Callable[[Group, bool], None] = lambda group, valid: None,
 ) -> bool:
     """Sample groups concurrently until the buffer holds a batch.
@@ -139,33 +150,58 @@ async def fill(
     groups before: the batch is the same whatever the order in which they finish. A group that is under way when the
     batch is full runs to its end and is surplus.
 
+    So the slowest group holds up all others, until the deadline. From then on they enter in the order in which they
+    finish, those that were under way at the deadline are replaced by new ones, and what is under way when the batch is
+    full is cancelled and counted. The batch then depends on time, and slow groups are less likely to be in it.
+
     Args:
         sample: starts the next group.
         oversample: groups under way = missing / share of valid groups so far x this; above 1 trades surplus for fewer
             waits at the end of a batch.
         concurrent: upper bound of groups under way.
         max_groups: give up after this many groups; None never gives up.
+        deadline_seconds: from now; None is never.
         on_group: told of each group and whether it was valid.
 
     Returns:
         True when a batch is there; False when `max_groups` were sampled and it is not.
     """
-    running: deque[asyncio.Task[Group]] = deque()
+    clock = asyncio.get_running_loop().time
+    deadline = math.inf if deadline_seconds is None else clock() + deadline_seconds
+    running: list[asyncio.Task[Group]] = []
+    late: set[asyncio.Task[Group]] | None = None  # of those running, the ones that were at the deadline
     started = 0
 
     def wanted() -> int:
         # The floor keeps a run of bad luck (or a hard curriculum) from asking for an unbounded number at once.
         share = max(buffer.counts.valid_share, 0.125)
-        return min(concurrent, math.ceil(buffer.missing / share * oversample))
+        return min(concurrent, len(late or ()) + math.ceil(buffer.missing / share * oversample))
 
     try:
         while True:
-            while len(running) < wanted() and (max_groups is None or started < max_groups):
-                running.append(asyncio.ensure_future(sample()))
-                started += 1
+            if late is None and clock() >= deadline:
+                late = set(running)
+            # In order; and once it is late, whoever is done, before others are started in their place.
+            first = running[:1] if late is None else running
+            task = next((task for task in first if task.done()), None)
+            if late is None or task is None:
+                while buffer.missing and len(running) < wanted() and (max_groups is None or started < max_groups):
+                    running.append(asyncio.ensure_future(sample()))
+                    started += 1
             if not running:
                 return not buffer.missing
-            group = await running.popleft()
+            if task is None and late is not None and not buffer.missing:
+                buffer.counts.cancelled += len(running)
+                return True
+            if task is None:
+                left = None if late is not None or deadline == math.inf else deadline - clock()
+                awaited = running[:1] if late is None else running
+                await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            running.remove(task)
+            if late is not None:
+                late.discard(task)
+            group = task.result()
             on_group(group, buffer.add(group))
     finally:
         for task in running:

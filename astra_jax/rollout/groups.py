@@ -22,6 +22,7 @@ class GroupSampler:
         next_index: the next group's number: the cursor that a checkpoint keeps.
         finished: the scored episodes since `begin`, of valid groups and others.
         voided: how many episodes the infrastructure ended since `begin`.
+        cancelled: how many episodes were in groups that were cancelled since `begin`.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class GroupSampler:
         self.group_size, self.seed, self.next_index = group_size, seed, next_index
         self.begin(0)
 
-    def begin(self, update: int) -> None:
-        """Start the rollouts of an update."""
-        self.update, self.voided = update, 0
+    def begin(self, version: int) -> None:
+        """Start the rollouts of a batch, by weights of this version."""
+        self.version, self.voided, self.cancelled = version, 0, 0
         self.finished: list[Episode] = []
 
     def __call__(self) -> Coroutine[Any, Any, Group]:
@@ -59,7 +60,7 @@ class GroupSampler:
         return self.environments[order[index % count]]
 
     async def _group(self, index: int) -> Group:
-        environment, update = self.environment(index), self.update
+        environment, version = self.environment(index), self.version
         tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
         task = make_task(environment, self.tokenizer, self.config, seed=tools_seed)
 
@@ -70,8 +71,12 @@ class GroupSampler:
                 self.policy, self.pool, task, self.tokenizer, self.config, seed=seed, session=session
             )
 
-        episodes = await asyncio.gather(*(episode(number) for number in range(self.group_size)))
+        try:
+            episodes = await asyncio.gather(*(episode(number) for number in range(self.group_size)))
+        except asyncio.CancelledError:
+            self.cancelled += self.group_size
+            raise
         scored = [episode for episode in episodes if not episode.voided]
         self.voided += len(episodes) - len(scored)
         self.finished += scored
-        return Group(index=index, environment_id=environment.id, update=update, episodes=scored)
+        return Group(index=index, environment_id=environment.id, update=version, episodes=scored)

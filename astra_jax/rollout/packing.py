@@ -22,6 +22,8 @@ class PolicyBatch:
         mask_bt: 1 where the target was sampled.
         sampler_logps_bt: the sampler's logprob of the target.
         advantages_bt: of the target's episode.
+        old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
+            has computed them, and where it need not.
     """
 
     tokens_bt: Array
@@ -31,6 +33,9 @@ class PolicyBatch:
     mask_bt: Array
     sampler_logps_bt: Array
     advantages_bt: Array
+    old_logps_bt: Array | None = None
+    episode_log_ratio_bt: Array | None = None
+    episode_mismatch_bt: Array | None = None
 
 
 def bucket_for(length: int, buckets: Sequence[int]) -> int:

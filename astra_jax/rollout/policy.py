@@ -6,7 +6,7 @@ crosses this line, so what is trained on is exactly what was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -56,6 +56,20 @@ class Completion:
     finish: Literal["stop", "length"]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The next tokens of a completion that is under way; fields as in `Completion`.
+
+    Attributes:
+        finish: None while more tokens follow.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish: Literal["stop", "length"] | None
+
+
 class Policy(Protocol):
     """Whoever samples tokens."""
 
@@ -74,4 +88,47 @@ class Policy(Protocol):
 
     def release(self, session: str) -> None:
         """Forget a session; unknown names are fine."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyLimits:
+    """What a policy can take.
+
+    Attributes:
+        slots: requests that it runs at once.
+        max_length: the longest sequence, prompt and completion.
+        max_stops: the most stop ids of one request.
+        vocab_size: token ids are below it.
+    """
+
+    slots: int
+    max_length: int
+    max_stops: int
+    vocab_size: int
+
+
+class StreamingPolicy(Policy, Protocol):
+    """A policy that shows tokens as they are drawn: what `astra_jax.serving` serves."""
+
+    @property
+    def limits(self) -> PolicyLimits: ...
+
+    @property
+    def running(self) -> int:
+        """Requests that tokens are drawn for."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it can serve no more."""
+        ...
+
+    def stream(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> AsyncGenerator[Drawn, None]:
+        """As `generate`, in parts; the last has a `finish`. Closing the iterator gives the request up."""
         ...

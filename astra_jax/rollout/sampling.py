@@ -9,11 +9,18 @@ import jax.numpy as jnp
 
 Array = Any
 
+BLOCK = 64
+"""Tokens of a block: near the root of a vocabulary, so that few numbers are random. Divides Qwen3's 151,936."""
+
 
 def draw(
     logits_rv: Array, seeds_r: Array, positions_r: Array, temperature_r: Array, top_p_r: Array, *, nucleus: bool
 ) -> tuple[Array, Array]:
-    """One token a row.
+    """One token a row: a block of the vocabulary by its mass, then a token of it, each by the Gumbel-max trick.
+
+    That is a draw from the whole distribution with V / 64 + 64 random numbers instead of V, which made up most of a
+    tiny model's step (64 rows of 8,192: 27 ms against 1.8 ms on two cores). A cumulative sum would need one number, but
+    rounding shifts all its later bounds, so that a row's tokens would depend on its neighbours now and then.
 
     Args:
         logits_rv: float32.
@@ -31,14 +38,27 @@ def draw(
     logits_rv = logits_rv / jnp.where(greedy_r, 1.0, temperature_r)[:, None]
     if nucleus:
         logits_rv = _keep_nucleus(logits_rv, jnp.where(greedy_r, 1.0, top_p_r))
-    logps_rv = jax.nn.log_softmax(logits_rv, axis=-1)
+    missing = -logits_rv.shape[1] % BLOCK
+    padded_rv = jnp.pad(logits_rv, ((0, 0), (0, missing)), constant_values=-jnp.inf) if missing else logits_rv
+    logits_rbw = padded_rv.reshape(len(logits_rv), -1, BLOCK)
+    highest_rb = jnp.max(logits_rbw, axis=-1)
+    highest_r1 = jnp.max(highest_rb, axis=-1, keepdims=True)
+    mass_rb = jnp.sum(jnp.exp(logits_rbw - highest_r1[..., None]), axis=-1)
 
-    def noise(seed: Array, position: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), logps_rv.shape[1:])
+    def noise(stage: int, n: int) -> Array:
+        def row(seed: Array, position: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), position), stage)
+            return jax.random.gumbel(key, (n,))
 
-    noise_rv = jnp.where(greedy_r[:, None], 0.0, jax.vmap(noise)(seeds_r, positions_r))
-    tokens_r = jnp.argmax(logps_rv + noise_rv, axis=-1).astype(jnp.int32)
-    return tokens_r, jnp.take_along_axis(logps_rv, tokens_r[:, None], axis=-1)[:, 0]
+        return jnp.where(greedy_r[:, None], 0.0, jax.vmap(row)(seeds_r, positions_r))
+
+    scores_rb = jnp.where(greedy_r[:, None], highest_rb, jnp.log(mass_rb))
+    block_r = jnp.argmax(scores_rb + noise(0, scores_rb.shape[1]), axis=-1)
+    inside_rw = jnp.take_along_axis(logits_rbw, block_r[:, None, None], axis=1)[:, 0]
+    place_r1 = jnp.argmax(inside_rw + noise(1, BLOCK), axis=-1, keepdims=True)
+    tokens_r = (block_r * BLOCK + place_r1[:, 0]).astype(jnp.int32)
+    logits_r1 = jnp.take_along_axis(inside_rw, place_r1, axis=-1)
+    return tokens_r, (logits_r1 - highest_r1)[:, 0] - jnp.log(jnp.sum(mass_rb, axis=-1))
 
 
 def _keep_nucleus(logits_rv: Array, top_p_r: Array) -> Array:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.policy import Sampling
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class EngineConfig:
         return min(window, self.max_length)
 
     def decode_rows_for(self, rows: int) -> int:
-        """All slots, half or a quarter of them: decoding costs rows x window."""
-        return min(r for r in (math.ceil(self.slots / 4), math.ceil(self.slots / 2), self.slots) if r >= rows)
+        """All slots, half, a quarter or a sixteenth of them, or one: decoding costs rows x window."""
+        return min(count for count in (1, *(math.ceil(self.slots / n) for n in (16, 4, 2, 1))) if count >= rows)
 
     def prefill_rows_for(self, rows: int) -> int:
         """A sixteenth or a quarter of the slots: for a lone long prompt, or for the turns of many episodes."""
@@ -76,12 +77,27 @@ class EngineStats:
 
 @dataclass(eq=False)
 class Request:
+    """One completion under way. A device step's thread appends to `tokens` and `logprobs`; the first `delivered` of
+    them may be read by whoever waits for `news`.
+
+    Attributes:
+        version: of the weights that drew what is delivered.
+        finish: set with the last delivery.
+        failure: why no more will come.
+        dropped: nobody waits any more.
+    """
+
     prompt: np.ndarray
     sampling: Sampling
     session: str
-    future: asyncio.Future[Completion]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    delivered: int = 0
+    version: int = 0
+    finish: Literal["stop", "length"] | None = None
+    failure: Exception | None = None
+    dropped: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import pytest
 from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
@@ -20,7 +22,7 @@ def environment() -> ToolEnvironment:
 
 
 @pytest.fixture(scope="session")
-def chat_tokenizer(tmp_path_factory, environment) -> ChatTokenizer:
+def chat_tokenizer_dir(tmp_path_factory, environment) -> Path:
     messages = [
         Message("user", environment.question),
         Message("assistant", "", tool_calls=[ToolCall("call_0", "capital_of", {"country": "France"})]),
@@ -29,7 +31,14 @@ def chat_tokenizer(tmp_path_factory, environment) -> ChatTokenizer:
     ]
     specs = [tool.spec for tool in (CAPITAL, POPULATION, *DISTRACTORS["high"], *DISTRACTORS["low"])]
     text = "".join(segment.text for segment in render(messages, specs))
-    return ChatTokenizer.train([text] * 4, 512, tmp_path_factory.mktemp("tokenizer"))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    ChatTokenizer.train([text] * 4, 512, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer(chat_tokenizer_dir) -> ChatTokenizer:
+    return ChatTokenizer.load(chat_tokenizer_dir)
 
 
 @pytest.fixture

@@ -81,8 +81,12 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
     q, k, v, *_ = packed
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     whole = run(q, k, v, jnp.ones((B, T), jnp.int32), positions)
-    last = cached_attention(q[:, -3:], k, v, positions[:, -3:])
+    k_bkhs, v_bksh = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+    visible = jnp.arange(T) <= positions[:, -3:, None]
+    last = cached_attention(q[:, -3:], (k_bkhs, v_bksh, visible))
     np.testing.assert_allclose(last, whole[:, -3:], atol=2e-6)
+    parts = [(k_bkhs[..., a:b], v_bksh[:, :, a:b], visible[..., a:b]) for a, b in ((0, 7), (7, T))]
+    np.testing.assert_allclose(cached_attention(q[:, -3:], *parts), whole[:, -3:], atol=2e-6)
 
 
 def test_unknown_backend_names_the_known_ones(packed) -> None:

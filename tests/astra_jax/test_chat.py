@@ -35,13 +35,14 @@ def hf_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
 
 
-def hf_render(messages: list[Message], tools: list[ToolSpec], *, add_generation_prompt: bool) -> str:
+def hf_render(messages: list[Message], tools: list[ToolSpec], *, add_generation_prompt: bool, **options) -> str:
     return hf_tokenizer().apply_chat_template(
         [_hf_message(message) for message in messages],
         tools=[tool.to_openai() for tool in tools] or None,
         chat_template=qwen3_template(),
         add_generation_prompt=add_generation_prompt,
         tokenize=False,
+        **options,
     )
 
 
@@ -147,6 +148,12 @@ def test_a_whole_conversation_renders_as_the_template_does_and_trains_on_assista
         "<|im_end|>",
         "<think>\n\n</think>\n\nHaze.<|im_end|>",
     ]
+
+
+def test_thinking_is_switched_off_as_the_template_does():
+    ours = render(CONVERSATION, [WEATHER], add_generation_prompt=True, thinking=False)
+    assert text_of(ours) == hf_render(CONVERSATION, [WEATHER], add_generation_prompt=True, enable_thinking=False)
+    assert not ours[-1].trainable
 
 
 def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import shutil
 import time
 
@@ -198,3 +200,78 @@ def test_a_spoilt_line_in_the_middle_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What goes wrong
+
+
+@pytest.mark.parametrize("kind", ["params", "states"])
+def test_a_corrupt_checkpoint_is_left_out_with_a_warning_that_names_it(tmp_path, caplog, kind):
+    params = make_params()
+    like = (params, make_state(params))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, params=make_params(step), state=make_state(params), extra={"step": step})
+    for path in (tmp_path / kind / "2").rglob("*"):
+        if path.is_file() and "d" in path.parts:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer, caplog.at_level("WARNING"):
+        step, restored, _, extra = checkpointer.restore_latest(like)
+        assert step == 1 and extra == {"step": 1}
+        assert_equal(restored, make_params(1))
+        assert f"{tmp_path}: step 2 cannot be read and is left out" in caplog.text
+        # The run goes on from there and saves its own step 2.
+        checkpointer.save(2, params=make_params(7), state=make_state(params), extra={"step": 2})
+        step, restored, _, _ = checkpointer.restore_latest(like)
+        assert step == 2
+        assert_equal(restored, make_params(7))
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_begun_anew(tmp_path):
+    params = make_params()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        assert checkpointer.restore_latest((params, make_state(params))) is None
+        checkpointer.save(1, params=params, state=make_state(params), extra={})
+    for path in (tmp_path / "params" / "1").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with (
+        contextlib.closing(Checkpointer(tmp_path)) as checkpointer,
+        pytest.raises(CheckpointError, match="none of the checkpoints there can be read: 1"),
+    ):
+        checkpointer.restore_latest((params, make_state(params)))
+
+
+def test_what_the_caller_refuses_is_refused(checkpointer):
+    params = make_params()
+    checkpointer.save(1, params=params, state=make_state(params), extra={"identity": "other"})
+
+    def check(extra):
+        raise KeyError(extra["identity"])
+
+    with pytest.raises(KeyError, match="other"):
+        checkpointer.restore_latest((params, make_state(params)), check)
+
+
+def test_a_full_disk_is_said_and_the_last_checkpoint_stays(tmp_path):
+    params = {"w": jax.random.normal(jax.random.key(0), (512, 512))}
+    state = {"m": jnp.zeros((512, 512))}
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params, state=state, extra={})
+        checkpointer.wait()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    failing = Checkpointer(tmp_path)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # as a disk on which so much is left
+        with pytest.raises(CheckpointError, match="a checkpoint could not be written .*make room there"):
+            failing.save(2, params=params, state=state, extra={})
+            failing.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        with contextlib.suppress(CheckpointError):
+            failing.close()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        step, restored, _, _ = checkpointer.restore_latest((params, state))
+        assert step == 1
+        assert_equal(restored, params)

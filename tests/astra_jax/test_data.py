@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from absl import flags
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
 
 from astra_jax.chat import render
@@ -175,21 +177,23 @@ def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
     assert abs(steps_for_epochs(stats, CONFIG, 0.5) - steps / 4) <= 1
 
 
-def test_processes_share_the_data_without_overlap(dataset, tokenizer):
-    config = replace(CONFIG, packing_bins=2)
-    halves = []
-    for index in range(2):
-        batches = BatchIterator(dataset, tokenizer, config, process=(index, 2))
-        half = []
-        while len(half) < COUNT // 2 - 4:
-            batch = next(batches)
-            assert batch.tokens_bt.shape == (1, 1024)
-            half += documents(batch)
-        halves.append(half[: COUNT // 2 - 4])
+@pytest.mark.slow
+def test_workers_make_the_same_documents_and_resume(dataset, tokenizer):
+    flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
+    config = replace(CONFIG, workers=2)
+    whole = BatchIterator(dataset, tokenizer, config)
+    for _ in range(3):
+        next(whole)
+    state = json.loads(json.dumps(whole.get_state()))
+    resumed = BatchIterator(dataset, tokenizer, config)
+    resumed.set_state(state)
     expected = Counter(examples(trajectories(COUNT), tokenizer, config))
-    assert not Counter(halves[0] + halves[1]) - expected
-    with pytest.raises(ValueError, match="rows is 2, which 3 processes"):
-        BatchIterator(dataset, tokenizer, config, process=(0, 3))
+    for _ in range(3):
+        ours, theirs = documents(next(resumed)), documents(next(whole))
+        assert ours == theirs and set(ours) <= set(expected)
+    for one in (whole, resumed):
+        one.close()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import jax
@@ -238,6 +239,27 @@ def test_cancelled_requests_free_their_slots(params):
     assert run(params, cancel).token_ids == run(params, lambda e: e.generate(text, sampling(3))).token_ids
 
 
+def test_a_stream_is_the_completion_in_parts_and_frees_its_slot_when_closed(params):
+    text = prompts(1, seed=12, low=30)[0]
+
+    async def streamed(engine):
+        parts = [part async for part in engine.stream(text, sampling(3, max_tokens=11))]
+        whole = await engine.generate(text, sampling(3, max_tokens=11))
+        async with contextlib.aclosing(engine.stream(text, sampling(3, max_tokens=90))) as stream:
+            async for _ in stream:
+                assert engine.running == 1
+                break
+        await engine.generate(text, sampling(3, max_tokens=1))
+        return parts, whole, engine.running
+
+    parts, whole, running = run(params, streamed)
+    assert [len(part.token_ids) for part in parts] == [4, 4, 3]  # decode_chunk is 4
+    assert [part.finish for part in parts] == [None, None, "length"]
+    assert sum((part.token_ids for part in parts), []) == whole.token_ids
+    assert sum((part.logprobs for part in parts), []) == pytest.approx(whole.logprobs, abs=1e-5)
+    assert running == 0
+
+
 def test_bad_requests_and_failures(params):
     async def refused(engine):
         for ids in ([], [1] * SHAPES.max_length):
@@ -275,6 +297,19 @@ def test_draw_follows_the_distribution():
         got, tokens, logps = frequencies(temperature, 1.0)
         np.testing.assert_allclose(got, want, atol=0.015)
         np.testing.assert_allclose(np.exp(logps), want[tokens], rtol=1e-5)
+    # A vocabulary of several blocks, the last one not full, with rare and impossible tokens.
+    rng = np.random.default_rng(0)
+    wide = rng.normal(0, 2, 150)
+    wide[[3, 70, 140]] = -np.inf
+    tile = jnp.broadcast_to(jnp.asarray(wide, jnp.float32), (n, 150))
+    tokens, logps = draw(tile, seeds, jnp.full(n, 3), ones * 0.8, ones, nucleus=False)
+    want = np.asarray(jax.nn.softmax(jnp.asarray(wide) / 0.8))
+    np.testing.assert_allclose(np.bincount(np.asarray(tokens), minlength=150) / n, want, atol=0.015)
+    np.testing.assert_allclose(np.exp(logps), want[tokens], rtol=1e-5)
+    tokens, logps = draw(tile, seeds, jnp.full(n, 3), ones * 0, ones, nucleus=False)
+    assert set(np.asarray(tokens).tolist()) == {int(np.argmax(wide))}
+    np.testing.assert_allclose(np.exp(logps), np.asarray(jax.nn.softmax(jnp.asarray(wide))).max(), rtol=1e-5)
+    tile = jnp.broadcast_to(logits, (n, 5))
     # softmax is .636 .234 .086 ...: a nucleus of 0.8 is the first two, and the logprobs are renormalised over them.
     got, tokens, logps = frequencies(1.0, 0.8)
     want = np.asarray(jax.nn.softmax(logits[:2]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
+import numpy as np
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment
 
@@ -103,6 +105,51 @@ async def test_ends(pool, environment, chat_tokenizer):
     assert episode.finish == "token_limit" and episode.score.recall == 0.5
     assert len(episode.token_ids) - episode.prompt_tokens <= 100
     assert episode.calls[0].output == '{"capital... [truncated, 13 more characters]'
+
+
+async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokenizer):
+    """128 turns, over 70,000 tokens: what is tokenized in a turn is what the turn adds, early and late."""
+
+    class Counting:
+        """The tokenizer, and how many tokens went through it since it was last asked."""
+
+        eos_id = chat_tokenizer.eos_id
+
+        def __init__(self) -> None:
+            self.tokens = 0
+
+        def encode(self, text: str) -> list[int]:
+            ids = chat_tokenizer.encode(text)
+            self.tokens += len(ids)
+            return ids
+
+        def decode(self, ids) -> str:
+            self.tokens += len(ids)
+            return chat_tokenizer.decode(ids)
+
+        def encode_segments(self, segments):
+            return chat_tokenizer.encode_segments(segments)
+
+    turns, counting = 128, Counting()
+    said = "<think>\n" + "I wonder. " * 100 + "\n</think>\n\n" + call("capital_of", country="France")
+    lengths, costs, seconds = [], [], []
+
+    class Policy(ScriptedPolicy):
+        async def generate(self, token_ids, sampling, *, session=""):
+            lengths.append(len(token_ids))
+            costs.append(counting.tokens)
+            seconds.append(time.perf_counter())
+            return await super().generate(token_ids, sampling, session=session)
+
+    config = EpisodeConfig(max_turns=turns, max_prompt_tokens=4_000, max_response_tokens=200_000)
+    task = make_task(environment, chat_tokenizer, config, seed=3)
+    policy = Policy(chat_tokenizer, lambda session, turn, seed: said)
+    episode = await run_episode(policy, pool, task, counting, config, seed=1, session="s")
+    assert episode.turns == turns == len(lengths) and len(episode.token_ids) > 70_000
+    new, cost = np.diff(lengths), np.diff(costs)
+    np.testing.assert_array_equal(cost, new - 1)  # all but the stop token, each once
+    took = np.diff(seconds)
+    assert np.median(took[-32:]) < 3 * np.median(took[:32]), "with the copies of the script and of the sandbox"
 
 
 class BrokenPool:

@@ -20,7 +20,8 @@ from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.optimizers import initial_state
-from astra_jax.sft import SFTConfig, loss_sums, sft_optimizer, train_step
+from astra_jax.sft_config import SFTConfig
+from astra_jax.sft_update import loss_sums, sft_optimizer, train_step
 
 DENSE = Qwen3Config(
     vocab_size=128,

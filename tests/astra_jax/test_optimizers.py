@@ -9,7 +9,7 @@ import pytest
 
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.optimizers import make_optimizer
+from astra_jax.optimizers import apply_updates, make_optimizer
 
 CONFIG = Qwen3Config(
     vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, tie_embeddings=True
@@ -75,3 +75,40 @@ def test_gradients_are_clipped_by_their_global_norm(name) -> None:
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="optimizer is 'sgd'; use one of adamw, muon"):
         make_optimizer("sgd", 1.0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+
+
+def test_stochastic_rounding_is_exact_in_expectation_and_keeps_small_updates() -> None:
+    """An update of a hundredth of a bfloat16's last place: lost when rounded to nearest, kept in the mean otherwise."""
+    params = {"a": jnp.full((4000,), 1.0, jnp.bfloat16), "b": jnp.full((4000,), -3.0, jnp.bfloat16)}
+    last_place = {"a": 2.0**-7, "b": 2.0**-6}
+    updates = {name: jnp.full((4000,), size * 0.01, jnp.float32) for name, size in last_place.items()}
+    nearest = stochastic = params
+    for step in range(50):
+        nearest = apply_updates(nearest, updates, rounding="nearest", seed=jnp.int32(step))
+        stochastic = apply_updates(stochastic, updates, rounding="stochastic", seed=jnp.int32(step))
+    for name, size in last_place.items():
+        assert stochastic[name].dtype == jnp.bfloat16
+        assert (nearest[name] == params[name]).all()
+        moved = np.asarray(stochastic[name], np.float64).mean() - float(params[name][0])
+        assert moved == pytest.approx(50 * 0.01 * size, rel=0.1)
+        found = set(np.unique(np.asarray(stochastic[name], np.float64)))
+        assert found <= {float(params[name][0]) + k * size for k in range(-2, 10)}, "neighbours of the sums"
+
+
+def test_rounding_leaves_float32_and_exact_sums_and_infinities_alone() -> None:
+    for rounding in ("nearest", "stochastic"):
+        exact = jnp.array([1.0, -2.5, 0.0, jnp.inf, -jnp.inf], jnp.bfloat16)
+        kept = apply_updates({"x": exact}, {"x": jnp.zeros(5)}, rounding=rounding, seed=jnp.int32(0))["x"]
+        np.testing.assert_array_equal(np.asarray(kept, np.float32), np.asarray(exact, np.float32))
+        full = apply_updates({"x": jnp.ones(3)}, {"x": jnp.full(3, 1e-7)}, rounding=rounding, seed=jnp.int32(0))["x"]
+        np.testing.assert_array_equal(full, jnp.ones(3) + jnp.full(3, 1e-7))
+
+
+def test_the_state_of_bfloat16_weights_is_float32() -> None:
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), init_params(CONFIG, jax.random.key(0)))
+    for name in ("adamw", "muon"):
+        optimizer = make_optimizer(name, 1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+        state = optimizer.init(params)
+        updates, state = optimizer.update(params, state, params)
+        for leaf in [*jax.tree.leaves(updates), *(x for x in jax.tree.leaves(state) if x.ndim)]:
+            assert leaf.dtype == jnp.float32

@@ -15,10 +15,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import make_mesh
+from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters
 from astra_jax.models.qwen3.presets import PRESETS
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes, row_length
-from astra_jax.planner.plan import flops_per_token, matmul_parameters
 from launch.cli import load_config
 
 ROOT = Path(__file__).parent.parent.parent

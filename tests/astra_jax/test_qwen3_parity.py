@@ -15,9 +15,11 @@ from astra_jax.models.qwen3.modules import (
     abstract_params,
     forward,
     forward_cached,
+    forward_next,
     head_kernel,
     init_cache,
     init_params,
+    unstacked,
 )
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config, Yarn
 
@@ -158,23 +160,28 @@ def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
     np.testing.assert_allclose(logits_of(params, config, tokens), expected, atol=TOLERANCE, rtol=0)
 
 
-def test_decoding_with_the_cache_equals_the_whole_sequence() -> None:
+@pytest.mark.parametrize("stacked", [True, False])
+def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> None:
     config = SMALL
     params = init_params(config, jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
-    cache = init_cache(config, 2, 32)
+    served = params if stacked else unstacked(params)
+    cache = init_cache(config, 2, 32, stacked=stacked)
     step = jax.jit(forward_cached, static_argnames="config")
     # A chunk of 10 with 2 places of padding, then token by token.
     chunk = np.pad(tokens[:, :10], ((0, 0), (0, 2)))
     places = np.pad(np.broadcast_to(np.arange(10), (2, 10)), ((0, 0), (0, 2)), constant_values=-1)
-    x, cache = step(params, config=config, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
+    x, cache = step(served, config=config, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
     hidden = [np.asarray(x)[:, :10]]
+    forward_one = jax.jit(forward_next, static_argnames="config")
+    recent = init_cache(config, 2, 14, stacked=stacked)
     for t in range(10, 24):
-        at = jnp.full((2, 1), t)
-        x, cache = step(
-            params, config=config, tokens_bt=jnp.asarray(tokens[:, t : t + 1]), positions_bt=at, cache=cache
-        )
+        one, at = jnp.asarray(tokens[:, t : t + 1]), jnp.full((2, 1), t)
+        if t < 14:
+            x, cache = step(served, config=config, tokens_bt=one, positions_bt=at, cache=cache)
+        else:  # 14 and after as in a decode chunk
+            x, recent = forward_one(served, config, one, at, cache, recent, t - 14)
         hidden.append(np.asarray(x))
     logits = np.concatenate(hidden, axis=1) @ np.asarray(head_kernel(params, config))
     np.testing.assert_allclose(logits, expected, atol=2e-5)

@@ -19,7 +19,9 @@ from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run_identity import WorkdirError
-from astra_jax.sft import SFTConfig, learning_rate, loss_sums, sft_optimizer, target_mask, train, train_step
+from astra_jax.sft import train
+from astra_jax.sft_config import SFTConfig
+from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, target_mask, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import DatasetError
 

@@ -24,6 +24,9 @@ FLAGS = {
     "launch.plan": "topology",
     "launch.convert": "from_orbax",
     "launch.sandbox_server": "token_file",
+    "launch.grpo": "rollout_urls",
+    "launch.serve": "served_model_name",
+    "launch.sft": "profile_steps",
 }
 """One flag of each program."""
 
@@ -42,8 +45,8 @@ def config():
     [
         ("grpo.updates", "7", 7),
         ("grpo.learning_rate", "1e-4", 1e-4),
-        ("grpo.tis_cap", "null", None),
-        ("grpo.tis_cap", "None", None),
+        ("grpo.objective.tis_cap", "null", None),
+        ("grpo.objective.tis_cap", "None", None),
         ("grpo.row_buckets", "[1024, 2048]", (1024, 2048)),
         ("dialogue.data.tools", "some", "some"),
         ("dialogue.data.thinking", "true", True),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -177,10 +178,29 @@ def test_the_report_in_a_browser(finished, summary, browser) -> None:
 # Killed and resumed
 
 
-def kill_in(stage: str, workdir: Path, seconds: float) -> None:
+@pytest.fixture
+def service(tmp_path) -> Iterator[list[str]]:
+    """A sandbox service in a process of its own; the flags to use it."""
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--token_file={token}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[2].rstrip(",")
+    yield [f"--sandbox_url={url}", f"--sandbox_token_file={token}"]
+    process.terminate()
+    assert process.wait(30) == 0
+    process.stdout.close()
+
+
+def kill_in(stage: str, workdir: Path, seconds: float, *more: str) -> None:
     """Start the run, and end it with SIGKILL some time after it has begun a stage."""
     process = subprocess.Popen(
-        command(workdir), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command(workdir, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
         assert process.stderr is not None
@@ -199,17 +219,18 @@ def kill_in(stage: str, workdir: Path, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_with_the_same_datasets(finished, summary, tmp_path) -> None:
+def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(finished, summary, service, tmp_path) -> None:
+    """The run it is compared with had the sandbox in its own process; this one has it behind HTTP."""
     workdir = tmp_path / "run"
     finished_stages: dict[str, int] = {}
     for stage, seconds in (("trajectories", 1.5), ("environments", 1.0), ("sft_tools", 4.0), ("grpo", 2.0)):
-        kill_in(stage, workdir, seconds)
+        kill_in(stage, workdir, seconds, *service)
         files = list((workdir / "stages").glob("*.json"))
         assert {file.stem for file in files} == set(STAGES[: STAGES.index(stage)])
         assert not (workdir / "summary.json").exists()
         for file in files:  # nothing that was finished is done again
             assert finished_stages.setdefault(file.stem, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
-    result = run(workdir)
+    result = run(workdir, *service)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stderr.count("finished earlier") == STAGES.index("grpo")
     resumed = read_json(workdir / "summary.json")
@@ -224,6 +245,66 @@ def test_a_finished_run_only_writes_its_report_again(finished, summary) -> None:
     result = run(finished)
     assert result.returncode == 0 and result.stderr.count("finished earlier") == len(STAGES)
     assert read_json(finished / "summary.json") == summary and time.perf_counter() - started < 60
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Its results, in the program for real sizes
+
+GRPO_CONFIG = """
+import dataclasses
+from configs.quickstart import PROFILES
+from configs.training import GRPORun
+
+QUICKSTART = PROFILES["ci"]()
+CONFIG = GRPORun(QUICKSTART.model, dataclasses.replace(QUICKSTART.grpo, updates=2, checkpoint_every=1))
+"""
+
+
+def grpo(finished: Path, workdir: Path, config: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    flags = {
+        "config": config,
+        "workdir": workdir,
+        "weights": finished / "sft" / "tools" / "checkpoints",
+        "tokenizer": finished / "tokenizer",
+        "environments": finished / "environments" / "train",
+    }
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    return subprocess.run(
+        [sys.executable, "-m", "launch.grpo", *given, *more], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.slow
+def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(finished, tmp_path) -> None:
+    """So short a run has seldom a group worth training on; that the loop learns is tested in test_grpo.py."""
+    config = tmp_path / "config.py"
+    config.write_text(GRPO_CONFIG)
+    for _ in range(2):
+        result = grpo(finished, tmp_path / "run", config)
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert re.search(r"/run/checkpoints: \d updates, (finished|exhausted)", result.stdout)
+        assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--config.model.n_layers=7", "says 7"),
+        ("--mesh=widht=2", "the axes are data, fsdp, expert, context, tensor"),
+        ("--mesh=fsdp=3", "needs 3 devices, there are 1"),
+        ("--rollout_urls=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
+        ("--environments=/none", "/none"),
+        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
+    ],
+)
+def test_grpo_says_what_is_wrong_in_one_line(finished, tmp_path, flag: str, words: str) -> None:
+    config = tmp_path / "config.py"
+    config.write_text(GRPO_CONFIG)
+    result = grpo(finished, tmp_path / "run", config, flag)
+    assert result.returncode == 2, result.stderr[-3000:]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and words in errors[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -254,6 +335,15 @@ def test_a_workdir_of_another_run_is_refused(finished) -> None:
         (finished / "run.json").write_text(json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True))
         os.utime(finished / "run.json", ns=(before[finished / "run.json"],) * 2)
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_sandbox_that_cannot_be_had_is_refused(tmp_path) -> None:
+    workdir = tmp_path / "run"
+    assert "no sandbox service answers at http://127.0.0.1:9" in refused(workdir, "--sandbox_url=http://127.0.0.1:9")
+    assert "--sandbox_token_file=/none is no file" in refused(
+        workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_token_file=/none"
+    )
+    assert "give --sandbox_url too" in refused(workdir, "--sandbox_token_file=/none")
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path) -> None:

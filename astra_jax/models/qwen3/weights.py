@@ -187,6 +187,16 @@ def stored_dtype(directory: Path | str) -> str:
     return name
 
 
+def load(directory: Path | str, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+    """From a folder of either kind: Hugging Face's if it holds safetensors, else Orbax checkpoints.
+
+    Args and errors are those of `load_hf` and `load_orbax`.
+    """
+    if list(Path(directory).glob("*.safetensors")):
+        return load_hf(directory, config, shardings=shardings)
+    return load_orbax(directory, config, shardings=shardings, step=step)
+
+
 def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None) -> Params:
     """Parameters from the safetensors files of an HF directory, cast to `config.param_dtype`.
 

@@ -1,0 +1,48 @@
+"""How much arithmetic a model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from astra_jax.models.qwen3.modules import abstract_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+
+
+def parameters(model: Qwen3Config) -> int:
+    """How many the model has."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
+
+
+def matmul_parameters(model: Qwen3Config) -> tuple[int, int]:
+    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+    d, h = model.d_model, model.head_dim
+    attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
+    experts = model.experts_per_token or 1
+    mlp = 3 * d * model.d_ff * experts + d * model.n_experts
+    return model.n_layers * (attention + mlp), d * model.vocab_size
+
+
+def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
+    """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
+
+    A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
+    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed once.
+    """
+    layers, head = matmul_parameters(model)
+    scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
+    useful = 6 * (layers + head) + 6 * scores
+    executed = 8 * layers + 6 * head + (2 + 2 + 5) * scores
+    return float(useful), float(executed)
+
+
+def batch_flops(model: Qwen3Config, segment_ids_bt: Any) -> float:
+    """Forward and backward of a packed batch: each document by its own length, padding for nothing.
+
+    Args:
+        segment_ids_bt: NumPy, 0 is padding.
+    """
+    lengths = np.concatenate([np.bincount(row)[1:] for row in np.asarray(segment_ids_bt)])
+    return float(sum(n * flops_per_token(model, int(n))[0] for n in lengths if n))

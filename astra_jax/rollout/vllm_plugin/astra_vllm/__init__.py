@@ -1,0 +1,11 @@
+"""A vLLM plugin: a running server takes over a trainer's weights, straight from an Orbax checkpoint.
+
+    VLLM_PLUGINS=astra,astra_sync vllm serve DIR --load-format dummy --weight-transfer-config '{"backend": "astra"}' \
+        --enable-scale-out --logprobs-mode processed_logprobs --api-key KEY
+
+    POST /v1/policy/sync     {"item": "/policy/12/params", "version": "12"}
+    GET  /v1/policy/version
+
+Needs tensorstore, neither jax nor orbax. `checkpoint.py` reads, `endpoint.py` (in the API process) checks the whole
+checkpoint and puts it into shared memory, `engine.py` (in each worker) takes its part from there.
+"""

@@ -1,0 +1,153 @@
+"""The HTTP side: `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's own API key.
+
+A checkpoint is read and checked whole before anything is touched: every name and shape against the served model, and
+every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused, with
+requests kept: they go on afterwards, their caches computed anew, and their tokens labelled with the version that drew
+them. A load that fails half-way leaves the server paused, never serving half a model; the next good sync mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import mmap
+import os
+import time
+from argparse import Namespace
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from vllm import platforms
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+from astra_vllm.checkpoint import CheckpointError, PolicyCheckpoint
+from astra_vllm.model import Shapes, expected_tensors, vocabulary_digest
+
+
+class PolicyEndpoint:
+    """A `vllm.endpoint_plugins` entry point."""
+
+    name = "astra_sync"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._lock = asyncio.Lock()
+        self._half_loaded = False
+        self._memory: _SharedMemory | None = None  # kept: new memory costs as much time as reading into it
+        self._description: dict[str, Any] = {}
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Called by vLLM once the engine is there.
+
+        Raises:
+            RuntimeError: the server's workers cannot take weights over; it does not start.
+        """
+        if platforms.current_platform.is_tpu():
+            raise RuntimeError(
+                "astra_sync: vLLM's workers on TPUs (tpu-inference 0.32) accept a weight update and load nothing, so "
+                "that old weights would go on under a new version's name; serve on GPUs or CPUs"
+            )
+        self._engine = engine_client
+        config = engine_client.model_config
+        vocabulary = None
+        if not config.skip_tokenizer_init:
+            from vllm.tokenizers import cached_tokenizer_from_config
+
+            vocabulary = vocabulary_digest(cached_tokenizer_from_config(config).get_vocab())
+        self._description = {
+            "model_type": config.hf_config.model_type,
+            "vocab_size": config.get_vocab_size(),
+            "max_model_len": config.max_model_len,
+            "vocabulary": vocabulary,
+            "logprobs_mode": str(config.logprobs_mode),
+        }
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Called by vLLM when it builds its routes."""
+        router = APIRouter()
+        router.add_api_route("/v1/policy/sync", self._sync, methods=["POST"])
+        router.add_api_route("/v1/policy/version", self._version, methods=["GET"])
+        app.include_router(router)
+
+    async def _version(self) -> JSONResponse:
+        state = {"version": await self._engine.get_weight_version(), "half_loaded": self._half_loaded}
+        return JSONResponse(state | self._description)
+
+    async def _sync(self, request: Request) -> JSONResponse:
+        try:
+            body = json.loads(await request.body())
+            item, version = body["item"], body["version"]
+            if not isinstance(item, str) or not isinstance(version, str) or set(body) != {"item", "version"}:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            return _refused(400, 'send {"item": the published params folder or URL, "version": its number as a string}')
+        async with self._lock:
+            clock = _Clock()
+            try:
+                checkpoint = await asyncio.to_thread(PolicyCheckpoint, item)
+                checkpoint.compare(*await asyncio.to_thread(lambda: self._expected))
+                clock.lap("check")
+                if self._memory is None or self._memory.size != checkpoint.bytes:
+                    self._memory = _SharedMemory(checkpoint.bytes)
+                await asyncio.to_thread(checkpoint.read, self._memory.view)
+                clock.lap("read")
+            except CheckpointError as error:
+                return _refused(400, str(error))
+            try:
+                await self._load(self._memory, checkpoint, version, clock)
+            except Exception as error:
+                text = f"{item} could not be loaded ({error!r}); generation stays paused until a sync succeeds"
+                return _refused(500, text)
+            return JSONResponse({"version": version, "bytes": checkpoint.bytes, "seconds": clock.seconds})
+
+    @functools.cached_property
+    def _expected(self) -> tuple[Shapes, frozenset[str]]:
+        """Does not change while the server runs; for a large model it takes seconds."""
+        return expected_tensors(self._engine.model_config.hf_config)
+
+    async def _load(self, memory: _SharedMemory, checkpoint: PolicyCheckpoint, version: str, clock: _Clock) -> None:
+        spans = [[span.name, span.shape, span.dtype, span.start] for span in checkpoint.spans]
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        clock.lap("pause")
+        self._half_loaded = True
+        await self._engine.start_weight_update()
+        update = WeightTransferUpdateRequest(update_info={"file": memory.path, "spans": spans})
+        await self._engine.update_weights(update)
+        await self._engine.finish_weight_update(version)
+        self._half_loaded = False
+        clock.lap("load")
+        await self._engine.resume_generation()
+        clock.lap("resume")
+
+
+class _Clock:
+    """Seconds of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+
+class _SharedMemory:
+    """Memory that other processes of this user can open by path while it is held; unlike /dev/shm it is not small."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._descriptor = os.memfd_create("policy", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, size)
+        self.view = memoryview(mmap.mmap(self._descriptor, size))
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)  # the mapping goes with the last array on it
+
+
+def _refused(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": text}, status_code=status)

@@ -1,0 +1,98 @@
+"""The workers' side: takes each tensor from the memory that the API process has filled, and loads its own part of it.
+
+Loaded into every process of the server as a `vllm.general_plugins` entry point; written for vLLM 0.32's weight transfer
+engines (`vllm.distributed.weight_transfer`).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+BACKEND = "astra"
+
+
+@dataclass
+class Init(WeightTransferInitInfo):
+    """Nothing."""
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):
+    """Where the tensors are.
+
+    Attributes:
+        file: on this host.
+        spans: (HF name, shape, dtype, first byte) of each.
+    """
+
+    file: str = ""
+    spans: list[Any] = field(default_factory=list)
+
+
+class PolicyEngine(WeightTransferEngine[Init, Update]):
+    """Fills the running model from a file of tensors; vLLM's own loaders fuse them and take this rank's slices."""
+
+    init_info_cls = Init
+    update_info_cls = Update
+
+    def init_transfer_engine(self, init_info: Init) -> None:
+        """Nothing to prepare."""
+
+    def start_weight_update(self) -> None:
+        """Put the layers aside. Nothing may be scheduled from here until the update is finished."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load all tensors."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: Update) -> None:
+        """Load all tensors."""
+        self.model.load_weights(tensors(update_info))
+
+    def finish_weight_update(self) -> None:
+        """Put the layers in service."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_heads_again(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+def tensors(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an update, mapped, not copied."""
+    with open(update.file, "r+b") as file:
+        # Shared, so that its pages are mapped at once; torch wants it writable, and nothing writes.
+        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    for name, shape, dtype, start in update.spans:
+        flat = torch.frombuffer(memory, dtype=getattr(torch, dtype), count=math.prod(shape), offset=start)
+        yield name, flat.view(shape)
+
+
+def pack_heads_again(model: torch.nn.Module) -> None:
+    """Have the CPU backend take over a tied head.
+
+    It keeps a packed copy of the head's matrix, which a layerwise reload makes anew only where something was loaded
+    into the head itself; with tied embeddings nothing is (vLLM 0.32 and 0.33).
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and getattr(module, "cpu_linear", None) is not None:
+            module.quant_method.process_weights_after_loading(module)
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes, more than once in some."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, PolicyEngine)

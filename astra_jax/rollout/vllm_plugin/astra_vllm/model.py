@@ -1,0 +1,49 @@
+"""What the server's model expects of a checkpoint, and how a trainer can tell that it is the right server."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+Shapes = dict[str, tuple[int, ...]]
+
+HEAD = "lm_head.weight"
+_FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)$")
+
+
+def expected_tensors(config: Any) -> tuple[Shapes, frozenset[str]]:
+    """Names and shapes of all tensors of a model as Hugging Face stores them, and the names that may be left out.
+
+    Args:
+        config: transformers' config of the served model.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes: Shapes = {}
+    for name, tensor in model.state_dict().items():
+        if match := _FUSED_EXPERTS.match(name):
+            shapes |= _single_experts(match[1], match[2], tuple(tensor.shape))
+        else:
+            shapes[name] = tuple(tensor.shape)
+    optional = frozenset({HEAD}) if config.tie_word_embeddings else frozenset()
+    for name in optional:
+        shapes.pop(name, None)
+    return shapes, optional
+
+
+def _single_experts(prefix: str, part: str, shape: tuple[int, ...]) -> Shapes:
+    """transformers holds the experts of a layer in one tensor, released checkpoints have one for each."""
+    experts, rows, columns = shape
+    names = {"gate_proj": (rows // 2, columns), "up_proj": (rows // 2, columns)}
+    names = names if part == "gate_up_proj" else {"down_proj": (rows, columns)}
+    return {f"{prefix}{i}.{name}.weight": size for i in range(experts) for name, size in names.items()}
+
+
+def vocabulary_digest(vocabulary: dict[str, int]) -> str:
+    """Tells one tokenizer's vocabulary from another."""
+    lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,176 @@
+"""The answers' JSON: a class an endpoint, which turns the parts of choices into a whole body or into stream chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest
+from astra_jax.serving.sampled import Part
+from astra_jax.tokenizer import ChatTokenizer
+
+Request = TypeVar("Request", CompletionRequest, ChatRequest)
+
+
+@dataclass
+class Choice:
+    """A choice as it grows."""
+
+    index: int
+    prompt: Sequence[int]
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(part.token_ids) for part in self.parts)
+
+
+class Answer(Generic[Request]):
+    """What both endpoints' answers share."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, request: Request, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]) -> None:
+        """
+        Args:
+            prompts: token ids; each has `request.n` choices, one prompt after the other.
+        """
+        self.request: Request = request
+        self.choices = [Choice(i, prompts[i // request.n]) for i in range(len(prompts) * request.n)]
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def whole(self) -> dict[str, Any]:
+        """The body, once all choices have finished."""
+        choices = [self.choice(choice) for choice in self.choices]
+        return {**self._head, "object": self.kind, **self.prompt_ids(), "choices": choices, "usage": self.usage()}
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """Chunks before the first token."""
+        return iter(())
+
+    def chunks(self, choice: Choice, part: Part) -> Iterator[dict[str, Any]]:
+        """Chunks of a stream for a part that was just added to its choice."""
+        raise NotImplementedError
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice."""
+        raise NotImplementedError
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        """Chunks after the last token."""
+        options = self.request.stream_options
+        if options is not None and options.include_usage:
+            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": self.usage()}
+
+    def prompt_ids(self) -> dict[str, Any]:
+        return {}
+
+    def usage(self) -> dict[str, int]:
+        """A prompt counts once, however many choices it has."""
+        prompt, completion = sum(map(len, self._prompts)), sum(choice.tokens for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "object": self.chunk_kind, "choices": [choice]}
+
+    def _token(self, token_id: int) -> str:
+        if self.request.return_tokens_as_token_ids:
+            return f"token_id:{token_id}"
+        return self._tokenizer.decode([token_id])
+
+    def _ids(self, parts: Sequence[Part]) -> dict[str, Any]:
+        return {"token_ids": [i for part in parts for i in part.token_ids]} if self.request.return_token_ids else {}
+
+
+class CompletionAnswer(Answer[CompletionRequest]):
+    """Of `/v1/completions`."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        return self._body(choice, choice.parts, choice.text, first=True)
+
+    def chunks(self, choice: Choice, part: Part) -> Iterator[dict[str, Any]]:
+        yield self._chunk(self._body(choice, [part], part.text, first=len(choice.parts) == 1))
+
+    def _body(self, choice: Choice, parts: Sequence[Part], text: str, *, first: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None}
+        if self.request.wants_logprobs:
+            body["logprobs"] = {
+                "tokens": [self._token(i) for part in parts for i in part.token_ids],
+                "token_logprobs": [value for part in parts for value in part.logprobs],
+                "text_offset": [offset for part in parts for offset in part.offsets],
+                "top_logprobs": None,
+            }
+        body |= self._ids(parts)
+        if self.request.return_token_ids and first:
+            body["prompt_token_ids"] = list(choice.prompt)
+        return body | {"finish_reason": parts[-1].finish, "stop_reason": parts[-1].stop_reason}
+
+
+class ChatAnswer(Answer[ChatRequest]):
+    """Of `/v1/chat/completions`."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self, request: ChatRequest, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]
+    ) -> None:
+        super().__init__(request, model, tokenizer, prompts)
+        self._tools = offers_tools(request)
+        self._deltas = [TurnDeltas(self._tools) for _ in self.choices]
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        message = message_of(choice.text, tools=self._tools)
+        finish = self._finish(choice.parts[-1], called="tool_calls" in message)
+        body = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.parts)}
+        return {**body, "finish_reason": finish, "stop_reason": choice.parts[-1].stop_reason, **self._ids(choice.parts)}
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        for choice in self.choices:
+            delta = {"role": "assistant", "content": ""}
+            yield self._chunk({"index": choice.index, "delta": delta, "finish_reason": None}) | self.prompt_ids()
+
+    def chunks(self, choice: Choice, part: Part) -> Iterator[dict[str, Any]]:
+        deltas = self._deltas[choice.index]
+        made = list(deltas.push(part.text))
+        if part.finish is not None:
+            made += deltas.finish()
+        # Logprobs and ids go with the tokens, which need not have become text yet.
+        extra = {"logprobs": self._logprobs([part]), **self._ids([part])}
+        if not made and (self.request.logprobs or self.request.return_token_ids):
+            made = [{}]
+        for delta in made:
+            yield self._chunk({"index": choice.index, "delta": delta, "finish_reason": None, **extra})
+            extra = {"logprobs": None}
+        if part.finish is not None:
+            finish = {"finish_reason": self._finish(part, called=deltas.called), "stop_reason": part.stop_reason}
+            yield self._chunk({"index": choice.index, "delta": {}, **finish})
+
+    def prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._prompts[0])} if self.request.return_token_ids else {}
+
+    def _finish(self, part: Part, *, called: bool) -> str | None:
+        return "tool_calls" if called and part.finish == "stop" else part.finish
+
+    def _logprobs(self, parts: Sequence[Part]) -> dict[str, Any] | None:
+        if not self.request.wants_logprobs:
+            return None
+        content = []
+        for part in parts:
+            for token_id, value in zip(part.token_ids, part.logprobs, strict=True):
+                token = self._token(token_id)
+                content.append({"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []})
+        return {"content": content, "refusal": None}

@@ -1,0 +1,221 @@
+"""OpenAI's messages and tools as the project's records, and a sampled turn as OpenAI's message, whole or in deltas.
+
+Rendering and parsing are `astra_jax.chat`'s. What cannot be executed as a call stays in the content as it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from astra_jax.chat import (
+    CALL_END,
+    CALL_START,
+    THINK_END,
+    THINK_START,
+    AssistantTurn,
+    parse_assistant,
+    render,
+    split_reasoning,
+)
+from astra_jax.serving.protocol import ChatRequest, Refused
+from astra_jax.serving.sampled import beginning
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.records import Message, ToolCall, ToolSpec
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In
+
+
+def prompt_of(request: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
+    """The conversation's token ids, with the assistant's turn opened.
+
+    Raises:
+        Refused: a message or a tool that is not in OpenAI's form, or has something else than text.
+    """
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    thinking = request.chat_template_kwargs.enable_thinking
+    offered = tools if offers_tools(request) else []
+    segments = render(messages, offered, add_generation_prompt=True, thinking=thinking)
+    return tokenizer.encode_segments(segments)[0]
+
+
+def offers_tools(request: ChatRequest) -> bool:
+    """Whether the model is shown tools; only then is a call looked for in what it says."""
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _message(message: Mapping[str, Any], where: str) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise Refused(f"{where}.role is {json.dumps(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise Refused(f"{where}.tool_calls must be a list, in a message of the assistant", param=f"{where}.tool_calls")
+    if message.get("function_call"):
+        raise Refused(f"{where}.function_call is no longer used; send tool_calls", param=f"{where}.function_call")
+    if message.get("content") is None and role != "assistant":
+        raise Refused(f"{where}.content is missing; send a string", param=f"{where}.content")
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    return Message(
+        role=_ROLES[role],  # type: ignore[arg-type]
+        content=_text(message.get("content"), f"{where}.content"),
+        reasoning=_text(reasoning, f"{where}.reasoning_content"),
+        tool_calls=[_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)],
+        tool_call_id=_text(message.get("tool_call_id"), f"{where}.tool_call_id"),
+        name=_text(message.get("name"), f"{where}.name"),
+    )
+
+
+def _text(content: Any, where: str) -> str:
+    """A string, or the texts of a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Refused(f"{where} has {json.dumps(part)[:80]}; send a string, or parts of type text", param=where)
+    return "".join(part["text"] for part in parts)
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(f"{where} has no function with a name; send calls as they were answered", param=where)
+    arguments = function.get("arguments")
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        where = f"{where}.function.arguments"
+        raise Refused(f"{where} is {json.dumps(arguments)[:80]}; send a JSON object as a string", param=where)
+    return ToolCall(id=_text(call.get("id"), f"{where}.id"), name=function["name"], arguments=value)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(f"{where} is no function with a name; only functions are offered here", param=where)
+    if function.get("strict"):
+        raise Refused(f"{where}.function.strict is true; a schema cannot be enforced here", param=f"{where}.function")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise Refused(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
+    description = _text(function.get("description"), f"{where}.function.description")
+    return ToolSpec(function["name"], description, parameters)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Out
+
+
+def message_of(text: str, *, tools: bool) -> dict[str, Any]:
+    """A whole turn as the message of an answer.
+
+    Args:
+        tools: whether tools were offered; without, nothing is a call.
+    """
+    turn = _parse(text, tools=tools)
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [_openai_call(call) for call in _calls(turn)]
+    return message
+
+
+def _parse(text: str, *, tools: bool) -> AssistantTurn:
+    return parse_assistant(text, keep_malformed=True) if tools else AssistantTurn(*split_reasoning(text))
+
+
+def _calls(turn: AssistantTurn) -> list[ToolCall]:
+    return [call for call in turn.calls if isinstance(call, ToolCall)]
+
+
+def _openai_call(call: ToolCall) -> dict[str, Any]:
+    # The parser counts calls within a turn; clients tell all calls of a conversation apart by their id.
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+@dataclass
+class TurnDeltas:
+    """Turns the growing text of a turn into deltas, which add up to `message_of` the whole.
+
+    A delta is made of what no further text can change: the parser reads the text so far without an open call, without
+    what may be the beginning of a tag, and without newlines that a tag would take with it. From a call that cannot be
+    read on, everything waits for the end. Only a `</think>` that was never opened comes too late: what was sent as
+    content before it stays content.
+    """
+
+    tools: bool
+    _text: str = ""
+    _settled: int = 0  # end of the last whole call
+    _reasoning: str = ""
+    _content: str = ""
+    _sent: int = 0  # calls
+
+    @property
+    def called(self) -> bool:
+        """Whether there was a call."""
+        return self._sent > 0
+
+    def push(self, text: str) -> Iterator[dict[str, Any]]:
+        """Deltas after more text."""
+        self._text += text
+        if not text or THINK_START.startswith(self._text.lstrip("\n")):
+            return
+        stable = self._text[: self._stable()]
+        turn = _parse(stable, tools=self.tools)
+        open_thought = stable.lstrip("\n").startswith(THINK_START) and THINK_END not in stable
+        if open_thought:
+            held = beginning(turn.reasoning, THINK_END)
+            turn = AssistantTurn(turn.reasoning[: len(turn.reasoning) - held].rstrip("\n"), "")
+        else:
+            held = beginning(turn.content, CALL_START) if self.tools else 0
+            turn = AssistantTurn(turn.reasoning, turn.content[: len(turn.content) - held].rstrip("\n"), turn.calls)
+        yield from self._growth(turn)
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """Deltas of what waited."""
+        yield from self._growth(_parse(self._text, tools=self.tools))
+
+    def _stable(self) -> int:
+        """How much of the text has no open call in it."""
+        if not self.tools:
+            return len(self._text)
+        after = len(self._text) - len(split_reasoning(self._text)[1])
+        self._settled = max(self._settled, after)
+        while (start := self._text.find(CALL_START, self._settled)) >= 0:
+            end = start
+            while (end := self._text.find(CALL_END, end)) >= 0:
+                end += len(CALL_END)
+                turn = parse_assistant(self._text[start:end])
+                if len(turn.calls) == 1 and _calls(turn):
+                    break
+            if end < 0:
+                return start
+            self._settled = end
+        return len(self._text)
+
+    def _growth(self, turn: AssistantTurn) -> Iterator[dict[str, Any]]:
+        if more := _more(self._reasoning, turn.reasoning):
+            self._reasoning = turn.reasoning
+            yield {"reasoning_content": more}
+        if more := _more(self._content, turn.content):
+            self._content = turn.content
+            yield {"content": more}
+        for index, call in enumerate(_calls(turn)[self._sent :], self._sent):
+            yield {"tool_calls": [{"index": index, **_openai_call(call)}]}
+        self._sent = len(turn.calls)
+
+
+def _more(before: str, now: str) -> str:
+    return now[len(before) :] if now.startswith(before) else now

@@ -1,0 +1,245 @@
+"""What a request may say: OpenAI's fields with those of vLLM's that our clients use, each of its type.
+
+A field that would change the output and is not offered is refused by name, unless its value asks for nothing
+(`presence_penalty: 0`). Fields that change nothing here (`user`, `metadata`) are taken. A null is an absent field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+MAX_CHOICES = 128
+"""Completions of one request."""
+
+
+class Refused(Exception):
+    """A request is not taken; the text names the field, the value and the remedy.
+
+    Attributes:
+        status: of HTTP.
+        param: the field.
+        code: OpenAI's, for the few errors that clients tell apart.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.text, "type": kind, "param": self.param, "code": self.code}}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: str | None = None
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    skip_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Raises `Refused` for a value out of range."""
+        for name, low, high in (("n", 1, MAX_CHOICES), ("temperature", 0, None), ("top_p", 0, 1)):
+            value = getattr(self, name)
+            if value < low or (high is not None and value > high) or (name == "top_p" and value == 0):
+                upper = f" to {high}" if high is not None else " upwards"
+                raise Refused(f"{name} is {value}; use a number from {low}{upper}", param=name)
+        if "" in self.stops:
+            raise Refused("stop has an empty string, which would end every completion; leave it out", param="stop")
+        if self.stream_options is not None and not self.stream:
+            raise Refused("stream_options is given without stream; set stream to true", param="stream_options")
+        if self.token_limit is not None and self.token_limit < 1:
+            raise Refused(f"max_tokens is {self.token_limit}; ask for at least 1 token", param="max_tokens")
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most new tokens; None is as many as fit."""
+        raise NotImplementedError
+
+    @property
+    def wants_logprobs(self) -> bool:
+        raise NotImplementedError
+
+
+class CompletionRequest(_Request, kw_only=True):
+    """`/v1/completions`. A prompt is text or token ids; several give `n` choices each, prompt by prompt."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int = 16
+    logprobs: int | None = None
+    echo: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.echo:
+            raise Refused("echo is true; the prompt is not repeated here, put it before the text", param="echo")
+        if self.logprobs:
+            raise Refused(
+                f"logprobs is {self.logprobs}; only the drawn tokens' are given here, ask for 0", param="logprobs"
+            )
+        if len(self.prompts) * self.n > MAX_CHOICES:
+            raise Refused(f"{len(self.prompts)} prompts x n {self.n} are above {MAX_CHOICES}; ask in parts", param="n")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and all(isinstance(one, int) for one in self.prompt):
+            return [[one for one in self.prompt if isinstance(one, int)]]
+        several = [one for one in self.prompt if not isinstance(one, int)]
+        if len(several) != len(self.prompt) or not several:
+            raise Refused("prompt is empty, or mixes token ids with texts; send one kind", param="prompt")
+        return several
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+
+class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
+    enable_thinking: bool = True
+
+
+class ChatRequest(_Request, kw_only=True):
+    """`/v1/chat/completions`. `messages` and `tools` are read by `messages`."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    chat_template_kwargs: TemplateOptions = msgspec.field(default_factory=TemplateOptions)
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise Refused("messages is empty; send at least one", param="messages")
+        if self.tool_choice not in ("auto", "none"):
+            shown = json.dumps(self.tool_choice)[:80]
+            raise Refused(
+                f"tool_choice is {shown}; a call cannot be enforced here, use auto or none", param="tool_choice"
+            )
+        if self.top_logprobs:
+            raise Refused(
+                f"top_logprobs is {self.top_logprobs}; only the drawn tokens' are given here, ask for 0",
+                param="top_logprobs",
+            )
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "functions": ([],),
+}
+"""Fields that are not offered, and the values with which they ask for nothing."""
+
+_HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "priority",
+    "request_id",
+    "add_special_tokens",  # Qwen3 has none to add
+}
+
+Request = TypeVar("Request", CompletionRequest, ChatRequest)
+
+
+def parse(body: bytes, kind: type[Request]) -> Request:
+    """The request in a body, checked.
+
+    Raises:
+        Refused: it is no JSON object, or a field is unknown, of another type, out of range or not offered.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise Refused(f"the body is a JSON {type(fields).__name__}; send an object")
+    fields = {name: value for name, value in fields.items() if value is not None and name not in _HARMLESS}
+    for name in sorted(set(fields) & set(_NEUTRAL)):
+        value = fields.pop(name)
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
+            raise Refused(f"{name} is {json.dumps(value)[:80]}; it is not offered here, leave it out", param=name)
+    if unknown := sorted(set(fields) - set(kind.__struct_fields__)):
+        raise Refused(f"unknown field {unknown[0]!r}; leave it out", param=unknown[0])
+    try:
+        request = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        where = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
+        param = where.group(1) if where else None
+        name = f"{param} is {json.dumps(fields[param])[:80]}: " if param in fields else ""
+        raise Refused(f"{name}{error}", param=param) from None
+    request.check()
+    return request

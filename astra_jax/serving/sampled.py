@@ -1,0 +1,185 @@
+"""One choice of an answer: drawn tokens become text, until a stop token, a stop string or the length ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from astra_jax.chat import TURN_START
+from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused
+from astra_jax.tokenizer import ChatTokenizer
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a choice grew by.
+
+    Attributes:
+        text: whole characters; never the beginning of a stop string.
+        offsets: where each token's text begins in the choice's.
+        finish: with the last part.
+        stop_reason: the stop string or the requested stop id that ended it; None for the end of a turn.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    offsets: list[int]
+    finish: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+
+
+class Detokenizer:
+    """Token ids to text, one at a time. What it says is never taken back, and adds up to the text of all the ids."""
+
+    def __init__(self, tokenizer: ChatTokenizer, *, stops: Sequence[str] = (), skip_special: bool = True) -> None:
+        """
+        Args:
+            stops: the text ends before the first of them.
+            skip_special: leave the tokens of Qwen3's frame out.
+        """
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._hidden = {tokenizer.pad_id, tokenizer.eos_id, *tokenizer.encode(TURN_START)} if skip_special else set()
+        self._pending: list[int] = []  # their text may end within a character
+        self._held = ""  # may be the beginning of a stop string
+        self._length = 0
+        self.stop: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Characters so far, held ones included."""
+        return self._length + len(self._held)
+
+    def push(self, token_id: int) -> str:
+        """New text; sets `stop` when a stop string is complete, after which there is nothing more to push."""
+        if token_id not in self._hidden:
+            self._pending.append(token_id)
+        text = self._tokenizer.decode(self._pending) if self._pending else ""
+        if text.endswith(_INCOMPLETE):
+            return ""
+        self._pending.clear()
+        return self._advance(text, last=False)
+
+    def finish(self) -> str:
+        """What was held back."""
+        text = self._tokenizer.decode(self._pending) if self._pending else ""
+        self._pending.clear()
+        return self._advance(text, last=True)
+
+    def _advance(self, text: str, *, last: bool) -> str:
+        text = self._held + text
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found and self.stop is None:
+            at, self.stop = min(found)
+            self._held = ""
+            self._length += at
+            return text[:at]
+        held = 0 if last else max((beginning(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        self._length += len(text) - held
+        return text[: len(text) - held]
+
+
+def beginning(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `tag`, and not all of it."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def samplings_of(
+    asked: CompletionRequest | ChatRequest,
+    prompts: Sequence[Sequence[int]],
+    limits: PolicyLimits,
+    turn_ends: Sequence[int],
+) -> list[Sampling]:
+    """How each choice is drawn. Those of one prompt have seeds one after the other, whatever is asked beside them.
+
+    Args:
+        prompts: one a choice, `asked.n` of each.
+        turn_ends: token ids that end a turn, unless `asked.ignore_eos`.
+
+    Raises:
+        Refused: a prompt or the stop ids are more than the policy takes.
+    """
+    for prompt in prompts:
+        _check_prompt(prompt, limits, "prompt" if isinstance(asked, CompletionRequest) else "messages")
+    ends = () if asked.ignore_eos else turn_ends
+    stop_ids = tuple(dict.fromkeys([*ends, *asked.stop_token_ids]))
+    if len(stop_ids) > limits.max_stops:
+        raise Refused(
+            f"stop_token_ids has {len(asked.stop_token_ids)} ids; with those that end a turn at most "
+            f"{limits.max_stops} are watched for",
+            param="stop_token_ids",
+        )
+    seed = secrets.randbits(32) if asked.seed is None else asked.seed
+    most = limits.max_length if asked.token_limit is None else asked.token_limit
+    return [
+        Sampling(
+            max_tokens=most,
+            stop_ids=stop_ids,
+            seed=seed + i % asked.n,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+        )
+        for i in range(len(prompts))
+    ]
+
+
+def _check_prompt(prompt: Sequence[int], limits: PolicyLimits, param: str) -> None:
+    if not prompt:
+        raise Refused(f"{param} has no tokens; send at least one", param=param)
+    if len(prompt) >= limits.max_length:
+        raise Refused(
+            f"{param} has {len(prompt)} tokens; prompt and completion have room for {limits.max_length} here, so "
+            f"at most {limits.max_length - 1} are taken",
+            param=param,
+            code="context_length_exceeded",
+        )
+    for wrong in (min(prompt), max(prompt)):
+        if not 0 <= wrong < limits.vocab_size:
+            raise Refused(f"{param} has token id {wrong}; ids are from 0 to {limits.vocab_size - 1}", param=param)
+
+
+async def sample(
+    policy: StreamingPolicy,
+    tokenizer: ChatTokenizer,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    stops: Sequence[str],
+    turn_ends: Sequence[int],
+    skip_special: bool,
+) -> AsyncGenerator[Part, None]:
+    """The parts of one choice. Closing the iterator frees its slot; so does a stop string.
+
+    Args:
+        stops: strings that end it, and are not part of its text. (Nor is the text of a stop token.)
+        turn_ends: those of `sampling.stop_ids` that need no `stop_reason`.
+    """
+    text = Detokenizer(tokenizer, stops=stops, skip_special=skip_special)
+    async with contextlib.aclosing(policy.stream(prompt, sampling)) as stream:
+        async for drawn in stream:
+            new, offsets = "", []
+            stopped_by = drawn.token_ids[-1] if drawn.finish == "stop" else None
+            for i, token_id in enumerate(drawn.token_ids):
+                offsets.append(text.length)
+                if stopped_by is None or i + 1 < len(drawn.token_ids):
+                    new += text.push(token_id)
+                if text.stop is not None:
+                    yield Part(new, drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets, "stop", text.stop)
+                    return
+            if drawn.finish is None:
+                yield Part(new, drawn.token_ids, drawn.logprobs, offsets)
+                continue
+            new += text.finish()
+            reason: str | int | None = None if stopped_by in turn_ends else stopped_by
+            finish: Literal["stop", "length"] = drawn.finish
+            if text.stop is not None:  # it was complete only with a character that never ended
+                finish, reason = "stop", text.stop
+            yield Part(new, drawn.token_ids, drawn.logprobs, offsets, finish, reason)

@@ -1,0 +1,299 @@
+"""A policy behind OpenAI's API, for the `openai` client, evaluation harnesses and synthesis.
+
+    POST /v1/completions        prompt as text or token ids
+    POST /v1/chat/completions   messages and tools
+    GET  /v1/models             the served name and its context length
+    GET  /health                {"status", "running", "waiting"}; 503 while it drains and once the policy has failed
+    GET  /metrics               Prometheus' text format
+
+With a key, all but `/health` want `Authorization: Bearer KEY`. What cannot be taken is refused at once and by name:
+400, 401, 404 (another model), 413, 429 with Retry-After, 503. An error is `{"error": {"message", "type", "param",
+"code"}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import exposition
+
+from astra_jax.rollout.policy import Sampling, StreamingPolicy
+from astra_jax.serving.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from astra_jax.serving.messages import prompt_of
+from astra_jax.serving.metrics import Metrics
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused, parse
+from astra_jax.serving.sampled import Part, sample, samplings_of
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox.access import CHALLENGE, is_loopback, shows_token
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """How the service is reached.
+
+    Attributes:
+        model: the name that it serves under.
+        host: address to listen on; beyond loopback only with a key.
+        port: 0 takes a free one.
+        api_key: what callers must show; None asks for none.
+        max_waiting: choices that may wait for a slot; a request that would make more is answered 429.
+        max_body_bytes: of a request; a larger one is answered 413.
+        drain_seconds: how long requests in flight may go on once the service is told to stop.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    max_waiting: int = 1024
+    max_body_bytes: int = 16 << 20
+    drain_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.api_key and not is_loopback(self.host):
+            raise ValueError(
+                f"ServingConfig.host={self.host!r} can be reached from other machines, and no key is set; give an API "
+                "key, or listen on 127.0.0.1"
+            )
+        for name in ("max_waiting", "max_body_bytes", "drain_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"ServingConfig.{name}={getattr(self, name)}: must be at least 0")
+
+
+class Service:
+    """Serves a policy until it is stopped.
+
+    Args:
+        policy: owned by the caller.
+    """
+
+    def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
+        self.config = config
+        self.port = 0
+        self._policy = policy
+        self._tokenizer = tokenizer
+        self._turn_ends = (tokenizer.eos_id, tokenizer.pad_id)  # as Qwen3's generation_config.json has them
+        self._created = int(time.time())
+        self._choices = 0  # accepted and not finished
+        self._open = 0  # requests
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._metrics = Metrics(policy)
+        app = web.Application(client_max_size=config.max_body_bytes, middlewares=[self._guard])
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._show_metrics)
+        # Whoever hangs up frees the slots: the handler is cancelled.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._site: web.TCPSite | None = None
+
+    async def start(self) -> None:
+        """Listen. `port` is then the one that was taken.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        await self._runner.setup()
+        self._site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        await self._site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> int:
+        """Take no more requests, let those in flight end, then close. Returns how many were cut off."""
+        self._draining = True
+        site, self._site = self._site, None
+        if site is not None:
+            await site.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self.config.drain_seconds)
+        cut = self._open
+        await self._runner.cleanup()
+        return cut
+
+    # ------------------------------------------------------------------------------------------------------- handlers
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.path != "/health" and not shows_token(request.headers, self.config.api_key):
+                raise Refused("send the header Authorization: Bearer KEY", status=401, headers=CHALLENGE)
+            response = await handler(request)
+        except Refused as refused:
+            response = web.json_response(refused.body(), status=refused.status, headers=refused.headers)
+        except web.HTTPRequestEntityTooLarge:
+            text = f"the request is larger than {self.config.max_body_bytes} bytes; send less"
+            response = web.json_response(Refused(text, status=413).body(), status=413)
+        except web.HTTPException as error:
+            allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            text = f"{request.method} {request.path}: {error.reason}"
+            response = web.json_response(
+                Refused(text, status=error.status).body(), status=error.status, headers=allowed
+            )
+        except Exception as error:  # of the policy: it says so to whoever waits, and fails for good
+            if self._policy.failure is None:
+                raise
+            response = web.json_response(Refused(str(error), status=503).body(), status=503)
+        self._metrics.requests.labels(self._endpoint(request), str(response.status)).inc()
+        return response
+
+    @staticmethod
+    def _endpoint(request: web.Request) -> str:
+        """The route's path; what has none shares one label, or a scanner would fill the registry."""
+        resource = request.match_info.route.resource
+        return resource.canonical if resource is not None else "other"
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        asked = parse(await request.read(), CompletionRequest)
+        prompts = [self._tokenizer.encode(one) if isinstance(one, str) else one for one in asked.prompts]
+        return await self._answer(request, CompletionAnswer(asked, self._model(asked), self._tokenizer, prompts))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        asked = parse(await request.read(), ChatRequest)
+        prompt = prompt_of(asked, self._tokenizer)
+        return await self._answer(request, ChatAnswer(asked, self._model(asked), self._tokenizer, [prompt]))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self.config.model, "object": "model", "created": self._created, "owned_by": "astra-jax"}
+        model |= {"max_model_len": self._policy.limits.max_length}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        failure = self._policy.failure
+        status = "draining" if self._draining else "ok" if failure is None else f"failed: {failure!r}"
+        state = {"status": status, "running": self._policy.running, "waiting": self._policy.waiting}
+        return web.json_response(state, status=200 if status == "ok" else 503)
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        text = exposition.generate_latest(self._metrics.registry)
+        return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
+
+    # ------------------------------------------------------------------------------------------------------- answering
+
+    def _model(self, asked: CompletionRequest | ChatRequest) -> str:
+        if asked.model not in (None, self.config.model):
+            text = f"model is {asked.model!r}; {self.config.model!r} is served here"
+            raise Refused(text, status=404, param="model", code="model_not_found")
+        return self.config.model
+
+    async def _answer(self, request: web.Request, answer: Answer[Any]) -> web.StreamResponse:
+        prompts = [choice.prompt for choice in answer.choices]
+        samplings = samplings_of(answer.request, prompts, self._policy.limits, self._turn_ends)
+        with self._admitted(len(answer.choices)):
+            parts = self._sampled(answer, samplings)
+            async with contextlib.aclosing(parts):
+                if answer.request.stream:
+                    return await self._streamed(request, answer, parts)
+                async for choice, part in parts:
+                    choice.parts.append(part)
+        return web.json_response(answer.whole())
+
+    async def _streamed(
+        self, request: web.Request, answer: Answer[Any], parts: AsyncGenerator[tuple[Choice, Part], None]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+        async def send(chunk: dict[str, Any]) -> None:
+            await response.write(b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n")
+
+        await response.prepare(request)
+        try:
+            for chunk in answer.opening():
+                await send(chunk)
+            async for choice, part in parts:
+                choice.parts.append(part)
+                for chunk in answer.chunks(choice, part):
+                    await send(chunk)
+            for chunk in answer.closing():
+                await send(chunk)
+            await response.write(b"data: [DONE]\n\n")
+        except ConnectionError:
+            pass  # the client went away; closing `parts` frees its slots
+        except Exception as error:  # the status line is out: all that is left is an event
+            if self._policy.failure is None:
+                raise
+            await send(Refused(str(error), status=503).body())
+        return response
+
+    @contextlib.contextmanager
+    def _admitted(self, choices: int):  # type: ignore[no-untyped-def]
+        if self._draining:
+            raise Refused("the server is stopping; ask another one", status=503)
+        if self._policy.failure is not None:
+            raise Refused(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
+        slots = self._policy.limits.slots
+        if self._choices + choices > slots + self.config.max_waiting:
+            waiting = max(0, self._choices - slots)
+            # When about half of those that wait will be gone.
+            wait = max(1, math.ceil(waiting / 2 * self._metrics.mean_seconds() / slots))
+            text = f"{waiting} completions are waiting already, {choices} more are too many; try again later"
+            raise Refused(text, status=429, headers={"Retry-After": str(wait)})
+        self._choices += choices
+        self._open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._choices -= choices
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def _sampled(
+        self, answer: Answer[Any], samplings: Sequence[Sampling]
+    ) -> AsyncGenerator[tuple[Choice, Part], None]:
+        """The parts of all choices, as they come."""
+        asked, started = answer.request, time.perf_counter()
+        ready: asyncio.Queue[tuple[Choice, Part] | BaseException] = asyncio.Queue()
+
+        async def run(choice: Choice, sampling: Sampling) -> None:
+            tokens, first = 0, 0.0
+            parts = sample(
+                self._policy,
+                self._tokenizer,
+                choice.prompt,
+                sampling,
+                stops=asked.stops,
+                turn_ends=self._turn_ends,
+                skip_special=asked.skip_special_tokens,
+            )
+            try:
+                async with contextlib.aclosing(parts):
+                    async for part in parts:
+                        tokens += len(part.token_ids)
+                        now = time.perf_counter()
+                        first = first or now
+                        if part.finish is not None:
+                            self._metrics.observe(len(choice.prompt), tokens, started, first, now)
+                        ready.put_nowait((choice, part))
+            except Exception as error:
+                ready.put_nowait(error)
+
+        tasks = [
+            asyncio.create_task(run(choice, sampling))
+            for choice, sampling in zip(answer.choices, samplings, strict=True)
+        ]
+        try:
+            left = len(tasks)
+            while left:
+                item = await ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                left -= item[1].finish is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,118 @@
+"""The paper's two ablations, in small: what the reward and the irrelevant tools of training are for.
+
+For each seed the quickstart is run to its end (a finished run is not repeated). From the weights after its SFT, GRPO is
+then run again: with recall alone as the reward, with precision alone, and without irrelevant tools in training. All are
+evaluated on the same held-out environments, irrelevant tools among theirs. A row for each seed and arm; --figure draws
+all rows' training curves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
+_PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+_FIGURE = flags.DEFINE_string("figure", None, "Write the curves of all arms and seeds to this SVG file.")
+
+ARMS: dict[str, Callable[[Any], Any]] = {
+    "f1": lambda episode: episode,
+    "recall": lambda episode: replace(episode, reward="recall"),
+    "precision": lambda episode: replace(episode, reward="precision"),
+    "no irrelevant tools": lambda episode: replace(episode, distractors_per_band=0),
+}
+"""Each changes the quickstart's episodes; `f1` is the quickstart's own GRPO."""
+
+CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "rollout/recall": "recall"}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in map(int, _SEEDS.value)}
+    for seed, run in runs.items():
+        command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
+        subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
+        for arm in ARMS:
+            rows.append(
+                "ablations",
+                {"profile": _PROFILE.value, "seed": seed, "arm": arm, **asyncio.run(arm_of(run, seed, arm))},
+            )
+    if _FIGURE.value:
+        draw(runs, Path(_FIGURE.value))
+
+
+def folder_of(run: Path, arm: str) -> Path:
+    """Where an arm's checkpoints and metrics are."""
+    return run / "grpo" if arm == "f1" else run.with_name(f"{run.name}-ablations") / arm.replace(" ", "_")
+
+
+async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
+    """Train an arm, unless its folder has it finished, and evaluate it."""
+    from astra_jax import grpo
+    from astra_jax.evaluate import evaluate
+    from astra_jax.rollout.engine import Engine
+    from configs.quickstart import PROFILES, seeded
+    from launch import stages, summary
+    from launch.ledger import Ledger
+    from sandbox import SandboxPool
+
+    config = seeded(PROFILES[_PROFILE.value](), seed)
+    changed = replace(config.grpo, episode=ARMS[arm](config.grpo.episode))
+    ledger = Ledger(run, summary.identity(config, _PROFILE.value))
+    try:
+        quickstart = stages.Quickstart(config, run, ledger)
+        train, held_out = quickstart.environments_of("train"), quickstart.environments_of("held_out")
+        start, tokenizer = quickstart.trained("sft/tools"), quickstart.tokenizer
+    finally:
+        ledger.close()
+    async with SandboxPool() as pool:
+        async with Engine(start, config.model, config.engine) as engine:
+            arguments = (changed, config.model, start, train, tokenizer, pool, folder_of(run, arm))
+            result = await grpo.train(*arguments, engine=engine)
+        async with Engine(result.params, config.model, config.engine) as engine:
+            found = await evaluate(engine, held_out, tokenizer, pool, config=config.evaluation, description=arm)
+    scores = {name: value for name, value in asdict(found).items() if isinstance(value, int | float)}
+    return {"updates": result.updates, "stopped": result.stopped, **{n: round(v, 4) for n, v in scores.items()}}
+
+
+def draw(runs: dict[int, Path], path: Path) -> None:
+    """Training curves by update: the mean over seeds, and each seed thin behind it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from astra_jax.metrics import read_metrics
+
+    figure, axes = plt.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3))
+    for axis, (metric, title) in zip(axes, CURVES.items(), strict=True):
+        for color, arm in enumerate(ARMS):
+            by_step: dict[int, list[float]] = {}
+            for run in runs.values():
+                known = [row for row in read_metrics(folder_of(run, arm) / "metrics") if row.get(metric) is not None]
+                axis.plot([r["step"] for r in known], [r[metric] for r in known], color=f"C{color}", alpha=0.2, lw=0.7)
+                for row in known:
+                    by_step.setdefault(row["step"], []).append(row[metric])
+            steps = sorted(by_step)
+            axis.plot(steps, [np.mean(by_step[step]) for step in steps], color=f"C{color}", label=arm)
+        axis.set(xlabel="GRPO update", title=title, ylim=(0, None))
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,106 @@
+"""Tokens a second of the embedded engine, transformers' `generate` and vLLM, on the same CPU with random weights.
+
+Each side is a process with the same shapes, prompts, lengths and threads, float32, sampling at temperature 1. They take
+turns, and those that wait are stopped, so that a noisy machine is noisy for all. Prompts are new each time. vLLM takes
+part where its environment is (`launch/vllm_cpu.sh .venv-vllm`). Prints a row for each model and batch.
+
+    python -m benchmarks.decode --case=1m,30m --batches=1,16,64 --save
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+
+from absl import app, flags
+
+from benchmarks import rows
+from benchmarks.shapes import SHAPES
+from benchmarks.sides import Side
+from launch.cli import cpu_environment
+
+SIDES = ("engine", "transformers", "vllm")
+PROMPT_TOKENS, NEW_TOKENS = 128, 128
+VLLM_PYTHON = rows.ROOT / ".venv-vllm" / "vllm" / "bin" / "python"
+
+_CASES = flags.DEFINE_list("case", ["1m", "30m"], f"Of {', '.join(SHAPES)}.")
+_BATCHES = flags.DEFINE_list("batches", ["1", "16", "64"], "Requests at once.")
+_SIDES = flags.DEFINE_list("sides", list(SIDES), f"Of {', '.join(SIDES)}.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each side with each batch.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
+_SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode.jsonl.")
+
+
+def start(name: str, case: str, batches: list[int], threads: int) -> Side:
+    work = {
+        "shape": vars(SHAPES[case]),
+        "batches": batches,
+        "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS,
+        "threads": threads,
+    }
+    # OpenMP's threads wait for each other busily by default: on two shared cores transformers gets 100 tokens a second
+    # with that, 1,350 without.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    if name == "engine":
+        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | environment)
+    if name == "vllm":
+        environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    python = str(VLLM_PYTHON) if name == "vllm" else sys.executable
+    return Side([python, "-m", "benchmarks.decode_side", name, json.dumps(work)], environment, pauses=True)
+
+
+def compare(case: str, names: list[str], batches: list[int], threads: int, rounds: int) -> list[dict]:
+    """A row for each batch: medians of tokens a second, and the engine's over the others'."""
+    sides: dict[str, Side] = {}
+    speeds: dict[tuple[str, int], list[float]] = {}
+    try:
+        for name in names:
+            sides[name] = start(name, case, batches, threads)
+        for _ in range(rounds):
+            for batch in batches:
+                for name, side in sides.items():
+                    seconds = side.ask(f"generate {batch}")["seconds"]
+                    speeds.setdefault((name, batch), []).append(batch * NEW_TOKENS / seconds)
+    finally:
+        for side in sides.values():
+            side.kill()
+    found = []
+    for batch in batches:
+        medians = {name: statistics.median(speeds[name, batch]) for name in names}
+        ours = medians.get("engine", float("nan"))
+        found.append(
+            {
+                "case": case,
+                "shapes": vars(SHAPES[case]),
+                "dtype": "float32",
+                "threads": threads,
+                "batch": batch,
+                "prompt_tokens": PROMPT_TOKENS,
+                "new_tokens": NEW_TOKENS,
+                "rounds": rounds,
+                "tokens_per_second": {name: round(value, 1) for name, value in medians.items()},
+                "slowest_and_fastest": {n: [round(f(speeds[n, batch]), 1) for f in (min, max)] for n in names},
+                "speed_ratio": {n: round(ours / value, 3) for n, value in medians.items() if n != "engine"},
+            }
+        )
+    return found
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    for flag, known in ((_CASES, SHAPES), (_SIDES, SIDES)):
+        for name in flag.value:
+            if name not in known:
+                raise app.UsageError(f"--{flag.name}={name}: use some of {', '.join(known)}")
+    names = [name for name in _SIDES.value if name != "vllm" or VLLM_PYTHON.exists()]
+    for case in _CASES.value:
+        for row in compare(case, names, [int(one) for one in _BATCHES.value], _THREADS.value, _ROUNDS.value):
+            rows.report("decode", row, save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

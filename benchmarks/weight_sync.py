@@ -1,0 +1,170 @@
+"""A sync of a vLLM server from the trainer's Orbax checkpoint, beside vLLM's own reload of safetensors, interleaved.
+
+    python -m benchmarks.weight_sync [--save]
+
+One real server on the CPU with the plugin and vLLM's development endpoints; a Qwen3 of 445 million random bfloat16
+parameters in 28 layers (0.9 GB), published in both forms. Files are in the page cache for both. The reload is timed
+with the pause and resume that it needs, and checks nothing of what it loads. What a sync reads from the disk is
+measured once more with the files out of the cache; the temporary folder must be on a disk for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+
+_VLLM = flags.DEFINE_string("vllm", ".venv-vllm/vllm/bin/vllm", "vLLM's program, with our plugin beside it.")
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Syncs of each kind.", lower_bound=3)
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/weight_sync.jsonl.")
+
+
+def publish(folder: Path) -> tuple[int, dict[str, Path]]:
+    """Writes the weights twice; returns their bytes and where they are."""
+    import jax
+
+    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.qwen3.presets import PRESETS
+    from astra_jax.rollout.publishing import FolderPublisher, Publisher
+
+    model = dataclasses.replace(PRESETS["0.6b"], vocab_size=2048, tie_embeddings=False)
+    params = init_params(dataclasses.replace(model, param_dtype="bfloat16"), jax.random.key(0))
+    found = {}
+    for name, kind in (("orbax", Publisher), ("safetensors", FolderPublisher)):
+        publisher = kind(folder / name, model)
+        found[name] = publisher.publish(params, 1)
+        publisher.close()
+    return 2 * sum(leaf.size for leaf in jax.tree.leaves(params)), found
+
+
+class Server:
+    """One `vllm serve`."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            _VLLM.value, "serve", str(folder), "--host=127.0.0.1", f"--port={port}", "--max-model-len=2048",
+            "--enforce-eager", "--kv-cache-memory-bytes=536870912", "--skip-tokenizer-init",
+            '--weight-transfer-config={"backend": "astra"}',
+        ]  # fmt: skip
+        settings = {"VLLM_PLUGINS": "astra,astra_sync", "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **settings, "VLLM_NO_USAGE_STATS": "1"},
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        """Until it is healthy."""
+        while True:
+            if self.process.poll() is not None:
+                raise RuntimeError("vLLM ended before it served")
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return
+            time.sleep(0.5)
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.loads(answer.read())
+
+    def disk_bytes(self) -> int:
+        """What all of its processes have had read from a disk so far."""
+        total = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(stat.read_text().rpartition(")")[2].split()[3]) == self.process.pid:  # of its session
+                    total += int(stat.with_name("io").read_text().partition("\nread_bytes:")[2].split()[0])
+        return total
+
+
+def forget(folder: Path) -> None:
+    """Take a folder's files out of the page cache."""
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, log: Path) -> Iterator[Server]:
+    server = Server(folder, log)
+    try:
+        server.wait()
+        yield server
+    finally:
+        os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    size, found = publish(folder)
+    stages: list[dict[str, float]] = []
+    seconds: dict[str, list[float]] = {"sync": [], "reload": []}
+    with serving(found["safetensors"], folder / "server.log") as server:
+
+        def sync(number: int) -> None:
+            answer = server.post("/v1/policy/sync", {"item": str(found["orbax"]), "version": str(number)})
+            stages.append(answer["seconds"])
+
+        def reload(_: int) -> None:
+            server.post("/pause?mode=keep&clear_cache=true")
+            server.post(
+                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(found["safetensors"])}}
+            )
+            server.post("/resume")
+
+        for number in range(_ROUNDS.value + 1):  # the first of each warms up
+            for name, way in (("sync", sync), ("reload", reload)):
+                started = time.perf_counter()
+                way(number)
+                seconds[name].append(time.perf_counter() - started)
+        forget(found["orbax"])
+        before = server.disk_bytes()
+        sync(_ROUNDS.value + 1)
+        from_disk = server.disk_bytes() - before
+        cold = stages.pop()
+    ratios = [ours / theirs for ours, theirs in zip(seconds["sync"][1:], seconds["reload"][1:], strict=True)]
+    return {
+        "parameters": size // 2,
+        "gb": round(size / 1e9, 3),
+        **{f"{name}_seconds": round(statistics.median(one[1:]), 3) for name, one in seconds.items()},
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(one, 2) for one in ratios],
+        "stages": {name: round(statistics.median(one[name] for one in stages[1:]), 3) for name in stages[0]},
+        "first_seconds": {name: round(one[0], 3) for name, one in seconds.items()},
+        "disk_bytes_ratio": round(from_disk / size, 4),
+        "cold_read_seconds": round(cold["read"], 3),
+    }
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows.report("weight_sync", measure(Path(folder)), save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

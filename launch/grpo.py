@@ -1,0 +1,105 @@
+"""GRPO of a Qwen3 against vLLM servers, or against the embedded engine.
+
+    python -m launch.grpo --config=configs/grpo_qwen3_14b.py --workdir=DIR --weights=DIR --environments=DIR \\
+        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE
+
+Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
+--config.grpo.updates=40. Run the same command again after an interruption: it goes on from its last checkpoint.
+How the servers are started is in docs/vllm.md.
+
+On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
+--workdir and --publish_dir are folders that all of them see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from absl import flags
+
+from launch import cli, models, sandboxes
+
+flags.adopt_module_key_flags(models)
+flags.adopt_module_key_flags(sandboxes)
+
+_ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments to train on.", required=True)
+_URLS = flags.DEFINE_list("rollout_urls", [], "vLLM servers; by default the embedded engine.")
+_KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' API key.")
+_SYNC = flags.DEFINE_enum(
+    "rollout_sync", "plugin", ["plugin", "reload"], "How weights get there: our plugin, or vLLM's reload of a folder."
+)
+_PUBLISH = flags.DEFINE_string(
+    "publish_dir", None, "Where weights are published, under a path that the servers have too; by default in --workdir."
+)
+
+
+def main() -> None:
+    from pathlib import Path
+
+    import jax
+
+    from astra_jax.hosts import is_first
+    from astra_jax.run_record import write_run_record
+    from synthesis.datasets import read_dataset
+    from synthesis.records import ToolEnvironment
+
+    config = cli.overridden(cli.load_config(models.CONFIG.value))
+    models.join_hosts()
+    if jax.process_count() > 1 and not _URLS.value:
+        raise cli.UsageError("several hosts want --rollout_urls")
+    workdir = Path(models.WORKDIR.value).absolute()
+    mesh = models.mesh()
+    params, tokenizer = models.load(config.model, mesh)
+    environments = read_dataset(Path(_ENVIRONMENTS.value), ToolEnvironment)
+    if is_first():
+        write_run_record(workdir, config)
+    result = asyncio.run(_train(config, params, environments, tokenizer, workdir, mesh))
+    if not is_first():
+        return
+    last = result.history[-1] if result.history else {}
+    reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
+    print(f"{workdir / 'checkpoints'}: {result.updates} updates, {result.stopped}{reward}; {jax.default_backend()}")
+
+
+async def _train(config, params, environments, tokenizer, workdir, mesh):  # type: ignore[no-untyped-def]
+    from contextlib import AsyncExitStack
+
+    from astra_jax import grpo
+    from astra_jax.rollout.publishing import FolderPublisher, Publisher
+    from astra_jax.rollout.vllm import VLLMConfig, VLLMPolicy
+
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(sandboxes.sandbox_from_flags())
+        engine = None
+        if _URLS.value:
+            reload = _SYNC.value == "reload"
+            publishes = FolderPublisher if reload else Publisher
+            publisher = publishes(_PUBLISH.value or workdir / "policy", config.model)
+            stack.callback(publisher.close)
+            episode = config.grpo.episode
+            engine = await stack.enter_async_context(
+                VLLMPolicy(
+                    VLLMConfig(
+                        urls=tuple(_URLS.value),
+                        api_key=cli.token_of(_KEY_FILE),
+                        sync="reload" if reload else "plugin",
+                    ),
+                    publisher,
+                    vocabulary=tokenizer.vocabulary_digest,
+                    max_length=episode.max_prompt_tokens + episode.max_response_tokens,
+                )
+            )
+        return await grpo.train(
+            config.grpo, config.model, params, environments, tokenizer, pool, workdir, engine=engine, mesh=mesh
+        )
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.rollout.vllm import PolicyError
+    from sandbox import SandboxError
+
+    return (*models.mends(), PolicyError, SandboxError)
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)

@@ -1,0 +1,90 @@
+"""Supervised fine-tuning of a Qwen3 on trajectories.
+
+    python -m launch.sft --config=configs/sft_qwen3_14b.py --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
+
+--data is a dataset of trajectories, as the synthesis writes them; --held_out another, whose loss is logged. Settings
+are changed with --config.NAME=VALUE, for example --config.sft.learning_rate=1e-5. Run the same command again after an
+interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
+
+    --preview=3              print three examples, what is trained on in colour, and stop
+    --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
+    --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
+
+On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
+--workdir is a folder that all of them see. The model is in WORKDIR/checkpoints; launch.convert makes a Hugging Face
+folder of it.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from launch import cli, models
+
+flags.adopt_module_key_flags(models)
+
+_DATA = flags.DEFINE_string("data", None, "Dataset of trajectories to train on; not with --bench.")
+_HELD_OUT = flags.DEFINE_string("held_out", None, "Dataset whose loss is logged every eval_every steps.")
+_PREVIEW = flags.DEFINE_integer("preview", 0, "Print so many examples and stop.", lower_bound=0)
+_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace.")
+_BENCH = flags.DEFINE_integer("bench", 0, "So many steps on made-up data.", lower_bound=0)
+
+
+def main() -> None:
+    from pathlib import Path
+
+    import jax
+
+    from astra_jax import sft
+    from astra_jax.hosts import is_first
+    from astra_jax.preemption import Preemption
+    from astra_jax.run_record import write_run_record
+    from astra_jax.tokenizer import ChatTokenizer
+    from launch import bench, preview
+
+    config = cli.overridden(cli.load_config(models.CONFIG.value))
+    if not _DATA.value and not _BENCH.value:
+        raise cli.UsageError("--data is missing; give a dataset of trajectories, or --bench=STEPS")
+    data = Path(_DATA.value) if _DATA.value else None
+    if _PREVIEW.value and data is not None:
+        tokenizer = ChatTokenizer.load(models.tokenizer_folder())
+        preview.show(data, tokenizer, config.sft.data, _PREVIEW.value)
+        return
+    profile = _profiled(_PROFILE.value)
+    models.join_hosts()
+    workdir = Path(models.WORKDIR.value).absolute()
+    mesh = models.mesh()
+    params, tokenizer = models.load(config.model, mesh)
+    if is_first():
+        write_run_record(workdir, config)
+    if _BENCH.value:
+        row = bench.run(config, params, tokenizer, workdir, mesh, steps=_BENCH.value)
+        if is_first():
+            print(row)
+        return
+    assert data is not None
+    held_out = Path(_HELD_OUT.value) if _HELD_OUT.value else None
+    arguments = (config.sft, config.model, params, data, tokenizer, workdir)
+    with Preemption() as preemption:
+        result = sft.train(*arguments, held_out=held_out, mesh=mesh, profile=profile, stop=preemption.asked)
+    if is_first():
+        stats = result.stats
+        print(
+            f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}, loss {result.final_loss:.4f}; "
+            f"{len(stats.lengths)} conversations, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
+            f"{jax.default_backend()}"
+        )
+
+
+def _profiled(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise cli.UsageError(f"--profile_steps={text}: write FIRST:LAST, for example 10:12")
+    return int(first), int(last)
+
+
+if __name__ == "__main__":
+    cli.with_cpu_environment("launch.sft")
+    cli.run(main, mends=models.mends)

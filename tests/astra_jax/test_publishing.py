@@ -1,0 +1,18 @@
+"""Publishing weights: what is refused. That servers can read them is tested in test_vllm.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from astra_jax.models.qwen3.presets import PRESETS
+from astra_jax.rollout.publishing import FolderPublisher, Publisher
+
+
+@pytest.mark.parametrize("kind", [Publisher, FolderPublisher])
+def test_folders_that_cannot_be_published_to_are_refused(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="keep is 1; a server may still read the version before"):
+        kind(tmp_path / "policy", PRESETS["tiny"], keep=1)
+    with pytest.raises(ValueError, match="published to gs://bucket/policy; buckets are not written yet: mount it"):
+        kind("gs://bucket/policy", PRESETS["tiny"])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,85 @@
+"""Tokens to text, text to messages: deltas add up to the whole, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from serving_world import without_ids
+from sft_world import make_tokenizer
+
+from astra_jax.serving.messages import TurnDeltas, message_of
+from astra_jax.serving.sampled import Detokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+GOOD = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call> <tool_call> \\"北京\\""}}\n</tool_call>'
+BAD = '<tool_call>\n{"name": "f", "arguments": 3}\n</tool_call>'
+TURNS = [
+    "plain",
+    "",
+    "\n\n",
+    "two\n\nlines\n",
+    "<think>\nwhy\n\nnot\n</think>\n\nbecause\n",
+    "<think>\n\n</think>\n\n" + GOOD,
+    "<think>never closed " + GOOD,
+    "text\n" + GOOD + "\n" + GOOD,
+    "text\n\n\n" + GOOD + "\n\nbetween\n" + GOOD + "\nafter\n\n",
+    GOOD + BAD + GOOD,
+    "a\n" + BAD + "\nb",
+    "text\n" + GOOD[:-20],
+    "<tool_call>nothing</tool_call> more <tool_call>",
+    "less < than <tool <think> </thin",
+    "<think>a</think>b</think>c\n" + GOOD,
+    "<thin air",
+    "é北京🙂\n" + GOOD + "🙂",
+]
+
+
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize("text", TURNS)
+def test_deltas_add_up_to_the_message(text, tools):
+    expected = without_ids(message_of(text, tools=tools))
+    rng = random.Random(0)
+    for pieces in (1, 2, 3, 7, len(text)):
+        for _ in range(20):
+            cuts = sorted(rng.choices(range(len(text) + 1), k=pieces - 1)) if pieces < len(text) else range(len(text))
+            ends = [0, *cuts, len(text)]
+            deltas = TurnDeltas(tools)
+            made = [d for a, b in zip(ends, ends[1:], strict=False) for d in deltas.push(text[a:b])]
+            made += deltas.finish()
+            got = {name: "".join(d.get(name, "") for d in made) for name in ("content", "reasoning_content")}
+            calls = [call for d in made for call in d.get("tool_calls", [])]
+            assert [call.pop("index") for call in calls] == list(range(len(calls)))
+            assert without_ids({"role": "assistant", **got, "tool_calls": calls}) == expected
+
+
+def test_a_malformed_call_stays_in_the_content():
+    message = message_of(f"a\n{BAD}\n{GOOD}", tools=True)
+    assert message["content"] == f"a\n{BAD}" and len(message["tool_calls"]) == 1
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"])["x"] == '</tool_call> <tool_call> "北京"'
+
+
+def test_text_grows_by_whole_characters_and_adds_up(tokenizer):
+    rng = random.Random(1)
+    text = "é北京🙂 naïve <tool_call> ok"
+    for ids in (tokenizer.encode(text), [rng.randrange(tokenizer.vocab_size) for _ in range(400)]):
+        kept = [i for i in ids if tokenizer.decode([i]) not in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
+        growing = Detokenizer(tokenizer)
+        parts = [growing.push(i) for i in ids]
+        assert "".join([*parts, growing.finish()]) == tokenizer.decode(kept)
+    assert not any("\ufffd" in part for part in map(Detokenizer(tokenizer).push, tokenizer.encode(text)))
+    # What may be the beginning of a stop string waits.
+    stopping = Detokenizer(tokenizer, stops=["京🙂 na", "🙂 x"])
+    shown = ""
+    for i in tokenizer.encode(text):
+        shown += stopping.push(i)
+        if stopping.stop:
+            break
+        assert "京" not in shown
+    assert (shown, stopping.stop) == ("é北", "京🙂 na")
