@@ -24,6 +24,7 @@ setup(
         "absl-py>=2.1",
         "aiohttp>=3.10",
         "array-record>=0.8",
+        "etils[epath]",
         "flax>=0.12",
         "grain>=0.2.15",
         "jax>=0.8",
@@ -59,11 +60,17 @@ setup(
         "webcolors",
     ],
     extras_require={
-        "cuda": ["jax[cuda12]>=0.8"],
+        "cuda": ["jax[cuda13]>=0.8"],
+        # Datasets on Google Cloud Storage.
+        "gcs": ["gcsfs"],
         "tpu": ["jax[tpu]>=0.8"],
         # A rollout server in a venv of its own: its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.11"],
+        # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
+        "bench": ["accelerate", "datasets", "trl"],
         "test": [
+            "gcp-storage-emulator",
+            "gcsfs",
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",

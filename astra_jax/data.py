@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import grain
@@ -27,7 +26,7 @@ from grain.experimental import FirstFitPackIterDataset
 from astra_jax.augment import rename_entities
 from astra_jax.chat import render
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.datasets import RECORDS_FILE, DatasetError, read_card
+from synthesis.datasets import DatasetError, Folder, read_card, records_file
 from synthesis.records import Trajectory, decode
 
 Array = Any
@@ -149,7 +148,7 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
 
 
-def scan(path: Path | str, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
+def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
     """Tokenise the whole dataset once and count.
 
     Raises:
@@ -192,7 +191,7 @@ class BatchIterator(Iterator[Batch]):
         DatasetError: missing, of another kind, or empty.
     """
 
-    def __init__(self, path: Path | str, tokenizer: ChatTokenizer, config: DataConfig) -> None:
+    def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> None:
         source = _source(path)
         if len(source) == 0:
             raise DatasetError(f"{path}: the dataset is empty")
@@ -226,13 +225,13 @@ class BatchIterator(Iterator[Batch]):
         self._iterator.close()
 
 
-def _source(path: Path | str) -> Sequence[bytes]:
+def _source(path: Folder) -> Sequence[bytes]:
     card = read_card(path)
     if card["kind"] != Trajectory.__name__:
         raise DatasetError(f"{path} holds {card['kind']} records; SFT needs {Trajectory.__name__} records")
     if card["count"] == 0:
         return []
-    source = grain.sources.ArrayRecordDataSource(str(Path(path) / RECORDS_FILE))
+    source = grain.sources.ArrayRecordDataSource(records_file(path))
     if len(source) != card["count"]:
         raise DatasetError(
             f"{path} is corrupt: {len(source)} records, its card says {card['count']}; synthesise it again"
@@ -240,7 +239,7 @@ def _source(path: Path | str) -> Sequence[bytes]:
     return source
 
 
-def _decode(path: Path | str, index: int, data: bytes) -> Trajectory:
+def _decode(path: Folder, index: int, data: bytes) -> Trajectory:
     try:
         return decode(data, Trajectory)
     except msgspec.MsgspecError as error:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from tensorboardX import SummaryWriter
+
+from astra_jax.files import write_text
 
 FILE = "metrics.jsonl"
 
@@ -39,17 +40,19 @@ class MetricWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values are converted to Python floats; a non-finite one is written as null."""
         row = {name: float(value) for name, value in values.items()}
-        if self._board is None:
-            # purge_step makes TensorBoard hide what an earlier process wrote for the steps that come again.
-            self._board = SummaryWriter(str(self.dir), purge_step=self._purge)
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
+        board = self._opened_board()
         for name, value in row.items():
-            self._board.add_scalar(name, value, step)
+            board.add_scalar(name, value, step)
         finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
         # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Show a text in TensorBoard; it is in no row."""
+        self._opened_board().add_text(name, "\n".join("    " + line for line in text.splitlines()), step)  # as it is
 
     def truncate(self, step: int) -> None:
         """Forget rows after `step`; call it when training resumes from there."""
@@ -72,13 +75,14 @@ class MetricWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _opened_board(self) -> SummaryWriter:
+        if self._board is None:
+            # purge_step makes TensorBoard hide what an earlier process wrote for the steps that come again.
+            self._board = SummaryWriter(str(self.dir), purge_step=self._purge)
+        return self._board
+
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        partial = self._path.with_suffix(".partial")
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
+        write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_metrics(dir: Path | str) -> list[dict[str, Any]]:

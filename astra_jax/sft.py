@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from tqdm import tqdm
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.chips import chip_of
 from astra_jax.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs
+from astra_jax.files import write_text
 from astra_jax.hosts import is_first
 from astra_jax.mesh import BATCH, check_batch
 from astra_jax.metrics import MetricWriter
@@ -44,10 +46,19 @@ from astra_jax.models.qwen3.sharding import param_shardings
 from astra_jax.models.qwen3.weights import write_config
 from astra_jax.optimizers import initial_state
 from astra_jax.run_identity import check_same_run, run_identity
+from astra_jax.samples import Sampler
 from astra_jax.sft_config import SFTConfig
 from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.datasets import read_card
+from synthesis.datasets import Folder, read_card, read_dataset
+from synthesis.records import Trajectory
+
+_FREE = (
+    *("checkpoint_every", "keep_states", "keep_params", "log_every", "epochs"),
+    *("eval_every", "eval_batches", "sample_every", "samples", "sample_tokens"),
+)
+"""Settings that may change when a run goes on: what is computed does not depend on them. (What `epochs` came to is in
+`steps`.)"""
 
 
 @dataclass(frozen=True)
@@ -74,11 +85,11 @@ def train(
     config: SFTConfig,
     model_config: Qwen3Config,
     params: Params,
-    dataset_path: Path | str,
+    dataset_path: Folder,
     tokenizer: ChatTokenizer,
     workdir: Path | str,
     *,
-    held_out: Path | str | None = None,
+    held_out: Folder | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
     profile: tuple[int, int] | None = None,
@@ -90,8 +101,9 @@ def train(
     Args:
         params: the starting weights; copied, so the caller's arrays stay valid.
         dataset_path: a dataset of `Trajectory` records.
-        workdir: gets `checkpoints/`, `metrics/` and `profile/`. Several hosts share it.
-        held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`).
+        workdir: gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. Several hosts share it.
+        held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
+            what samples answer.
         mesh: devices to train on; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         stop: asked after each step, with its number, whether to save and return (`Preemption.asked`). On several hosts
@@ -120,6 +132,7 @@ def train(
     checkpointer = Checkpointer(workdir / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
     batches = BatchIterator(dataset_path, tokenizer, config.data)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model_config, mesh)
+    sampler = _sampler(held_out or dataset_path, tokenizer, config, model_config, mesh)
 
     shardings = None if mesh is None else param_shardings(model_config, mesh)
     params, opt_state = initial_state(params, sft_optimizer(config, steps), shardings)
@@ -171,10 +184,16 @@ def train(
                     bar.set_postfix(loss=f"{loss:.4f}", tokens_per_second=f"{row['tokens_per_second']:.0f}")
                     if on_step is not None:
                         on_step(step, row)
+                sampled = sampler is not None and (step % config.sample_every == 0 or step == steps)
+                if sampler is not None and sampled:
+                    text = "\n".join(map(str, sampler.draw(params)))
+                    if writer is not None:
+                        writer.write_text(step, "samples", text)
+                        write_text(workdir / "samples" / f"{step:08d}.txt", text)
                 if save:
                     extra = {"identity": identity, "batches": batches.get_state(), "loss": loss}
                     clock.saved(checkpointer.save(step, params=params, state=opt_state, extra=extra))
-                if step % config.log_every == 0 or save:
+                if step % config.log_every == 0 or save or sampled:
                     clock.start()
                 if stopped == "preempted":
                     break
@@ -215,9 +234,11 @@ class _Clock:
 
     def read(self) -> dict[str, float]:
         """Tokens a second; of known chips the share of their peak (documents by their own length, padding and
-        recomputation for nothing), of devices that tell it their most memory in use; seconds of the last checkpoint."""
+        recomputation for nothing), of devices that tell it their most memory in use; this process's most memory;
+        seconds of the last checkpoint."""
         seconds = time.perf_counter() - self._started
         found = {"tokens_per_second": self._tokens / seconds, "checkpoint_seconds": self._saving}
+        found["peak_host_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if self._peak is not None:
             found["mfu"] = self._flops / seconds / self._peak
         memory = jax.local_devices()[0].memory_stats() or {}
@@ -230,7 +251,7 @@ class _Evaluation:
     """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
 
     def __init__(
-        self, path: Path | str, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
     ) -> None:
         data = dataclasses.replace(config.data, rename_entities=0.0, workers=0)
         count = min(config.eval_batches, steps_for_epochs(scan(path, tokenizer, data), data, 1))
@@ -249,6 +270,15 @@ class _Evaluation:
                 loss, (tokens, _) = self._sums(params, jax.tree.map(lambda x, i=i: x[i], whole))
                 total, count = total + float(loss), count + float(tokens)
         return total / count
+
+
+def _sampler(
+    path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+) -> Sampler | None:
+    if not config.sample_every:
+        return None
+    limits = {"count": config.samples, "max_tokens": config.sample_tokens}
+    return Sampler(read_dataset(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
 
 
 @contextlib.contextmanager
@@ -306,12 +336,12 @@ def _to_device(batch: Batch, accumulation: int, mesh: Mesh | None) -> Batch:
 
 
 def _identity(
-    config: SFTConfig, model_config: Qwen3Config, dataset_path: Path | str, tokenizer: ChatTokenizer, steps: int
+    config: SFTConfig, model_config: Qwen3Config, dataset_path: Folder, tokenizer: ChatTokenizer, steps: int
 ) -> dict[str, Any]:
     """What a run must share with its checkpoint: all that changes what is computed. JSON, flat, dotted names."""
     sft = dataclasses.asdict(config)
-    for name in ("checkpoint_every", "keep_states", "keep_params", "log_every", "epochs", "eval_every", "eval_batches"):
-        del sft[name]  # `steps` below holds what epochs came to
+    for name in _FREE:
+        del sft[name]
     return run_identity(
         sft=sft | {"steps": steps},
         model=dataclasses.asdict(model_config),

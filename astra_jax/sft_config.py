@@ -35,6 +35,10 @@ class SFTConfig:
         log_every: steps between rows of metrics; fetching them waits for the device.
         eval_every: steps between losses on the held-out dataset, if there is one.
         eval_batches: how many batches of it, at most: always the same ones.
+        sample_every: steps between samples: what the model says to the openings of held-out conversations, or of the
+            training data's, if there is no held-out dataset. 0 draws none.
+        samples: how many openings.
+        sample_tokens: of a sample, at most.
     """
 
     data: DataConfig = DataConfig(seq_len=20_480, rows=32)
@@ -58,11 +62,17 @@ class SFTConfig:
     log_every: int = 1
     eval_every: int = 100
     eval_batches: int = 16
+    sample_every: int = 100
+    samples: int = 4
+    sample_tokens: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("accumulation", "checkpoint_every", "log_every", "eval_every", "eval_batches"):
+        positive = ("accumulation", "checkpoint_every", "log_every", "eval_every", "eval_batches")
+        for name in (*positive, "samples", "sample_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.sample_every < 0:
+            raise ValueError(f"sample_every is {self.sample_every}; it must be at least 1, or 0 for no samples")
         if self.data.rows % self.accumulation:
             raise ValueError(
                 f"accumulation is {self.accumulation}, which does not divide data.rows ({self.data.rows}); "

@@ -142,6 +142,7 @@ class QuickstartConfig:
         checkpoint_every=100,
         keep_params=1,
         log_every=10,
+        sample_every=0,
     )
     tools: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
@@ -152,6 +153,7 @@ class QuickstartConfig:
         checkpoint_every=50,
         keep_params=1,
         log_every=10,
+        sample_every=0,
     )
     grpo: GRPOConfig = GRPOConfig(
         updates=36,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import shutil
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 _WARM_UP = 3
-_CALLS = (2, 3, 4, 4, 5, 5, 6, 6)
+CALLS = (2, 3, 4, 4, 5, 5, 6, 6)
 """Calls of a conversation, one a turn: 4.4 in the mean, and with question and answer 10.8 messages; the paper's dataset
 has 4.4 and 10.6."""
 
@@ -41,7 +43,9 @@ def run(config: SFTRun, params: Any, tokenizer: ChatTokenizer, workdir: Path, me
         shutil.rmtree(folder, ignore_errors=True)
         tokens = config.sft.data.seq_len * config.sft.data.rows
         write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
-    changed = dataclasses.replace(config.sft, steps=steps + _WARM_UP, checkpoint_every=10**9, log_every=1)
+    changed = dataclasses.replace(
+        config.sft, steps=steps + _WARM_UP, checkpoint_every=10**9, log_every=1, sample_every=0
+    )
     result = sft.train(changed, config.model, params, folder / "data", tokenizer, folder, mesh=mesh)
     rows = result.history[_WARM_UP:]
     figures = {
@@ -68,25 +72,34 @@ def run(config: SFTRun, params: Any, tokenizer: ChatTokenizer, workdir: Path, me
 
 
 def trajectories(tokenizer: ChatTokenizer, tokens: int) -> list[Trajectory]:
-    """Conversations of random words with tool calls, of at least so many tokens together."""
-    rng = random.Random(0)
-    words = [tokenizer.decode([i]) for i in rng.sample(range(tokenizer.vocab_size), min(500, tokenizer.vocab_size))]
+    """Conversations of the tokenizer's own words, of at least so many tokens together."""
+    sample = random.Random(0).sample(range(tokenizer.vocab_size), min(500, tokenizer.vocab_size))
+    words = [tokenizer.decode([i]) for i in sample]
     words = [word for word in words if word.isprintable() and "<" not in word and "\ufffd" not in word] or ["word"]
-    spec = ToolSpec("look_up", "Looks a thing up.", {"type": "object", "properties": {"thing": {"type": "string"}}})
     made: list[Trajectory] = []
     total = 0
+    for one in conversations(words):
+        made.append(one)
+        total += sum(len(tokenizer.encode(message.content + message.reasoning)) for message in one.messages)
+        if total >= tokens:
+            break
+    return made
+
+
+def conversations(words: Sequence[str], *, size: float = 1.0) -> Iterator[Trajectory]:
+    """Conversations of random words with tool calls, for ever the same ones; `size` scales their texts."""
+    rng = random.Random(0)
 
     def text(count: int) -> str:
-        return " ".join(rng.choices(words, k=count))
+        return " ".join(rng.choices(words, k=max(1, round(size * count))))
 
-    while total < tokens:
+    spec = ToolSpec("look_up", "Looks a thing up.", {"type": "object", "properties": {"thing": {"type": "string"}}})
+    for index in itertools.count():
         messages = [Message("user", text(40))]
-        for i in range(rng.choice(_CALLS)):
+        for i in range(rng.choice(CALLS)):
             call = ToolCall(f"call_{i}", "look_up", {"thing": text(3)})
             messages.append(Message("assistant", "", reasoning=text(60), tool_calls=[call]))
             messages.append(Message("tool", text(100), tool_call_id=call.id, name="look_up"))
         messages.append(Message("assistant", text(80)))
-        name = f"made_up_{len(made)}"
-        made.append(Trajectory(name, name, "made_up", "none", "en", [spec], messages, 0, {}, 1.0))
-        total += sum(len(tokenizer.encode(message.content + message.reasoning)) for message in messages)
-    return made
+        name = f"made_up_{index}"
+        yield Trajectory(name, name, "made_up", "none", "en", [spec], messages, 0, {}, 1.0)

@@ -39,26 +39,28 @@ def main() -> None:
     import jax
 
     from astra_jax.hosts import is_first
+    from astra_jax.models.qwen3.weights import copy_tokenizer
     from astra_jax.run_record import write_run_record
     from synthesis.datasets import read_dataset
     from synthesis.records import ToolEnvironment
 
     config = cli.overridden(cli.load_config(models.CONFIG.value))
-    models.join_hosts()
-    if jax.process_count() > 1 and not _URLS.value:
-        raise cli.UsageError("several hosts want --rollout_urls")
-    workdir = Path(models.WORKDIR.value).absolute()
-    mesh = models.mesh()
-    params, tokenizer = models.load(config.model, mesh)
-    environments = read_dataset(Path(_ENVIRONMENTS.value), ToolEnvironment)
-    if is_first():
-        write_run_record(workdir, config)
-    result = asyncio.run(_train(config, params, environments, tokenizer, workdir, mesh))
-    if not is_first():
-        return
-    last = result.history[-1] if result.history else {}
-    reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
-    print(f"{workdir / 'checkpoints'}: {result.updates} updates, {result.stopped}{reward}; {jax.default_backend()}")
+    with models.hosts():
+        if jax.process_count() > 1 and not _URLS.value:
+            raise cli.UsageError("several hosts want --rollout_urls")
+        workdir = Path(models.WORKDIR.value).absolute()
+        mesh = models.mesh()
+        params, tokenizer = models.load(config.model, mesh)
+        environments = read_dataset(Path(_ENVIRONMENTS.value), ToolEnvironment)
+        if is_first():
+            write_run_record(workdir, config)
+            copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
+        result = asyncio.run(_train(config, params, environments, tokenizer, workdir, mesh))
+        if not is_first():
+            return
+        last = result.history[-1] if result.history else {}
+        reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
+        print(f"{workdir / 'checkpoints'}: {result.updates} updates, {result.stopped}{reward}; {jax.default_backend()}")
 
 
 async def _train(config, params, environments, tokenizer, workdir, mesh):  # type: ignore[no-untyped-def]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,25 +29,39 @@ _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
 _HOSTS = flags.DEFINE_integer("hosts", None, "How many; with --coordinator.")
 _HOST = flags.DEFINE_integer("host", None, "This one's number, from 0; with --coordinator.")
+_DEADLINE = flags.DEFINE_float("host_deadline", 60.0, "Seconds without a sign of life after which a host is gone.")
+
+_LATER = 60.0
+"""Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
 
 
-def join_hosts() -> None:
-    """Find the other hosts, before anything else of JAX is used.
+@contextlib.contextmanager
+def hosts() -> Iterator[None]:
+    """Find the other hosts, before anything else of JAX is used; what is done inside ends when one of them is gone.
 
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
     """
     import jax
 
+    from astra_jax.hosts import HostWatch
+
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
         raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
-    if given:
-        jax.distributed.initialize(_COORDINATOR.value, _HOSTS.value, _HOST.value)
-    elif _MULTIHOST.value:
-        jax.distributed.initialize()
-    if jax.process_count() > 1 and not _MESH.value:
-        raise cli.UsageError("several hosts want a --mesh of all their devices")
+    if _DEADLINE.value <= 0:
+        raise cli.UsageError(f"--host_deadline={_DEADLINE.value:g}: it is a number of seconds above 0")
+    if given or _MULTIHOST.value:
+        jax.distributed.initialize(
+            _COORDINATOR.value,
+            _HOSTS.value,
+            _HOST.value,
+            heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
+        )
+    with HostWatch(_DEADLINE.value):
+        if jax.process_count() > 1 and not _MESH.value:
+            raise cli.UsageError("several hosts want a --mesh of all their devices")
+        yield
 
 
 def tokenizer_folder() -> Path:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from pathlib import Path
 from typing import TextIO
 
 from astra_jax.data import DataConfig, tokenise
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.datasets import read_dataset
+from synthesis.datasets import Folder, read_dataset
 from synthesis.records import Trajectory
 
 _TRAINED, _PLAIN, _TITLE, _END = "\x1b[32m", "\x1b[90m", "\x1b[1m", "\x1b[0m"
 
 
-def show(data: Path, tokenizer: ChatTokenizer, config: DataConfig, count: int, out: TextIO | None = None) -> None:
+def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int, out: TextIO | None = None) -> None:
     """Print the first examples of a dataset: trained text green, the rest grey; with NO_COLOR (no-color.org) trained
     text is between guillemets.
 

@@ -2,9 +2,10 @@
 
     python -m launch.sft --config=configs/sft_qwen3_14b.py --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
---data is a dataset of trajectories, as the synthesis writes them; --held_out another, whose loss is logged. Settings
-are changed with --config.NAME=VALUE, for example --config.sft.learning_rate=1e-5. Run the same command again after an
-interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
+--data is a dataset of trajectories, as the synthesis writes them, in a folder or in gs://BUCKET/FOLDER; --held_out
+another, whose loss is logged and whose questions samples answer. Settings are changed with --config.NAME=VALUE, for
+example --config.sft.learning_rate=1e-5. Run the same command again after an interruption: it goes on from its last
+checkpoint. SIGTERM saves and ends with 0.
 
     --preview=3              print three examples, what is trained on in colour, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
@@ -37,6 +38,7 @@ def main() -> None:
 
     from astra_jax import sft
     from astra_jax.hosts import is_first
+    from astra_jax.models.qwen3.weights import copy_tokenizer
     from astra_jax.preemption import Preemption
     from astra_jax.run_record import write_run_record
     from astra_jax.tokenizer import ChatTokenizer
@@ -45,35 +47,34 @@ def main() -> None:
     config = cli.overridden(cli.load_config(models.CONFIG.value))
     if not _DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset of trajectories, or --bench=STEPS")
-    data = Path(_DATA.value) if _DATA.value else None
-    if _PREVIEW.value and data is not None:
+    if _PREVIEW.value and _DATA.value:
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
-        preview.show(data, tokenizer, config.sft.data, _PREVIEW.value)
+        preview.show(_DATA.value, tokenizer, config.sft.data, _PREVIEW.value)
         return
     profile = _profiled(_PROFILE.value)
-    models.join_hosts()
-    workdir = Path(models.WORKDIR.value).absolute()
-    mesh = models.mesh()
-    params, tokenizer = models.load(config.model, mesh)
-    if is_first():
-        write_run_record(workdir, config)
-    if _BENCH.value:
-        row = bench.run(config, params, tokenizer, workdir, mesh, steps=_BENCH.value)
+    with models.hosts():
+        workdir = Path(models.WORKDIR.value).absolute()
+        mesh = models.mesh()
+        params, tokenizer = models.load(config.model, mesh)
         if is_first():
-            print(row)
-        return
-    assert data is not None
-    held_out = Path(_HELD_OUT.value) if _HELD_OUT.value else None
-    arguments = (config.sft, config.model, params, data, tokenizer, workdir)
-    with Preemption() as preemption:
-        result = sft.train(*arguments, held_out=held_out, mesh=mesh, profile=profile, stop=preemption.asked)
-    if is_first():
-        stats = result.stats
-        print(
-            f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}, loss {result.final_loss:.4f}; "
-            f"{len(stats.lengths)} conversations, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
-            f"{jax.default_backend()}"
-        )
+            write_run_record(workdir, config)
+            copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
+        if _BENCH.value:
+            row = bench.run(config, params, tokenizer, workdir, mesh, steps=_BENCH.value)
+            if is_first():
+                print(row)
+            return
+        assert _DATA.value is not None
+        arguments = (config.sft, config.model, params, _DATA.value, tokenizer, workdir)
+        with Preemption() as preemption:
+            result = sft.train(*arguments, held_out=_HELD_OUT.value, mesh=mesh, profile=profile, stop=preemption.asked)
+        if is_first():
+            stats = result.stats
+            print(
+                f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}, loss {result.final_loss:.4f}; "
+                f"{len(stats.lengths)} conversations, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
+                f"{jax.default_backend()}"
+            )
 
 
 def _profiled(text: str | None) -> tuple[int, int] | None:

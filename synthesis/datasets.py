@@ -1,7 +1,9 @@
-"""Datasets on disk: a folder with `records.array_record` and `dataset_card.json`, written whole or not at all.
+"""Datasets: a folder with `records.array_record` and `dataset_card.json`, written whole or not at all.
 
 The card holds the schema version, the record kind, the count and a content digest, next to what the writer adds
 (statistics, resolved config, seed). Readers check all of it: nothing half-written or foreign is ever read as whole.
+
+They are written to disk and read from there or from Google Cloud Storage (`gs://…`, with `gcsfs` installed).
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from typing import Any
 
 import msgspec
 from array_record.python import array_record_module
+from etils import epath
 
 from synthesis.records import SCHEMA_VERSION, Record, decode, encode
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
 _AGAIN = "delete {} and run its stage again"
+
+Folder = str | os.PathLike[str]
+"""Where a dataset is: a folder, or gs://bucket/folder."""
 
 
 class DatasetError(Exception):
@@ -79,19 +85,19 @@ def write_dataset(
     return digest.hexdigest()
 
 
-def read_card(path: Path | str) -> dict[str, Any]:
+def read_card(path: Folder) -> dict[str, Any]:
     """The dataset's card.
 
     Raises:
         DatasetError: there is no dataset at `path`, or its card is not JSON, or its schema version is not ours.
     """
-    path = Path(path)
+    folder = epath.Path(path)
     try:
-        card = json.loads((path / CARD_FILE).read_text(encoding="utf-8"))
+        card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"no dataset at {path}: {CARD_FILE} is missing; run the stage that writes it") from None
     except json.JSONDecodeError as error:
-        raise DatasetError(f"{path / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
+        raise DatasetError(f"{folder / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
     if card.get("schema_version") != SCHEMA_VERSION:
         raise DatasetError(
             f"{path}: schema_version is {card.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "
@@ -100,13 +106,17 @@ def read_card(path: Path | str) -> dict[str, Any]:
     return card
 
 
-def read_dataset(path: Path | str, kind: type[Record]) -> list[Record]:
+def records_file(path: Folder) -> str:
+    """Where the records are; for readers of ArrayRecord."""
+    return os.fspath(epath.Path(path) / RECORDS_FILE)
+
+
+def read_dataset(path: Folder, kind: type[Record]) -> list[Record]:
     """All records of a dataset, checked against its card.
 
     Raises:
         DatasetError: missing, of another kind, or its count or digest differs from the card's (corrupt).
     """
-    path = Path(path)
     card = read_card(path)
     if card["kind"] != kind.__name__:
         raise DatasetError(f"{path} holds {card['kind']} records, expected {kind.__name__}")
@@ -125,15 +135,15 @@ def read_dataset(path: Path | str, kind: type[Record]) -> list[Record]:
     return records
 
 
-def _read_bytes(path: Path) -> list[bytes]:
+def _read_bytes(path: Folder) -> list[bytes]:
     # An ArrayRecord without any record has no footer that the reader accepts.
     if read_card(path)["count"] == 0:
         return []
     try:
-        reader = array_record_module.ArrayRecordReader(str(path / RECORDS_FILE))
+        reader = array_record_module.ArrayRecordReader(records_file(path))
         try:
             return reader.read_all()
         finally:
             reader.close()
     except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise DatasetError(f"{path / RECORDS_FILE} cannot be read ({error}); {_AGAIN.format(path)}") from None
+        raise DatasetError(f"{records_file(path)} cannot be read ({error}); {_AGAIN.format(path)}") from None

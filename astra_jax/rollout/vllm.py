@@ -127,8 +127,8 @@ class VLLMPolicy:
         if not is_first():
             return self
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        # A connection for each request. A server that is short of CPU closes idle ones in the middle of a request, and a
-        # POST is not repeated by aiohttp: a server that is well would be left out. It costs far less than a draw.
+        # A connection for each request. A server that is short of CPU closes idle ones under a request, and a POST is
+        # not repeated by aiohttp: a server that is well would be left out. It costs far less than a draw.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         try:

@@ -31,6 +31,7 @@ CONFIG = SFTConfig(
     learning_rate=2e-2,
     weight_decay=0.1,
     checkpoint_every=3,
+    sample_every=0,
 )
 
 
@@ -105,6 +106,20 @@ def sums(params, batch, *, model):
     """(loss, trained tokens), both summed."""
     loss, (count, _) = loss_sums(params, batch, model=model)
     return loss, count
+
+
+@pytest.mark.slow
+def test_a_save_holds_the_loop_for_less_than_a_tenth_of_a_step(dataset, tokenizer, model, tmp_path):
+    """An optimizer state and weights of 170 MB, saved after every second step."""
+    large = replace(model, vocab_size=64_000, d_model=224)
+    config = replace(CONFIG, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
+    params = init_params(large, jax.random.key(0))
+    history = train(config, large, params, dataset, tokenizer, tmp_path, progress=False).history
+    tokens = config.data.rows * config.data.seq_len
+    # A row's checkpoint is the one before it, and its own time is a step's.
+    blocked = [row["checkpoint_seconds"] for row in history if row["step"] in (3, 5, 7)]
+    steps = [tokens * (1 - row["padding_share"]) / row["tokens_per_second"] for row in history[1:]]
+    assert 0 < np.median(blocked) <= 0.1 * np.median(steps), (blocked, steps)
 
 
 class Killed(Exception):

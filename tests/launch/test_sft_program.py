@@ -8,15 +8,21 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from sft_world import make_dataset, make_tokenizer, trajectories
+from tensorboardX.proto.event_pb2 import Event
+from vllm_world import VLLM, require_vllm
 
 from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
@@ -26,16 +32,21 @@ from astra_jax.models.qwen3.weights import save_hf
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 
-CONFIG = """
+KILLS = int(os.environ.get("ASTRA_KILLS", "6"))
+"""How often a run is killed; 50 take ten minutes."""
+STEPS = 2 * KILLS
+
+CONFIG = f"""
 from astra_jax.data import DataConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.sft_config import SFTConfig
 from configs.training import SFTRun
 
-MODEL = Qwen3Config(vocab_size=400, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, d_ff=64,
+MODEL = Qwen3Config(vocab_size=400, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=64,
                     tie_embeddings=True, max_positions=512)
 DATA = DataConfig(seq_len=512, rows=4, packing_bins=4)
-CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, steps=12, learning_rate=2e-2, checkpoint_every=3, eval_every=4))
+CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, steps={STEPS}, learning_rate=2e-2, checkpoint_every=3, eval_every=4,
+                                   sample_every=5, samples=2, sample_tokens=20))
 """
 
 
@@ -74,23 +85,30 @@ def finished(world, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     result = run(world, workdir, f"--held_out={world / 'held_out'}", "--profile_steps=5:6")
     assert re.search(
-        r"/whole/checkpoints: 12 steps, finished, loss \d\.\d+; 24 conversations, 0 cut, 0 dropped; cpu", result.stdout
+        rf"/whole/checkpoints: {STEPS} steps, finished, loss \d\.\d+; 24 conversations, 0 cut, 0 dropped; cpu",
+        result.stdout,
     )
     return workdir
 
 
 def assert_same_losses(workdir: Path, whole: Path) -> None:
     ours, theirs = (read_metrics(one / "metrics") for one in (workdir, whole))
-    assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, 13))
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, STEPS + 1))
     for a, b in zip(ours, theirs, strict=True):
         assert {a[name] for name in ("loss", "gradient_norm")} == {b[name] for name in ("loss", "gradient_norm")}
 
 
 def test_a_run_says_what_it_was_and_what_it_came_to(finished) -> None:
     rows = read_metrics(finished / "metrics")
-    assert [row["step"] for row in rows if "held_out_loss" in row] == [4, 8, 12]
+    evaluated = [row["step"] for row in rows if "held_out_loss" in row]
+    assert evaluated == sorted({*range(4, STEPS + 1, 4), STEPS})
     assert rows[-1]["held_out_loss"] < rows[3]["held_out_loss"]
     assert rows[-1]["checkpoint_seconds"] > 0 and rows[-1]["tokens_per_second"] > 0 and "mfu" not in rows[-1]
+    assert rows[-1]["peak_host_memory_gib"] > 0
+    samples = {path.name: path.read_text() for path in (finished / "samples").iterdir()}
+    assert sorted(samples) == [f"{step:08d}.txt" for step in sorted({*range(5, STEPS + 1, 5), STEPS})]
+    assert all(text.count("--- the model") == 2 and "What is the capital of" in text for text in samples.values())
+    assert_in_tensorboard(finished / "metrics", rows)
     record = json.loads((finished / "run.json").read_text())
     assert record["config"]["sft"]["learning_rate"] == 2e-2
     (start,) = record["starts"]
@@ -99,24 +117,77 @@ def test_a_run_says_what_it_was_and_what_it_came_to(finished) -> None:
     assert list((finished / "profile").rglob("*.xplane.pb"))
 
 
-def test_what_was_trained_loads_in_transformers(world, finished, tmp_path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
+def assert_in_tensorboard(folder: Path, rows: list[dict[str, float]]) -> None:
+    """Every figure of every row is there, and the samples."""
+    found: dict[str, dict[int, float]] = {}
+    for file in folder.glob("events.*"):
+        data, place = file.read_bytes(), 0
+        while place < len(data):  # TFRecord: length, its checksum, the record, its checksum
+            (length,) = struct.unpack_from("<Q", data, place)
+            event = Event.FromString(data[place + 12 : place + 12 + length])
+            place += length + 16
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    for row in rows:
+        for name, value in row.items():
+            if name != "step":
+                assert found[name][row["step"]] == pytest.approx(value, rel=1e-5)
+    assert max(found["samples/text_summary"]) == STEPS
 
-    target = tmp_path / "hf"
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory) -> Path:
+    """What was trained, as a Hugging Face folder."""
+    target = tmp_path_factory.mktemp("exported") / "hf"
     convert = [sys.executable, "-m", "launch.convert", f"--from_orbax={finished / 'checkpoints'}", f"--to_hf={target}"]
     subprocess.run(convert, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    before, after = (AutoModelForCausalLM.from_pretrained(str(folder)) for folder in (world / "hf", target))
-    ids = torch.arange(30)[None]
-    assert after.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=-1).shape == (1, 35)
-    assert (before(ids).logits - after(ids).logits).abs().max() > 0.1
+    return target
+
+
+PROMPT = "<|im_start|>user\nWhat is the capital of Kenya?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def transformers_says(folder: Path, count: int) -> list[int]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(str(folder))(PROMPT, return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="float32")
+    drawn = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    return drawn[0, ids.shape[1] :].tolist()
+
+
+def test_what_was_trained_loads_in_transformers(world, exported) -> None:
+    before, after = (transformers_says(folder, 12) for folder in (world / "hf", exported))
+    assert len(after) == 12 and before != after
+
+
+def test_what_was_trained_loads_in_vllm(exported, tmp_path) -> None:
+    """Which draws what transformers draws, from the folder's own tokenizer on."""
+    require_vllm()
+    program = (
+        "import sys, json, pathlib; from vllm import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], dtype='float32', max_model_len=256, enforce_eager=True, kv_cache_memory_bytes=10**8)\n"
+        "sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)\n"
+        "drawn = llm.generate([sys.argv[2]], sampling)[0].outputs[0].token_ids\n"
+        "pathlib.Path(sys.argv[3]).write_text(json.dumps(list(drawn)))\n"
+    )
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": ""}
+    result = subprocess.run(
+        [VLLM.with_name("python"), "-c", program, exported, PROMPT, tmp_path / "drawn.json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads((tmp_path / "drawn.json").read_text()) == transformers_says(exported, 12)
 
 
 def test_the_same_command_again_has_nothing_to_do(world, finished) -> None:
     result = run(world, finished, f"--held_out={world / 'held_out'}")
-    assert "12 steps, finished" in result.stdout
+    assert f"{STEPS} steps, finished" in result.stdout
     assert len(json.loads((finished / "run.json").read_text())["starts"]) >= 2
-    assert len(read_metrics(finished / "metrics")) == 12
+    assert len(read_metrics(finished / "metrics")) == STEPS
 
 
 def when(workdir: Path, steps: int, process: subprocess.Popen) -> None:
@@ -134,7 +205,7 @@ def test_a_notice_saves_and_ends_well(world, finished, tmp_path) -> None:
     out, _ = process.communicate(timeout=200)
     assert process.returncode == 0
     (steps,) = map(int, re.findall(r"(\d+) steps, preempted", out))
-    assert 1 <= steps < 12 and (tmp_path / "run" / "checkpoints" / "states" / str(steps)).is_dir()
+    assert 1 <= steps < STEPS and (tmp_path / "run" / "checkpoints" / "states" / str(steps)).is_dir()
     run(world, tmp_path / "run")
     assert_same_losses(tmp_path / "run", finished)
 
@@ -143,11 +214,11 @@ def test_kills_lose_nothing_that_was_saved(world, finished, tmp_path) -> None:
     """Killed at random moments of its life, saves among them; each new start goes on where the last save was."""
     rng = random.Random(0)
     saved = 0
-    for _ in range(6):
+    for _ in range(KILLS):
         process = subprocess.Popen(command(world, tmp_path / "run"), cwd=ROOT, stderr=subprocess.DEVNULL)
         done = len(read_metrics(tmp_path / "run" / "metrics"))
         try:
-            when(tmp_path / "run", min(done + 1, 12), process)
+            when(tmp_path / "run", min(done + 1, STEPS), process)
             time.sleep(rng.uniform(0, 1.5))
         finally:
             process.kill()
@@ -160,27 +231,134 @@ def test_kills_lose_nothing_that_was_saved(world, finished, tmp_path) -> None:
     assert_same_losses(tmp_path / "run", finished)
 
 
-def test_two_hosts_equal_one_and_one_goes_on_for_two(world, finished, tmp_path) -> None:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    more = ["--mesh=fsdp=4", f"--coordinator={address}", "--hosts=2", "--config.sft.checkpoint_every=7"]
-    hosts = [
-        subprocess.Popen(command(world, tmp_path / "run", *more, f"--host={i}"), cwd=ROOT, env=environment)
-        for i in range(2)
+        return free.getsockname()[1]
+
+
+def start_hosts(
+    world: Path, workdir: Path, count: int, *more: str, faults: Mapping[int, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    address = f"localhost:{free_port()}"
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}"}
+    more = ("--mesh=fsdp=4", f"--coordinator={address}", f"--hosts={count}", *more)
+    last = {} if faults is None else {host: [flag] for host, flag in faults.items()}
+    commands = [command(world, workdir, *more, f"--host={i}", *last.get(i, [])) for i in range(count)]
+    return [
+        subprocess.Popen(one, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for one in commands
     ]
+
+
+def assert_trained_like(workdir: Path, whole: Path) -> None:
+    """The losses of another reduction order, of the same examples."""
+    ours, theirs = (read_metrics(one / "metrics") for one in (workdir, whole))
+    assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=2e-3)
+    assert [r["trained_tokens"] for r in ours] == [r["trained_tokens"] for r in theirs], "no example twice or never"
+
+
+def test_two_hosts_equal_one_and_one_goes_on_for_two(world, finished, tmp_path) -> None:
+    hosts = start_hosts(world, tmp_path / "run", 2, "--config.sft.checkpoint_every=7")
     try:
         when(tmp_path / "run", 8, hosts[0])
     finally:
         for host in hosts:
             host.kill()
-            host.wait()
+            host.communicate()
     run(world, tmp_path / "run", "--mesh=fsdp=2", XLA_FLAGS="--xla_force_host_platform_device_count=2")
-    ours, theirs = (read_metrics(one / "metrics") for one in (tmp_path / "run", finished))
-    assert [row["step"] for row in ours] == list(range(1, 13))
-    np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=2e-3)
-    assert [r["trained_tokens"] for r in ours] == [r["trained_tokens"] for r in theirs], "no example twice or never"
+    assert_trained_like(tmp_path / "run", finished)
+
+
+def test_of_four_hosts_one_is_killed_and_the_others_end_and_name_it(world, finished, tmp_path) -> None:
+    deadline = 15
+    hosts = start_hosts(world, tmp_path / "run", 4, f"--host_deadline={deadline}")
+    try:
+        when(tmp_path / "run", 4, hosts[0])
+        hosts[2].kill()
+        killed = time.monotonic()
+        errors = [host.communicate(timeout=120)[1] for host in hosts]
+        assert time.monotonic() - killed < 2 * deadline
+        for host, error in zip(hosts, errors, strict=True):
+            if host is not hosts[2]:
+                assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 15 s" in error
+        hosts = start_hosts(world, tmp_path / "run", 4)
+        for host in hosts:
+            _, error = host.communicate(timeout=300)
+            assert host.returncode == 0, error[-2000:]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
+    assert_trained_like(tmp_path / "run", finished)
+
+
+def test_a_host_that_fails_ends_the_others_with_its_reason(world, tmp_path) -> None:
+    """One of them looks for its data where there is none."""
+    hosts = start_hosts(world, tmp_path / "run", 2, "--host_deadline=60", faults={1: "--data=/none"})
+    try:
+        errors = [host.communicate(timeout=200)[1] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
+    assert "error: host 1 of 2 failed: DatasetError: no dataset at /none" in errors[0] and hosts[0].returncode == 1
+    assert "error: no dataset at /none" in errors[1] and hosts[1].returncode != 0
+
+
+@pytest.fixture
+def bucket(world) -> Iterator[dict[str, str]]:
+    """Google's storage, emulated, with the datasets in the bucket `bucket`; the environment that leads there."""
+    program = Path(sys.executable).with_name("gcp-storage-emulator")
+    if not program.exists():
+        pytest.skip("needs pip install gcp-storage-emulator")
+    host = f"localhost:{free_port()}"
+    process = subprocess.Popen(
+        [program, "start", "--host=localhost", f"--port={host.rpartition(':')[2]}", "--in-memory"],
+        env={**os.environ, "STORAGE_EMULATOR_HOST": f"http://{host}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def post(path: str, data: bytes, kind: str) -> None:
+        request = urllib.request.Request(f"http://{host}{path}", data, {"Content-Type": kind})
+        urllib.request.urlopen(request, timeout=30).close()
+
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                post("/storage/v1/b?project=test", b'{"name": "bucket"}', "application/json")
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.1)
+        for file in (*(world / "data").iterdir(), *(world / "held_out").iterdir()):
+            name = urllib.parse.quote(f"{file.parent.name}/{file.name}", safe="")
+            post(
+                f"/upload/storage/v1/b/bucket/o?uploadType=media&name={name}",
+                file.read_bytes(),
+                "application/octet-stream",
+            )
+        yield {
+            "STORAGE_EMULATOR_HOST": f"http://{host}",  # gcsfs
+            "CLOUD_STORAGE_EMULATOR_ENDPOINT": f"http://{host}",  # ArrayRecord
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks for gRPC, which the emulator has not
+        }
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_data_on_google_cloud_storage_is_the_same_data(world, finished, bucket, tmp_path) -> None:
+    more = ["--data=gs://bucket/data", "--held_out=gs://bucket/held_out"]
+    run(world, tmp_path / "run", *more, **bucket)
+    assert_same_losses(tmp_path / "run", finished)
+    last = [read_metrics(one / "metrics")[-1]["held_out_loss"] for one in (tmp_path / "run", finished)]
+    assert last[0] == last[1]
+    lines = run(world, tmp_path / "other", "--data=gs://bucket/none", code=2, **bucket).stderr.splitlines()
+    assert [line for line in lines if line.startswith("error: no dataset at gs://bucket/none")]
 
 
 def test_preview_shows_the_mask(world, tmp_path) -> None:

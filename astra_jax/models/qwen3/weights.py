@@ -408,8 +408,10 @@ TOKENIZER_FILES = (
 
 
 def copy_tokenizer(source: Path, target: Path) -> int:
-    """Copy what lies beside the weights of an HF checkpoint; returns how many files."""
+    """Copy the tokenizer that lies beside a model's weights; makes the folder. Returns how many files."""
+    target.mkdir(parents=True, exist_ok=True)
     found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     for file in found:
-        shutil.copyfile(file, target / file.name)
+        if source.resolve() != target.resolve():
+            shutil.copyfile(file, target / file.name)
     return len(found)

@@ -1,0 +1,143 @@
+"""A whole SFT run against TRL's `SFTTrainer`, from the same Hugging Face checkpoint, on the same trajectories.
+
+Both pack, train on the assistant's tokens alone, and follow the same schedule; each shuffles and packs in its own way
+so that their curves agree as two seeds of one of them do: each side is run with two. They take turns, a few steps each.
+TRL is run as it packs (a batch is one long row) and with a row at a time, accumulated; the ratio is to the faster one.
+Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
+
+    python -m benchmarks.sft_vs_pytorch --steps=100
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+from benchmarks.shapes import SHAPES
+from benchmarks.sides import Side
+from benchmarks.texts import words
+from launch.cli import cpu_environment
+
+SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
+"""By name, the seed of the data's order."""
+
+WINDOW = 10
+"""Steps over which losses are averaged before curves are compared."""
+
+_DATA = flags.DEFINE_string("data", None, "Dataset of trajectories; by default one that is made up.")
+_SHAPE = flags.DEFINE_enum("shape", "1m", list(SHAPES), "Size of the model, random weights.")
+_SEQ_LEN = flags.DEFINE_integer("seq_len", 1024, "Tokens of a row.")
+_ROWS = flags.DEFINE_integer("rows", 4, "Rows of a step.")
+_STEPS = flags.DEFINE_integer("steps", 100, "Steps of each side.", lower_bound=2 * WINDOW)
+_TURN = flags.DEFINE_integer("turn", 5, "Steps of a turn.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sft_vs_pytorch.jsonl.")
+
+
+def prepare(folder: Path) -> dict[str, Any]:
+    """The work of all sides: a Hugging Face folder with tokenizer and random weights, and the trajectories."""
+    import jax
+
+    from astra_jax.chat import render
+    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.models.qwen3.weights import save_hf
+    from astra_jax.tokenizer import ChatTokenizer
+    from launch.bench import conversations
+    from synthesis.datasets import read_dataset, write_dataset
+    from synthesis.records import Trajectory
+
+    shape = SHAPES[_SHAPE.value]
+    if _DATA.value:
+        trajectories = read_dataset(_DATA.value, Trajectory)
+    else:
+        trajectories = list(itertools.islice(conversations(words(), size=0.12), 400))
+        write_dataset(folder / "data", Trajectory, trajectories, card={"made_by": "benchmarks.sft_vs_pytorch"})
+    texts = ["".join(segment.text for segment in render(one.messages, one.tools)) for one in trajectories]
+    tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
+    model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
+    save_hf(init_params(model, jax.random.key(0)), model, folder / "hf")
+    return {
+        "data": _DATA.value or str(folder / "data"),
+        "hf": str(folder / "hf"),
+        "model": vars(shape) | {"vocab_size": tokenizer.vocab_size, "tie_embeddings": True},
+        "seq_len": _SEQ_LEN.value,
+        "rows": _ROWS.value,
+        "steps": _STEPS.value,
+        "threads": _THREADS.value,
+        "learning_rate": 1e-3,
+        "warmup_fraction": 0.05,
+        "final_fraction": 0.1,
+        "b1": 0.9,
+        "b2": 0.95,
+        "eps": 1e-8,
+        "max_grad_norm": 1.0,
+    }
+
+
+def compare(work: dict[str, Any]) -> dict[str, Any]:
+    """Both sides' steps in turns; medians of tokens a second, the curves, and how far they are apart."""
+    environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(work["threads"])}
+    sides: dict[str, Side] = {}
+    done: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    try:
+        for name, seed in SIDES.items():
+            command = [sys.executable, "-m", "benchmarks.sft_vs_pytorch_side", name, json.dumps(work | {"seed": seed})]
+            sides[name] = Side(command, environment)
+        for _ in range(0, work["steps"], _TURN.value):
+            for name, side in sides.items():
+                done[name] += side.ask(f"train {_TURN.value}")["steps"]
+    finally:
+        for side in sides.values():
+            side.kill()
+    # The first turn compiles and warms up.
+    speeds = {
+        name: statistics.median(one["tokens"] / one["seconds"] for one in steps[_TURN.value :])
+        for name, steps in done.items()
+    }
+    curves = {name: _smooth([one["loss"] for one in steps]) for name, steps in done.items()}
+    between = [_apart(curves[f"jax_{i}"], curves[f"trl_{j}"]) for i in (0, 1) for j in (0, 1)]
+    return {
+        "model": work["model"],
+        "seq_len": work["seq_len"],
+        "rows": work["rows"],
+        "steps": work["steps"],
+        "dtype": "float32",
+        "threads": work["threads"],
+        "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
+        "speed_ratio": round(speeds["jax_0"] / max(speeds["trl_0"], speeds["trl_flat_0"]), 2),
+        "losses": {name: [round(value, 4) for value in curve] for name, curve in curves.items()},
+        "apart_jax_trl": round(statistics.mean(between), 4),
+        "apart_seeds": {side: round(_apart(curves[f"{side}_0"], curves[f"{side}_1"]), 4) for side in ("jax", "trl")},
+    }
+
+
+def _smooth(losses: list[float]) -> list[float]:
+    return [statistics.mean(losses[i : i + WINDOW]) for i in range(0, len(losses) - WINDOW + 1, WINDOW)]
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    """Mean distance of two curves."""
+    return statistics.mean(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if _STEPS.value % _TURN.value:
+        raise app.UsageError(f"--steps={_STEPS.value} is no multiple of --turn={_TURN.value}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows.report("sft_vs_pytorch", compare(prepare(Path(folder))), save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    app.run(main)
