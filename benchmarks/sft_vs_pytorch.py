@@ -35,8 +35,8 @@ WINDOW = 10
 
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories; by default one that is made up.")
 _SHAPE = flags.DEFINE_enum("shape", "1m", list(SHAPES), "Size of the model, random weights.")
-_SEQ_LEN = flags.DEFINE_integer("seq_len", 1024, "Tokens of a row.")
-_ROWS = flags.DEFINE_integer("rows", 4, "Rows of a step.")
+_SEQ_LEN = flags.DEFINE_integer("seq_len", 2048, "Tokens of a row.")
+_ROWS = flags.DEFINE_integer("rows", 2, "Rows of a step.")
 _STEPS = flags.DEFINE_integer("steps", 100, "Steps of each side.", lower_bound=2 * WINDOW)
 _TURN = flags.DEFINE_integer("turn", 5, "Steps of a turn.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
@@ -60,7 +60,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     if _DATA.value:
         trajectories = read_dataset(_DATA.value, Trajectory)
     else:
-        trajectories = list(itertools.islice(conversations(words(), size=0.12), 400))
+        trajectories = list(itertools.islice(conversations(words(), size=0.05), 500))
         write_dataset(folder / "data", Trajectory, trajectories, card={"made_by": "benchmarks.sft_vs_pytorch"})
     texts = ["".join(segment.text for segment in render(one.messages, one.tools)) for one in trajectories]
     tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
@@ -114,6 +114,10 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
         "dtype": "float32",
         "threads": work["threads"],
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
+        "fill": {
+            name: round(statistics.mean(one["tokens"] for one in steps) / (work["rows"] * work["seq_len"]), 3)
+            for name, steps in done.items()
+        },
         "speed_ratio": round(speeds["jax_0"] / max(speeds["trl_0"], speeds["trl_flat_0"]), 2),
         "losses": {name: [round(value, 4) for value in curve] for name, curve in curves.items()},
         "apart_jax_trl": round(statistics.mean(between), 4),

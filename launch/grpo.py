@@ -34,7 +34,6 @@ _PUBLISH = flags.DEFINE_string(
 
 
 def main() -> None:
-    from pathlib import Path
 
     import jax
 
@@ -45,13 +44,13 @@ def main() -> None:
     from synthesis.records import ToolEnvironment
 
     config = cli.overridden(cli.load_config(models.CONFIG.value))
+    workdir = models.workdir()
     with models.hosts():
         if jax.process_count() > 1 and not _URLS.value:
             raise cli.UsageError("several hosts want --rollout_urls")
-        workdir = Path(models.WORKDIR.value).absolute()
         mesh = models.mesh()
         params, tokenizer = models.load(config.model, mesh)
-        environments = read_dataset(Path(_ENVIRONMENTS.value), ToolEnvironment)
+        environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")

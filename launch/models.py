@@ -64,6 +64,19 @@ def hosts() -> Iterator[None]:
         yield
 
 
+def workdir() -> Path:
+    """The folder of --workdir.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if "://" in WORKDIR.value:
+        raise cli.UsageError(
+            f"--workdir={WORKDIR.value} is no folder, and a bucket cannot be one yet; give one that all hosts see"
+        )
+    return Path(WORKDIR.value).absolute()
+
+
 def tokenizer_folder() -> Path:
     """The folder of --tokenizer, or --weights."""
     return Path(_TOKENIZER.value or _WEIGHTS.value)

@@ -7,7 +7,7 @@ another, whose loss is logged and whose questions samples answer. Settings are c
 example --config.sft.learning_rate=1e-5. Run the same command again after an interruption: it goes on from its last
 checkpoint. SIGTERM saves and ends with 0.
 
-    --preview=3              print three examples, what is trained on in colour, and stop
+    --data.preview=3         print three examples, what is trained on in colour, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
     --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
 
@@ -26,13 +26,12 @@ flags.adopt_module_key_flags(models)
 
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories to train on; not with --bench.")
 _HELD_OUT = flags.DEFINE_string("held_out", None, "Dataset whose loss is logged every eval_every steps.")
-_PREVIEW = flags.DEFINE_integer("preview", 0, "Print so many examples and stop.", lower_bound=0)
+_PREVIEW = flags.DEFINE_integer("data.preview", 0, "Print so many examples and stop.", lower_bound=0)
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace.")
 _BENCH = flags.DEFINE_integer("bench", 0, "So many steps on made-up data.", lower_bound=0)
 
 
 def main() -> None:
-    from pathlib import Path
 
     import jax
 
@@ -52,8 +51,8 @@ def main() -> None:
         preview.show(_DATA.value, tokenizer, config.sft.data, _PREVIEW.value)
         return
     profile = _profiled(_PROFILE.value)
+    workdir = models.workdir()
     with models.hosts():
-        workdir = Path(models.WORKDIR.value).absolute()
         mesh = models.mesh()
         params, tokenizer = models.load(config.model, mesh)
         if is_first():

@@ -362,12 +362,12 @@ def test_data_on_google_cloud_storage_is_the_same_data(world, finished, bucket, 
 
 
 def test_preview_shows_the_mask(world, tmp_path) -> None:
-    plain = run(world, tmp_path / "run", "--preview=2", NO_COLOR="1").stdout
+    plain = run(world, tmp_path / "run", "--data.preview=2", NO_COLOR="1").stdout
     assert plain.count("tokens are trained on") == 2 and not (tmp_path / "run").exists()
     assert "«" in plain and "I look" in plain
     trained = "".join(re.findall("«(.*?)»", plain, re.S))
     assert "I look" in trained and "<tool_call>" in trained and "What is the capital" not in trained
-    colours = run(world, tmp_path / "run", "--preview=1", NO_COLOR="").stdout
+    colours = run(world, tmp_path / "run", "--data.preview=1", NO_COLOR="").stdout
     assert "\x1b[32m" in colours and "«" not in colours
 
 
@@ -383,6 +383,7 @@ def test_bench_writes_a_row(world, tmp_path) -> None:
     [
         ("--profile_steps=7", "--profile_steps=7: write FIRST:LAST"),
         ("--data=/none", "no dataset at /none"),
+        ("--workdir=gs://bucket/run", "--workdir=gs://bucket/run is no folder"),
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),

@@ -92,7 +92,20 @@ def pack_heads_again(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
+def ask_for_amx() -> None:
+    """Ask Linux for the matrix tiles of Intel's processors, which no process may use that has not asked.
+
+    vLLM's attention for CPUs uses them in bfloat16 wherever the processor has them, and leaves the asking to whatever
+    oneDNN happens to run before: where it runs nothing, the first request ends the worker with an illegal instruction
+    (vLLM 0.32, a small model).
+    """
+    ask = getattr(torch.cpu, "_init_amx", None)
+    if ask is not None:
+        ask()
+
+
 def register() -> None:
     """Called by vLLM in each of its processes, more than once in some."""
+    ask_for_amx()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, PolicyEngine)
