@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("ASTRA_KILLS", "6"))
-"""How often a run is killed; 50 take ten minutes."""
+"""How often a run is killed; 50 take six minutes."""
 STEPS = 2 * KILLS
 
 CONFIG = f"""
@@ -272,17 +272,17 @@ def test_two_hosts_equal_one_and_one_goes_on_for_two(world, finished, tmp_path) 
 
 
 def test_of_four_hosts_one_is_killed_and_the_others_end_and_name_it(world, finished, tmp_path) -> None:
-    deadline = 15
+    deadline = 20
     hosts = start_hosts(world, tmp_path / "run", 4, f"--host_deadline={deadline}")
     try:
         when(tmp_path / "run", 4, hosts[0])
         hosts[2].kill()
         killed = time.monotonic()
         errors = [host.communicate(timeout=120)[1] for host in hosts]
-        assert time.monotonic() - killed < 2 * deadline
+        assert time.monotonic() - killed < 3 * deadline
         for host, error in zip(hosts, errors, strict=True):
             if host is not hosts[2]:
-                assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 15 s" in error
+                assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in error
         hosts = start_hosts(world, tmp_path / "run", 4)
         for host in hosts:
             _, error = host.communicate(timeout=300)
