@@ -27,7 +27,7 @@ from astra_jax.augment import rename_entities
 from astra_jax.chat import render
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import DatasetError, Folder, read_card, records_file
-from synthesis.records import Trajectory, decode
+from synthesis.records import Message, ToolSpec, Trajectory, decode
 
 Array = Any
 
@@ -126,12 +126,17 @@ class Example:
     dropped: str = ""
 
 
-def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
-    """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
+def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], list[ToolSpec]]:
+    """The messages and the tool documents that a config shows of a trajectory."""
     messages = trajectory.messages
     if not config.thinking:
         messages = [msgspec.structs.replace(message, reasoning="") for message in messages]
-    tools = [] if config.tools == "none" else trajectory.tools
+    return messages, [] if config.tools == "none" else trajectory.tools
+
+
+def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
+    """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
+    messages, tools = shown(trajectory, config)
     segments = render(messages, tools, keep_reasoning=config.keep_reasoning)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
@@ -148,6 +153,13 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
 
 
+def trajectories(path: Folder) -> Iterator[Trajectory]:
+    """A dataset's trajectories in its order, each read when it is asked for. Raises `DatasetError` as `scan` does."""
+    source = _source(path)
+    for index in range(len(source)):
+        yield _decode(path, index, source[index])
+
+
 def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
     """Tokenise the whole dataset once and count.
 
@@ -155,9 +167,8 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
         DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
     """
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
-    source = _source(path)
-    for index in range(len(source)):
-        example = tokenise(_decode(path, index, source[index]), tokenizer, config)
+    for trajectory in trajectories(path):
+        example = tokenise(trajectory, tokenizer, config)
         if example.dropped:
             dropped[example.dropped] += 1
             continue

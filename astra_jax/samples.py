@@ -5,19 +5,18 @@ They are drawn where the weights are, over any mesh and any number of hosts, wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.chat import render
-from astra_jax.data import DataConfig
+from astra_jax.data import DataConfig, shown
 from astra_jax.models.qwen3.modules import Params, forward_cached, init_cache
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.device_steps import DecodeRows, decode
@@ -52,7 +51,7 @@ class Sampler:
 
     def __init__(
         self,
-        trajectories: Sequence[Trajectory],
+        trajectories: Iterable[Trajectory],
         tokenizer: ChatTokenizer,
         model: Qwen3Config,
         data: DataConfig,
@@ -66,15 +65,12 @@ class Sampler:
         for trajectory in trajectories:
             if len(self._openings) == count:
                 break
-            tools = [] if data.tools == "none" else trajectory.tools
-            first = next((i for i, message in enumerate(trajectory.messages) if message.role == "assistant"), None)
+            messages, tools = shown(trajectory, data)
+            first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
             if not first:
                 continue
-            turn = trajectory.messages[first]
-            if not data.thinking:
-                turn = msgspec.structs.replace(turn, reasoning="")
-            opened = render(trajectory.messages[:first], tools, add_generation_prompt=True)
-            segments = render([*trajectory.messages[:first], turn], tools)
+            opened = render(messages[:first], tools, add_generation_prompt=True)
+            segments = render(messages[: first + 1], tools)
             ids, _ = tokenizer.encode_segments(opened)
             if len(ids) + max_tokens <= data.seq_len:
                 wanted = "".join(segment.text for segment in segments if segment.trainable)

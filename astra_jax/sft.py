@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.chips import chip_of
-from astra_jax.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs
+from astra_jax.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs, trajectories
 from astra_jax.files import write_text
 from astra_jax.hosts import is_first
 from astra_jax.mesh import BATCH, check_batch
@@ -50,8 +50,7 @@ from astra_jax.samples import Sampler
 from astra_jax.sft_config import SFTConfig
 from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.datasets import Folder, read_card, read_dataset
-from synthesis.records import Trajectory
+from synthesis.datasets import Folder, read_card
 
 _FREE = (
     *("checkpoint_every", "keep_states", "keep_params", "log_every", "epochs"),
@@ -278,7 +277,7 @@ def _sampler(
     if not config.sample_every:
         return None
     limits = {"count": config.samples, "max_tokens": config.sample_tokens}
-    return Sampler(read_dataset(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
+    return Sampler(trajectories(path), tokenizer, model, config.data, mesh=mesh, **limits)
 
 
 @contextlib.contextmanager

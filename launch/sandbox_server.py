@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli
+from launch import cli, services
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
@@ -31,9 +31,6 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    import asyncio
-    import signal
-
     from sandbox import SandboxConfig, SandboxPool
     from sandbox.service import Service, ServiceConfig
 
@@ -48,21 +45,15 @@ async def _serve() -> int:
         )
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    told = services.told_to_stop()
     async with SandboxPool(pool_config) as pool:
         service = Service(pool, service_config)
-        try:
-            await service.start()
-        except OSError as error:
-            raise cli.UsageError(f"--host={_HOST.value} --port={_PORT.value}: {error.strerror or error}") from None
+        await services.listen(service, _HOST.value, _PORT.value)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
         print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
-        await stopping.wait()
+        await told.wait()
         cut = await service.stop()
-    print(f"stopped; {cut} calls were cut off" if cut else "stopped", flush=True)
-    return 3 if cut else 0
+    return services.ended(cut, "calls")
 
 
 def _mends() -> tuple[type[Exception], ...]:

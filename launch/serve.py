@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli
+from launch import cli, services
 
 _WEIGHTS = flags.DEFINE_string(
     "weights", None, "A Hugging Face folder, or one of Orbax checkpoints such as a run's checkpoints/.", required=True
@@ -38,8 +38,6 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    import asyncio
-    import signal
     from pathlib import Path
 
     from astra_jax.models.qwen3 import weights
@@ -69,20 +67,14 @@ async def _serve() -> int:
             "--tokenizer"
         )
     params = weights.load(source, model, step=_STEP.value)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = Service(engine, tokenizer, serving)
-        try:
-            await service.start()
-        except OSError as error:
-            raise cli.UsageError(f"--host={_HOST.value} --port={_PORT.value}: {error.strerror or error}") from None
+        await services.listen(service, _HOST.value, _PORT.value)
         print(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
-        await stopping.wait()
+        await told.wait()
         cut = await service.stop()
-    print(f"stopped; {cut} requests were cut off" if cut else "stopped", flush=True)
-    return 3 if cut else 0
+    return services.ended(cut, "requests")
 
 
 def _mends() -> tuple[type[Exception], ...]:
