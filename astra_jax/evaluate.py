@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
 from astra_jax.rollout.policy import Policy
-from astra_jax.rollout.reward import f1_reward
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.records import ToolEnvironment
+from synthesis.reward import f1_reward
 from synthesis.runner import rng_for
 
 

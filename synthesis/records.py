@@ -177,6 +177,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 Structure = Literal["single_hop", "parallel_single_hop", "multi_hop", "parallel_multi_hop"]
 
+Mode = Literal["unconditional", "question", "augmented", "imported"]
+"""Where a question comes from: a domain or a text, a given question, the tools of another environment, or a foreign
+record."""
+
 
 class SubQuestion(msgspec.Struct, frozen=True):
     """One node of the dependency graph. `depends_on` holds ids of direct dependencies; `hop` starts at 1."""
@@ -222,12 +226,31 @@ class Decomposition(msgspec.Struct, frozen=True):
 
 
 class ReferenceCall(msgspec.Struct, frozen=True):
-    """The call that answers one sub-question, proven in the sandbox."""
+    """The call that answers one sub-question, proven in the sandbox.
+
+    `rule` is the rule of `synthesis.matching` by which the output holds the answer (`number`, `date`, `string` …).
+    """
 
     sub_question: int
     tool: str
     arguments: dict[str, Any]
     output: Any
+    rule: str = ""
+
+
+class Difficulty(msgspec.Struct, frozen=True):
+    """How hard an environment is, known before any training; for curricula."""
+
+    hops: int
+    """Calls on the longest path to the answer."""
+    parallel_share: float
+    """Share of the sub-questions that share their hop level with another, 0 to 1."""
+    distractor_closeness: float
+    """Largest cosine similarity of an irrelevant tool's document to a needed one's, -1 to 1; 0 without any."""
+    solve_rate: float | None = None
+    """Mean F1 reward of a given policy over its episodes, 0 to 1; None until one was measured."""
+    policy: str = ""
+    """Which policy that was."""
 
 
 class ToolEnvironment(msgspec.Struct, frozen=True):
@@ -250,6 +273,9 @@ class ToolEnvironment(msgspec.Struct, frozen=True):
     entities: list[str]
     signature: str
     split: Literal["train", "held_out"]
+    mode: Mode = "unconditional"
+    quality: QualityScores | None = None
+    difficulty: Difficulty | None = None
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
-from astra_jax.rollout.reward import solved_by
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox, SandboxError
 from synthesis.records import CodeTool, ReferenceCall, ToolEnvironment
+from synthesis.reward import solved_by
 
 _AT_ONCE = 64
 

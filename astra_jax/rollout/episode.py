@@ -15,11 +15,11 @@ import msgspec
 
 from astra_jax.chat import parse_assistant, render, tool_results_text
 from astra_jax.rollout.policy import Policy, Sampling
-from astra_jax.rollout.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
 from astra_jax.rollout.tool_calls import CallRecord, execute
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
 from synthesis.runner import rng_for
 
 Finish = Literal["answered", "turn_limit", "token_limit", "voided"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
-from astra_jax.rollout.reward import Reward
+from synthesis.reward import Reward
 
 
 def episode(value: float) -> Episode:

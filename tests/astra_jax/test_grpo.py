@@ -31,9 +31,9 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.packing import bucket_for, first_fit, pack
 from astra_jax.rollout.policy import Sampling
-from astra_jax.rollout.reward import Reward
 from astra_jax.run_identity import WorkdirError
 from synthesis.records import CodeTool
+from synthesis.reward import Reward
 
 MODEL = Qwen3Config(
     vocab_size=64,

@@ -41,9 +41,9 @@ from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.groups import GroupSampler
 from astra_jax.rollout.policy import Sampling
 from astra_jax.rollout.publishing import Publisher
-from astra_jax.rollout.reward import Reward
 from astra_jax.rollout.vllm import PolicyError
 from sandbox import SandboxPool
+from synthesis.reward import Reward
 
 require_vllm()
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

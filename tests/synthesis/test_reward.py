@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astra_jax.rollout.reward import f1_reward, solved_by, sub_tasks_by_tool
 from synthesis.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.reward import f1_reward, solved_by, sub_tasks_by_tool
 
 
 @pytest.mark.parametrize(
