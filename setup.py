@@ -45,6 +45,8 @@ setup(
         "tensorboardX>=2.6",
         "tokenizers>=0.21",
         "tqdm>=4.66",
+        # Embeds tool documents; its model ships in it.
+        "wordllama>=0.4",
         # The facts of the offline teacher.
         "airportsdata",
         "babel",

@@ -6,8 +6,8 @@ successful call to its own tool; the words of the final answer are not rewarded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -89,3 +89,22 @@ def solved_by(sub_tasks: Mapping[str, list[SubQuestion]], tool: str, output: Any
         output: the JSON value that the call returned, whole (not the text the model is shown, which may be truncated).
     """
     return [sub.id for sub in sub_tasks.get(tool, ()) if contains(output, sub.answer)]
+
+
+class MadeCall(NamedTuple):
+    """A call of a policy and what came of it."""
+
+    tool: str
+    ok: bool
+    output: Any = None
+
+
+def score(environment: ToolEnvironment, calls: Sequence[MadeCall], *, epsilon: float = 1e-6) -> Reward:
+    """The F1 reward of an episode that made these calls.
+
+    Raises:
+        ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
+    """
+    sub_tasks = sub_tasks_by_tool(environment)
+    solved = {id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output)}
+    return f1_reward(solved=len(solved), needed=sum(map(len, sub_tasks.values())), calls=len(calls), epsilon=epsilon)

@@ -39,6 +39,31 @@ class DecompositionAnswer(msgspec.Struct, frozen=True):
     sub_questions: list[SubQuestionAnswer]
 
 
+class Argument(msgspec.Struct, frozen=True):
+    name: str
+    value: str | int | float | bool
+
+
+class AugmentedStep(SubQuestionAnswer, frozen=True, kw_only=True):
+    """One step of a new question over given tools: which of them answers it, with which arguments.
+
+    `other_arguments` are those of a valid call with another answer.
+    """
+
+    tool: str
+    arguments: list[Argument]
+    other_arguments: list[Argument]
+
+
+class AugmentedQuestionAnswer(msgspec.Struct, frozen=True):
+    """A new question over given tools, its answer and the steps that lead there."""
+
+    question: str
+    answer: Answer
+    domain: str
+    sub_questions: list[AugmentedStep]
+
+
 class Necessity(msgspec.Struct, frozen=True):
     id: int
     reason: str
@@ -109,11 +134,6 @@ class HarderToolDocumentAnswer(msgspec.Struct, frozen=True):
     parameters: list[Parameter]
 
 
-class Argument(msgspec.Struct, frozen=True):
-    name: str
-    value: str | int | float | bool
-
-
 class ReferenceCallAnswer(msgspec.Struct, frozen=True):
     """The call that answers the sub-question, and the arguments of a call to the same tool with a different answer."""
 
@@ -147,6 +167,7 @@ class MergedToolAnswer(msgspec.Struct, frozen=True):
 
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     DecompositionAnswer,
+    AugmentedQuestionAnswer,
     ToolNecessityAnswer,
     DependencyConsistencyAnswer,
     AtomicityAnswer,

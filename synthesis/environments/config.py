@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from synthesis.environments.embedding import Embedder, HashedEmbedder
-from synthesis.environments.partition import Partition
-from synthesis.records import CodeTool, Decomposition, Language, ReferenceCall, Structure
+from synthesis.environments.embedding import Embedder, SentenceEmbedder
+from synthesis.environments.partition import Partition, Side, SplitBy
+from synthesis.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 
@@ -22,7 +22,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 
 TOOLS_AT_ONCE = 16
-BANDS = ("high", "medium", "low")
+Band = Literal["high", "medium", "low"]
+BANDS: tuple[Band, ...] = get_args(Band)
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,17 @@ class EnvironmentsConfig:
 
     Attributes:
         count: questions asked for; rejected ones are not replaced.
+        questions: file of questions to answer and decompose (question-conditional); see `sources`.
+        knowledge: file of domains and texts to ask about (unconditional); see `sources`.
+        taxonomy: file of a taxonomy whose leaves to ask about; see `sources`.
+        tools_of: dataset of environments for whose tools to find new questions (augmentation).
+        mask_examples: how often a leaf of the taxonomy is shown without an example.
         held_out_fraction: share of `count` that is drawn for the held-out split.
         held_out_entities: share of all entities that only held-out questions may name. Larger than `held_out_fraction`,
             because every entity of a held-out chain has to be one of them.
-        held_out_signatures: share of all question structures that only held-out questions may have.
+        held_out_questions: share of all intents (or signatures) that only held-out questions may have.
+        split_by: `intent`: no tool of a held-out question is needed by, or offered with, a training question.
+            `signature`: only the way in which look-ups are put together is held out.
         partition_salt: names the partition into the two sides. It does not depend on the seed, so that what one run
             holds out no other run trains on.
         languages: weights; the default is the paper's share (71.2 % English).
@@ -49,8 +57,11 @@ class EnvironmentsConfig:
             hardens all; optional parameters cost prompt tokens, which tiny models have few of.
         table_rows: how many subjects the offline teacher's tool knows.
         quality_threshold: least mean of the four quality indicators.
+        quality_percentile: of the run's decompositions by that mean, this share (0 to 1) is below the cut and dropped;
+            those that are as good as the one at the cut stay. The original's is 0.9. 0 leaves the threshold alone.
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
-        distractors_per_band: most irrelevant tools of each similarity band.
+        merge_similarity: least cosine similarity of the documents of tools that become one.
+        distractors: most irrelevant tools of each similarity band.
         high_cut: normalised similarity above which an irrelevant tool is `high` (paper: 0.85).
         low_cut: normalised similarity below which it is `low` (paper: 0.4).
         fact_distractors: whether all fact relations are candidates too, beside the tools of all environments.
@@ -58,9 +69,15 @@ class EnvironmentsConfig:
     """
 
     count: int = 600
+    questions: str = ""
+    knowledge: str = ""
+    taxonomy: str = ""
+    tools_of: str = ""
+    mask_examples: float = 0.5
     held_out_fraction: float = 0.2
     held_out_entities: float = 0.35
-    held_out_signatures: float = 0.3
+    held_out_questions: float = 0.3
+    split_by: SplitBy = "intent"
     partition_salt: str = "astra"
     languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     structures: Mapping[Structure, float] = field(
@@ -80,8 +97,10 @@ class EnvironmentsConfig:
     hardened_share: float = 0.3
     table_rows: int = 24
     quality_threshold: float = 0.85
+    quality_percentile: float = 0.0
     attempts: int = 3
-    distractors_per_band: int = 2
+    merge_similarity: float = 0.6
+    distractors: Mapping[Band, int] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
     high_cut: float = 0.85
     low_cut: float = 0.4
     fact_distractors: bool = True
@@ -91,8 +110,11 @@ class EnvironmentsConfig:
         fractions = (
             "held_out_fraction",
             "held_out_entities",
-            "held_out_signatures",
+            "held_out_questions",
             "hardened_share",
+            "mask_examples",
+            "merge_similarity",
+            "quality_percentile",
             "quality_threshold",
         )
         for name in fractions:
@@ -110,14 +132,19 @@ class EnvironmentsConfig:
             )
         if not 0.0 <= self.low_cut <= self.high_cut <= 1.0:
             raise ValueError(f"low_cut, high_cut: {self.low_cut}, {self.high_cut} must satisfy 0 <= low <= high <= 1")
-        minimums = {"count": 0, "table_rows": 2, "attempts": 1, "distractors_per_band": 0, "concurrency": 1}
+        if min(self.distractors.values(), default=0) < 0:
+            raise ValueError(f"distractors: {dict(self.distractors)} holds a number below 0")
+        minimums = {"count": 0, "table_rows": 2, "attempts": 1, "concurrency": 1}
         for name, least in minimums.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is too small; use at least {least}")
+        named = [name for name in ("questions", "knowledge", "taxonomy", "tools_of") if getattr(self, name)]
+        if len(named) > 1:
+            raise ValueError(f"{', '.join(named)}: one run has one source of questions; give one of them")
 
     @property
     def partition(self) -> Partition:
-        return Partition(self.partition_salt, self.held_out_entities, self.held_out_signatures)
+        return Partition(self.partition_salt, self.held_out_entities, self.held_out_questions, self.split_by)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -129,6 +156,8 @@ class Draft(msgspec.Struct, frozen=True):
 
     decomposition: Decomposition
     domains: list[str]
+    side: Side = "train"
+    mode: Mode = "unconditional"
 
 
 class NeededTool(msgspec.Struct, frozen=True):
@@ -145,11 +174,15 @@ class NeededTool(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A decomposition with its tools, later with its distractors by band."""
+    """A decomposition with its tools, later with its distractors by band.
+
+    `closeness` is the largest cosine similarity of a distractor's document to a needed tool's.
+    """
 
     draft: Draft
     tools: list[NeededTool]
     distractors: dict[str, list[CodeTool]] = {}
+    closeness: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,7 +196,7 @@ class Context:
     teacher: Teacher
     pool: Sandbox
     seed: int
-    embedder: Embedder = field(default_factory=HashedEmbedder)
+    embedder: Embedder = field(default_factory=SentenceEmbedder)
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
     """Held while one tool is called. The pool keeps an open slot for each tool in use; with more in use than it has
     slots, every call would open one anew, which costs several times the call."""

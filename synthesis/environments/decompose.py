@@ -5,33 +5,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from math import ceil
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from synthesis.environments import graph
-from synthesis.environments.answers import DecompositionAnswer
+from synthesis.environments.answers import DecompositionAnswer, SubQuestionAnswer
 from synthesis.environments.config import Context, Draft, EnvironmentsConfig
 from synthesis.environments.partition import Side
+from synthesis.environments.sources import sources_of
 from synthesis.matching import fold
-from synthesis.records import Decomposition, Language, Structure, SubQuestion
-from synthesis.runner import rng_for
+from synthesis.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
+from synthesis.runner import Rejected, rng_for
 
 Choice = TypeVar("Choice", bound=str)
 
 
 class QuestionSeed(msgspec.Struct, frozen=True):
-    """What one question shall be like. `domain` "" leaves the domain to the teacher."""
+    """What one question shall be like; what is empty is left to the teacher.
+
+    `question` is given where it is only to be decomposed; `environment` is the id of that whose tools it shall need.
+    """
 
     id: str
     language: Language
-    structure: Structure
+    structure: Structure | Literal[""]
     domain: str
     side: Side
+    mode: Mode = "unconditional"
+    question: str = ""
+    knowledge: str = ""
+    environment: str = ""
 
 
-def question_seeds(config: EnvironmentsConfig, seed: int) -> list[QuestionSeed]:
-    """`config.count` seeds. Languages, structures and sides have the configured shares, exactly but for rounding."""
+def question_seeds(
+    config: EnvironmentsConfig, seed: int, environments: Sequence[ToolEnvironment] = ()
+) -> list[QuestionSeed]:
+    """`config.count` seeds, each of a source if the configuration names any, every source as often as every other.
+
+    Languages (where sources do not decide), structures and sides have the configured shares, exactly but for rounding.
+
+    Args:
+        environments: those whose tools new questions shall need, each as often as it has tools.
+
+    Raises:
+        SourceError: see `sources.sources_of`.
+    """
     rng = rng_for(seed, "question_seeds")
     n = config.count
     sides: dict[Side, float] = {"held_out": config.held_out_fraction, "train": 1 - config.held_out_fraction}
@@ -39,10 +59,35 @@ def question_seeds(config: EnvironmentsConfig, seed: int) -> list[QuestionSeed]:
     for column in columns:
         rng.shuffle(column)
     domains = [rng.choice(config.domains) if config.domains else "" for _ in range(n)]
-    return [
+    seeds = [
         QuestionSeed(f"env-{seed}-{index:06d}", language, structure, domain, side)
         for index, (language, structure, side, domain) in enumerate(zip(*columns, domains, strict=True))
     ]
+    if environments:
+        chosen = rng.choices(environments, [len(one.tools) for one in environments], k=n)
+        return [
+            msgspec.structs.replace(
+                one, language=of.language, domain=of.domain, side=of.split, mode="augmented", environment=of.id
+            )
+            for one, of in zip(seeds, chosen, strict=True)
+        ]
+    sources = sources_of(config)
+    rng.shuffle(sources)
+    for index, one in enumerate(seeds if sources else ()):
+        source = sources[index % len(sources)]
+        knowledge = source.knowledge
+        if source.examples and rng.random() >= config.mask_examples:
+            knowledge += f"\n{rng.choice(source.examples)}"
+        given: dict[str, Any] = {"mode": "question", "structure": ""} if source.question else {}
+        seeds[index] = msgspec.structs.replace(
+            one,
+            language=source.language or one.language,
+            domain=source.domain,
+            question=source.question,
+            knowledge=knowledge,
+            **given,
+        )
+    return seeds
 
 
 def apportion(weights: Mapping[Choice, float], n: int) -> list[Choice]:
@@ -56,47 +101,63 @@ async def decompose(seed: QuestionSeed, context: Context) -> list[Draft]:
     """One decomposition, well formed as a graph.
 
     Raises:
-        Rejected: see `graph.check`; or `no_subject`, `teacher_failed`.
+        Rejected: see `graph.check`; or `other_question` where a given question came back as another, `no_subject`,
+            `straddles_split`, `teacher_failed`.
     """
     config = context.config
-    variables = {
+
+    async def check(given: DecompositionAnswer) -> Draft:
+        if seed.question and fold(given.question) != fold(seed.question):
+            raise Rejected("other_question", f"the question is {seed.question!r}; give it back as it is")
+        return drafted(given.question, given.answer, given.domain, given.sub_questions, seed, config)
+
+    variables = {**wishes(seed, config), "question": seed.question, "knowledge": seed.knowledge}
+    draft = await context.ask(DecompositionAnswer, variables, language=seed.language, key=seed.id, check=check)
+    return [on_a_side(draft, config)]
+
+
+def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
+    """What every request for a question is told about it."""
+    return {
         "structure": seed.structure,
         "min_hops": config.min_hops,
         "max_hops": config.max_hops,
         "min_branches": config.min_branches,
         "max_branches": config.max_branches,
         "domain": seed.domain,
-        "knowledge": "",
         "relations": config.relations,
-        # A model cannot use these two (it does not know the hash); `split` drops what it puts on neither side.
+        # A model cannot use these two (it does not know the hash); what it puts on neither side is dropped.
         "side": seed.side,
         "partition": config.partition,
     }
 
-    async def check(given: DecompositionAnswer) -> Draft:
-        graph.check(
-            given.sub_questions,
-            given.answer,
-            seed.structure,
-            min_hops=config.min_hops,
-            max_hops=config.max_hops,
-            question=given.question,
-        )
-        return _draft(given, seed)
 
-    return [await context.ask(DecompositionAnswer, variables, language=seed.language, key=seed.id, check=check)]
+def drafted(
+    question: str,
+    answer: Answer,
+    domain: str,
+    steps: Sequence[SubQuestionAnswer],
+    seed: QuestionSeed,
+    config: EnvironmentsConfig,
+) -> Draft:
+    """The teacher's answer as a draft, checked as a graph.
 
-
-def _draft(given: DecompositionAnswer, seed: QuestionSeed) -> Draft:
-    steps = given.sub_questions
+    Raises:
+        Rejected: see `graph.check`; `no_subject` for a step that names nothing it is about.
+    """
+    structure = graph.check(
+        steps, answer, seed.structure or None, min_hops=config.min_hops, max_hops=config.max_hops, question=question
+    )
+    if nameless := [step.id for step in steps if not any(subject.strip() for subject in step.subjects)]:
+        raise Rejected("no_subject", f"sub-questions {nameless} have no subjects; name what each is about")
     subjects = (subject for step in steps for subject in step.subjects)
     decomposition = Decomposition(
         id=seed.id,
         language=seed.language,
-        domain=given.domain,
-        structure=seed.structure,
-        question=given.question,
-        answer=given.answer,
+        domain=domain,
+        structure=structure,
+        question=question,
+        answer=answer,
         sub_questions=[
             SubQuestion(
                 id=step.id,
@@ -115,7 +176,20 @@ def _draft(given: DecompositionAnswer, seed: QuestionSeed) -> Draft:
         entities=list(dict.fromkeys(subjects)),
         signature=graph.signature_of(steps),
     )
-    return Draft(decomposition, [step.domain for step in steps])
+    return Draft(decomposition, [step.domain for step in steps], mode=seed.mode)
+
+
+def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
+    """The draft with the side of the partition on which all of it lies.
+
+    Raises:
+        Rejected: `straddles_split`; asking again would give no better chance than another question.
+    """
+    one = draft.decomposition
+    side = config.partition.side(one.entities, one.signature)
+    if side is None:
+        raise Rejected("straddles_split", f"{one.signature} of {one.entities}")
+    return msgspec.structs.replace(draft, side=side)
 
 
 def distinct(drafts: Sequence[Draft]) -> tuple[list[Draft], Counter[str]]:
@@ -134,3 +208,20 @@ def distinct(drafts: Sequence[Draft]) -> tuple[list[Draft], Counter[str]]:
         kept.append(draft)
     dropped = len(drafts) - len(kept)
     return kept, Counter({"duplicate": dropped} if dropped else {})
+
+
+def best(drafts: Sequence[Draft], percentile: float) -> tuple[list[Draft], Counter[str]]:
+    """The judged drafts that are at least as good as the one at the percentile, and how many were dropped, as
+    `below_percentile`.
+
+    Args:
+        percentile: 0 to 1, as in `EnvironmentsConfig.quality_percentile`; of 100 drafts, 0.9 keeps at least the ten
+            best.
+    """
+    scores = sorted(draft.decomposition.quality.mean for draft in drafts if draft.decomposition.quality)
+    if not scores or percentile <= 0:
+        return list(drafts), Counter()
+    cut = scores[min(len(scores) - 1, ceil(percentile * len(scores)))]
+    kept = [draft for draft in drafts if draft.decomposition.quality and draft.decomposition.quality.mean >= cut]
+    dropped = len(drafts) - len(kept)
+    return kept, Counter({"below_percentile": dropped} if dropped else {})

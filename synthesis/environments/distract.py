@@ -1,27 +1,30 @@
-"""Distract: irrelevant but executable tools, in three bands of embedding similarity (paper §2.3).
+"""Distract: irrelevant but executable tools, in three bands of embedding similarity (paper §3.2).
 
-For each needed tool the cosine similarities to all candidates are min-max normalised; above `high_cut` a candidate is
-`high`, below `low_cut` it is `low`, else `medium`. A candidate in different bands for different needed tools belongs to
-the closest. Candidates come from other domains only, and never do a needed tool's work: not of its intent, and not
-answering one of its reference calls when it is executed.
+For each needed tool the cosine similarities to all candidates of other domains are min-max normalised; above `high_cut`
+a candidate is `high`, below `low_cut` it is `low`, else `medium`. A candidate in different bands for different needed
+tools belongs to the closest. None does a needed tool's work: not of its intent, and not answering one of its reference
+calls when it is executed. Where intents are held out, training environments are offered none of the held-out ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import gcd
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from synthesis.environments.config import BANDS, Built, Context, NeededTool
+from synthesis.environments.config import BANDS, Band, Built, Context, NeededTool
 from synthesis.environments.embedding import Embedder, document_text
 from synthesis.environments.fact_tools import fact_tool, table_subjects
-from synthesis.environments.proof import check_arguments
+from synthesis.environments.partition import Side
+from synthesis.environments.proof import play, translated
 from synthesis.facts.relations import all_relations
 from synthesis.matching import contains
-from synthesis.records import Answer, CodeTool, Language, ToolSpec
-from synthesis.runner import Transient, rng_for
+from synthesis.records import Answer, CodeTool, Language
+from synthesis.runner import rng_for
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -32,163 +35,215 @@ class Candidate(msgspec.Struct, frozen=True):
     tool: CodeTool
 
 
-class Index:
-    """The candidates of one language with the embeddings of their documents, and of the needed tools'."""
+_BLOCK = 256
+"""Needed tools whose similarities to all candidates are in memory at a time (20 MB for 20,000)."""
+_CHUNK = 128
+"""Candidates looked at at a time while drawing."""
 
-    def __init__(self, candidates: Sequence[Candidate], texts: Sequence[str], vectors: np.ndarray) -> None:
+
+class Index:
+    """The candidates of one language, with their embeddings and the cuts between the bands of every needed tool.
+
+    Building it takes all similarities once, N x M x width; what stays in memory grows with N + M. A draw looks only at
+    as many candidates as it takes to fill the bands.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        needed: Sequence[NeededTool],
+        vectors: Mapping[str, np.ndarray],
+        *,
+        high_cut: float,
+        low_cut: float,
+    ) -> None:
+        """Args: vectors: unit vectors by `document_text`, of all candidates and needed tools."""
         self.candidates = list(candidates)
-        self._row = {text: row for row, text in enumerate(texts)}
-        self._vectors = vectors
-        self._rows = np.array([self._row[document_text(one.tool.spec)] for one in candidates], np.int64)
+        self._ids: dict[tuple[str, str], int] = {}
+        self._domains = np.array([self._id("domain", one.domain) for one in candidates], np.int64)
+        self._intents = np.array([self._id("intent", one.intent) for one in candidates], np.int64)
+        self._names = np.array([self._id("name", one.tool.spec.name) for one in candidates], np.int64)
+        texts = [document_text(one.tool.spec) for one in candidates]
+        width = len(next(iter(vectors.values()))) if vectors else 0
+        self._place = {one.tool.spec.name: row for row, one in enumerate(candidates)}
+        self._order = np.random.default_rng(len(texts)).permutation(len(texts))
+        self._vectors = np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), width)
+        keys = dict.fromkeys((document_text(tool.tool.spec), tool.domain) for tool in needed)
+        self._row = {key: row for row, key in enumerate(keys)}
+        self._own = np.array([vectors[text] for text, _ in keys], np.float32).reshape(len(keys), width)
+        self._high: list[np.ndarray] = []
+        cuts = [
+            self._cuts(start, list(keys)[start : start + _BLOCK], high_cut, low_cut)
+            for start in range(0, len(keys), _BLOCK)
+        ]
+        bounds: np.ndarray = np.concatenate(cuts, axis=1) if cuts else np.zeros((2, 0), np.float32)
+        self._above, self._below = bounds
+
+    def _id(self, kind: str, name: str) -> int:
+        return self._ids.setdefault((kind, name), len(self._ids))
+
+    def _cuts(self, start: int, keys: list[tuple[str, str]], high_cut: float, low_cut: float) -> np.ndarray:
+        """[2, keys]: the similarities above which a candidate is `high`, and below which it is `low`."""
+        similarity = self._own[start : start + len(keys)] @ self._vectors.T  # [keys, candidates]
+        domains = np.array([self._id("domain", domain) for _, domain in keys], np.int64)
+        own = self._domains[None, :] == domains[:, None]
+        # Where no candidate is of another domain there are none to part: -inf and inf let none into any band.
+        low = np.where(own, np.inf, similarity).min(axis=1, initial=np.inf)
+        high = np.where(own, -np.inf, similarity).max(axis=1, initial=-np.inf)
+        with np.errstate(invalid="ignore"):
+            above, below = low + high_cut * (high - low), low + low_cut * (high - low)
+        # With a single candidate (or equal ones) there is nothing to rank: it is the closest there is.
+        above, below = np.where(high > low, above, -np.inf), np.where(high > low, below, -np.inf)
+        self._high += [np.flatnonzero(row) for row in (similarity > above[:, None]) & ~own]
+        return np.stack([above, below]).astype(np.float32)
 
     @classmethod
-    async def build(cls, candidates: Sequence[Candidate], needed: Iterable[ToolSpec], embedder: Embedder) -> Index:
-        """Embed all documents together, equal ones once."""
-        specs = [*(one.tool.spec for one in candidates), *needed]
+    async def build(
+        cls,
+        candidates: Sequence[Candidate],
+        needed: Iterable[NeededTool],
+        embedder: Embedder,
+        *,
+        high_cut: float,
+        low_cut: float,
+    ) -> Index:
+        """Embed all documents, equal ones once."""
+        needed = list(needed)
+        specs = [*(one.tool.spec for one in candidates), *(one.tool.spec for one in needed)]
         texts = list(dict.fromkeys(map(document_text, specs)))
-        return cls(candidates, texts, await embedder.embed(texts))
+        vectors = dict(zip(texts, await embedder.embed(texts), strict=True))
+        return cls(candidates, needed, vectors, high_cut=high_cut, low_cut=low_cut)
 
-    def bands(self, tools: Sequence[NeededTool], *, high_cut: float, low_cut: float) -> dict[str, list[Candidate]]:
-        """The eligible candidates by band, in the order of the candidates. Every band may be empty but `high`."""
-        domains = {tool.domain for tool in tools}
-        intents = {tool.intent for tool in tools}
-        names = {tool.tool.spec.name for tool in tools}
-        eligible = [
-            i
-            for i, one in enumerate(self.candidates)
-            if one.domain not in domains and one.intent not in intents and one.tool.spec.name not in names
-        ]
-        found: dict[str, list[Candidate]] = {band: [] for band in BANDS}
-        if not eligible:
-            return found
-        own = self._vectors[[self._row[document_text(tool.tool.spec)] for tool in tools]]
-        similarity = own @ self._vectors[self._rows[eligible]].T  # [tools, eligible]
-        low, high = similarity.min(axis=1, keepdims=True), similarity.max(axis=1, keepdims=True)
-        # With a single candidate (or equal ones) there is nothing to rank: it is the closest there is.
-        closest = np.where(high > low, (similarity - low) / np.maximum(high - low, 1e-12), 1.0).max(axis=0)
-        for i, value in zip(eligible, closest, strict=True):
-            band = "high" if value > high_cut else "medium" if value >= low_cut else "low"
-            found[band].append(self.candidates[i])
-        return found
+    def draw(
+        self,
+        tools: Sequence[NeededTool],
+        counts: Mapping[Band, int],
+        rng: random.Random,
+        *,
+        without: Collection[str] = (),
+    ) -> dict[str, list[Candidate]]:
+        """Up to `counts` candidates of each band, every one of a band as likely as any other.
+
+        Args:
+            tools: what is needed; each was given to `build`.
+            without: names to leave out. Of two draws with equal `rng`, the one with more left out keeps the rest.
+        """
+        rows = self._rows(tools)
+        own, above, below = self._own[rows], self._above[rows, None], self._below[rows, None]
+        high = np.unique(np.concatenate([self._high[row] for row in rows]))
+        rng_order = rng.sample(range(len(high)), len(high))
+        chosen: dict[Band, list[int]] = {band: [] for band in BANDS}
+        chosen["high"] += list(self._eligible(high[rng_order], tools, without))
+        for part in self._in_random_order(rng):
+            if all(len(chosen[band]) >= counts.get(band, 0) for band in ("medium", "low")):
+                break
+            part = self._eligible(part, tools, without)
+            similarity = own @ self._vectors[part].T  # [tools, part]
+            far, near = (similarity < below).all(axis=0), (similarity > above).any(axis=0)
+            chosen["low"] += list(part[far & ~near])
+            chosen["medium"] += list(part[~far & ~near])
+        return {band: [self.candidates[i] for i in chosen[band][: counts.get(band, 0)]] for band in BANDS}
+
+    def closeness(self, tools: Sequence[NeededTool], chosen: Iterable[Candidate]) -> float:
+        """The largest cosine similarity between a needed and a chosen tool; 0 where none is chosen."""
+        rows = [self._place[one.tool.spec.name] for one in chosen]
+        return float((self._own[self._rows(tools)] @ self._vectors[rows].T).max()) if rows else 0.0
+
+    def _rows(self, tools: Sequence[NeededTool]) -> list[int]:
+        return [self._row[document_text(tool.tool.spec), tool.domain] for tool in tools]
+
+    def _eligible(self, rows: np.ndarray, tools: Sequence[NeededTool], without: Collection[str]) -> np.ndarray:
+        """Those of the rows that are of another domain, intent and name than every needed tool, and not left out."""
+        domains = [self._ids.get(("domain", tool.domain), -1) for tool in tools]
+        intents = [self._ids.get(("intent", tool.intent), -1) for tool in tools]
+        names = [self._ids.get(("name", tool.tool.spec.name), -1) for tool in tools]
+        names += [self._ids.get(("name", name), -1) for name in without]
+        bad = (self._domains[rows, None] == domains).any(axis=1) | (self._intents[rows, None] == intents).any(axis=1)
+        return rows[~(bad | (self._names[rows, None] == names).any(axis=1))]
+
+    def _in_random_order(self, rng: random.Random) -> Iterator[np.ndarray]:
+        """All rows in parts, without a permutation of all of them for each draw: a walk over a fixed one, from a random
+        place with a random stride."""
+        n = len(self.candidates)
+        start, stride = rng.randrange(max(n, 1)), 1
+        while n > 2 and gcd(stride := rng.randrange(1, n), n) > 1:
+            pass
+        for first in range(0, n, _CHUNK):
+            steps = np.arange(first, min(first + _CHUNK, n))
+            yield self._order[(start + stride * steps) % n]
 
 
-async def build_indices(built: Sequence[Built], context: Context) -> dict[Language, Index]:
-    """One index for each language that occurs, over the tools of all environments and, if so configured, all relations.
+async def build_indices(built: Sequence[Built], context: Context) -> dict[tuple[Language, Side], Index]:
+    """One index for each language and side that occurs, over the tools of all environments and, if so configured, all
+    relations; but where intents are held out, over those of the same side.
 
     Of several tools with one name the first is the candidate: names have to be unique in an environment.
     """
-    candidates: dict[Language, dict[str, Candidate]] = {}
-    needed: dict[Language, list[ToolSpec]] = {}
-    for one in built:
-        language = one.draft.decomposition.language
-        for tool in one.tools:
-            needed.setdefault(language, []).append(tool.tool.spec)
-            own = candidates.setdefault(language, {})
-            own.setdefault(tool.tool.spec.name, Candidate(tool.intent, tool.domain, tool.tool))
-    for language, own in candidates.items() if context.config.fact_distractors else ():
-        for relation in all_relations().values():
-            if relation.id not in own:
-                first = rng_for(context.seed, "distractor", relation.id).choice(list(relation.rows))
-                subjects = table_subjects(relation, first, context.config.table_rows, context.seed)
-                own[relation.id] = Candidate(relation.id, relation.domain, fact_tool(relation, subjects, language))
-    return {
-        language: await Index.build(list(own.values()), needed[language], context.embedder)
-        for language, own in candidates.items()
-    }
+    indices: dict[tuple[Language, Side], Index] = {}
+    for language, side in dict.fromkeys((one.draft.decomposition.language, one.draft.side) for one in built):
+        own = [one for one in built if one.draft.decomposition.language == language]
+        candidates: dict[str, Candidate] = {}
+        for tool in (tool for one in own for tool in one.tools):
+            candidates.setdefault(tool.tool.spec.name, Candidate(tool.intent, tool.domain, tool.tool))
+        if context.config.fact_distractors:
+            for relation in all_relations().values():
+                if relation.id not in candidates:
+                    first = rng_for(context.seed, "distractor", relation.id).choice(list(relation.rows))
+                    subjects = table_subjects(relation, first, context.config.table_rows, context.seed)
+                    code_tool = fact_tool(relation, subjects, language)
+                    candidates[relation.id] = Candidate(relation.id, relation.domain, code_tool)
+        partition = context.config.partition
+        indices[language, side] = await Index.build(
+            [one for one in candidates.values() if partition.side_of_intent(one.intent) in (side, None)],
+            [tool for one in own if one.draft.side == side for tool in one.tools],
+            context.embedder,
+            high_cut=context.config.high_cut,
+            low_cut=context.config.low_cut,
+        )
+    return indices
 
 
-async def distract(built: Built, context: Context, indices: dict[Language, Index], twins: set[Twin]) -> list[Built]:
-    """The environment with up to `distractors_per_band` irrelevant tools of each band, none a twin of a needed one."""
-    decomposition = built.draft.decomposition
-    config = context.config
-    bands = indices[decomposition.language].bands(built.tools, high_cut=config.high_cut, low_cut=config.low_cut)
-    rng = rng_for(context.seed, "distract", decomposition.id)
-    chosen: dict[str, list[CodeTool]] = {}
-    for band, candidates in bands.items():
-        fit = [one.tool for one in candidates if Twin(one.tool.spec.name, decomposition.id) not in twins]
-        chosen[band] = rng.sample(fit, min(config.distractors_per_band, len(fit)))
-    return [msgspec.structs.replace(built, distractors=chosen)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Twins
-
-
-class Twin(msgspec.Struct, frozen=True):
-    """The candidate of this name answers a reference call of this environment."""
-
-    name: str
-    environment: str
-
-
-_MANY = "astra_many_calls"
-# Thousands of look-ups a candidate, many in one process of the sandbox: state that a tool keeps between them can only
-# make it answer more, so that it is left out.
-_MANY_CODE = f"""
-
-def {_MANY}(calls):
-    results = []
-    for arguments in calls:
-        try:
-            results.append([{{name}}(**arguments)])
-        except Exception:
-            results.append([])
-    return results
-"""
-_BATCH = 256
-
-
-async def find_twins(candidate: Candidate, built: Sequence[Built], context: Context) -> list[Twin]:
-    """The environments for which the candidate is a twin: given a reference call's arguments, it gives the answer.
-
-    Only environments that could get it are tried: those of other domains and intents.
-
-    Args:
-        built: the environments of the candidate's language.
+async def distract(built: Built, context: Context, indices: Mapping[tuple[Language, Side], Index]) -> list[Built]:
+    """The environment with up to the configured number of irrelevant tools of each band, none a functional twin of a
+    needed one: each is executed, and one that answers a reference call makes room for another.
 
     Raises:
         Transient: the sandbox itself failed.
     """
-    asked: dict[bytes, list[tuple[str, Answer]]] = {}
-    for one in built:
-        if any(tool.domain == candidate.domain or tool.intent == candidate.intent for tool in one.tools):
-            continue
-        answers = {step.id: step.answer for step in one.draft.decomposition.sub_questions}
-        for tool in one.tools:
-            for call in tool.calls:
-                arguments = _translated(call.arguments, tool.tool.spec, candidate.tool.spec)
+    decomposition = built.draft.decomposition
+    index = indices[decomposition.language, built.draft.side]
+    checked: set[str] = set()
+    twins: set[str] = set()
+    while True:
+        rng = rng_for(context.seed, "distract", decomposition.id)
+        bands = index.draw(built.tools, context.config.distractors, rng, without=twins)
+        chosen = [one for band in bands.values() for one in band]
+        found = await twins_of(built, [one.tool for one in chosen if one.tool.spec.name not in checked], context)
+        if not found:
+            break
+        twins |= found
+        checked |= {one.tool.spec.name for one in chosen}
+    distractors: dict[str, list[CodeTool]] = {band: [one.tool for one in drawn] for band, drawn in bands.items()}
+    closeness = index.closeness(built.tools, chosen)
+    return [msgspec.structs.replace(built, distractors=distractors, closeness=closeness)]
+
+
+async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Context) -> set[str]:
+    """Names of the tools that answer a reference call of the environment: given its arguments, they give the answer.
+
+    Raises:
+        Transient: the sandbox itself failed.
+    """
+    answers = {step.id: step.answer for step in built.draft.decomposition.sub_questions}
+    asked: list[tuple[str, dict[str, Any]]] = []
+    wanted: list[Answer] = []
+    for candidate in candidates:
+        for tool in built.tools:
+            for reference in tool.calls:
+                arguments = translated(reference.arguments, tool.tool.spec, candidate.spec)
                 if arguments is not None:
-                    key = msgspec.json.encode(arguments, order="sorted")
-                    asked.setdefault(key, []).append((one.draft.decomposition.id, answers[call.sub_question]))
-    calls = [msgspec.json.decode(key) for key in asked]
-    found: set[str] = set()
-    for start in range(0, len(calls), _BATCH):
-        outputs = await _call_many(candidate.tool, calls[start : start + _BATCH], context)
-        for output, wanted in zip(outputs, list(asked.values())[start : start + _BATCH], strict=True):
-            found.update(id_ for id_, answer in wanted if output and contains(output[0], answer))
-    return [Twin(candidate.tool.spec.name, id_) for id_ in sorted(found)]
-
-
-async def _call_many(tool: CodeTool, calls: list[dict[str, Any]], context: Context) -> list[list[Any]]:
-    """For each call a list that holds its output, or is empty where it failed."""
-    code = tool.code + _MANY_CODE.format(name=tool.spec.name)
+                    asked.append((candidate.spec.name, arguments))
+                    wanted.append(answers[reference.sub_question])
     async with context.proofs:
-        together = await context.pool.call(code, _MANY, {"calls": calls})
-        if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
-            return together.value
-        # One call that crashes, runs out of time or returns no JSON would hide the others.
-        singly = [await context.pool.call(tool.code, tool.spec.name, arguments) for arguments in calls]
-    for result in singly:
-        if result.is_infrastructure:
-            raise Transient(f"sandbox: {result.kind}: {result.error}")
-    return [[result.value] if result.ok else [] for result in singly]
-
-
-def _translated(arguments: dict[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
-    """The required arguments of a call under the names of another tool, or None where they do not fit its schema."""
-    values = [arguments[name] for name in spec.parameters["required"]]
-    names = other.parameters["required"]
-    if len(values) != len(names):
-        return None
-    renamed = dict(zip(names, values, strict=True))
-    return None if check_arguments(other, renamed) else renamed
+        made = await play(candidates, asked, context.pool)
+    return {one.tool for one, answer in zip(made, wanted, strict=True) if one.ok and contains(one.output, answer)}

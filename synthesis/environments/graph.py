@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -65,21 +66,28 @@ def signature_of(nodes: Sequence[Node]) -> str:
 
 
 def check(
-    nodes: Sequence[Node], answer: Answer, structure: Structure, *, min_hops: int, max_hops: int, question: str = ""
-) -> None:
-    """Whether a decomposition is well formed.
+    nodes: Sequence[Node],
+    answer: Answer,
+    structure: Structure | None,
+    *,
+    min_hops: int,
+    max_hops: int,
+    question: str = "",
+) -> Structure:
+    """Whether a decomposition is well formed, and which structure it has.
 
     Args:
         nodes: the sub-questions.
         answer: of the main question.
-        structure: what was asked for.
+        structure: what was asked for; None takes any, with any number of hops.
         min_hops: least hops of a multi-hop structure.
         max_hops: most hops.
         question: the main question; "" leaves out the check that it is not empty text.
 
     Raises:
         Rejected: `no_sub_questions`, `bad_ids`, `cyclic`, `wrong_hop`, `wrong_structure`, `hop_budget`,
-            `repeated_question`, `empty_answer`, `orphan_sub_question`; the detail says which node.
+            `repeated_question`, `empty_answer`, `sentence_answer`, `orphan_sub_question`, `unconnected_answer`; the
+            detail says which node.
     """
     if not nodes:
         raise Rejected("no_sub_questions", f"no sub-questions for {question!r}")
@@ -94,10 +102,12 @@ def check(
             )
         if not contains(node.answer.value, node.answer):
             raise Rejected("empty_answer", f"sub-question {node.id} has no checkable answer: {node.answer.value!r}")
+        _check_short(node.answer, f"sub-question {node.id}")
+    _check_short(answer, "the main question")
     found = structure_of(graph)
-    if found != structure:
+    if structure and found != structure:
         raise Rejected("wrong_structure", f"the graph is {found}, asked for {structure}")
-    if found.endswith("multi_hop") and not min_hops <= max(levels.values()) <= max_hops:
+    if structure and found.endswith("multi_hop") and not min_hops <= max(levels.values()) <= max_hops:
         raise Rejected("hop_budget", f"{max(levels.values())} hops; asked for {min_hops} to {max_hops}")
     texts = Counter(fold(node.question) for node in nodes)
     if repeated := next((text for text, n in texts.items() if n > 1 or not text), None):
@@ -106,3 +116,30 @@ def check(
         # What nothing else uses has to be in the final answer, or it was asked for nothing.
         if graph.out_degree(node.id) == 0 and not contains(answer.value, node.answer):
             raise Rejected("orphan_sub_question", f"nothing uses the answer of sub-question {node.id}: {node.question}")
+    ends = [node.answer.value for node in nodes if graph.out_degree(node.id) == 0]
+    if not contains(ends, answer):
+        raise Rejected(
+            "unconnected_answer", f"the answer {answer.value!r} is in none of the last steps' answers {ends}"
+        )
+    return found
+
+
+_SENTENCE_WORDS, _SENTENCE_CHARACTERS = 12, 30
+_SENTENCE_END = re.compile(r"[^.]{3}[.!?]$")  # not the full stop of "Washington D.C."
+_CHINESE_SENTENCE = re.compile(r"[。！？；]")
+
+
+def is_sentence(text: str) -> bool:
+    """Whether an answer is more than a name, a number or a date, by its length or its punctuation."""
+    text = text.strip()
+    words = text.split()
+    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
+    if chinese:
+        return chinese > _SENTENCE_CHARACTERS or bool(_CHINESE_SENTENCE.search(text))
+    return len(words) > _SENTENCE_WORDS or (len(words) >= 4 and bool(_SENTENCE_END.search(text)))
+
+
+def _check_short(answer: Answer, of: str) -> None:
+    values = answer.value if isinstance(answer.value, list) else [answer.value]
+    if long := next((value for value in values if isinstance(value, str) and is_sentence(value)), None):
+        raise Rejected("sentence_answer", f"the answer of {of} is a sentence: {long!r}; give only the result")

@@ -88,23 +88,22 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
     for attempt in range(context.config.attempts):
         # A wrong call makes right code look wrong, so each further round asks for both again.
         call = await ask(ReferenceCallAnswer, {"document": spec, "feedback": feedback}, check_call)
-        case = Case(arguments(call.arguments), arguments(call.other_arguments), step.answer)
+        case = Case(step.id, arguments(call.arguments), arguments(call.other_arguments), step.answer)
 
-        async def check_code(given: ToolCodeAnswer, case: Case = case) -> tuple[CodeTool, list[Any]]:
+        async def check_code(given: ToolCodeAnswer, case: Case = case) -> tuple[CodeTool, list[ReferenceCall]]:
             check_source(given.code, spec.name)
             tool = CodeTool(spec, given.code)
             return tool, await prove(tool, [case], context)
 
         try:
             variables = {"document": spec, "call": call, "feedback": feedback}
-            tool, outputs = await ask(ToolCodeAnswer, variables, check_code, attempt)
+            tool, calls = await ask(ToolCodeAnswer, variables, check_code, attempt)
         except Rejected as rejection:
             if attempt + 1 == context.config.attempts or rejection.reason == "teacher_failed":
                 raise
             feedback = rejection.detail
             continue
-        reference = ReferenceCall(step.id, spec.name, dict(case.arguments), outputs[0])
-        return NeededTool(step.intent, domain, tool, [reference], [dict(case.other_arguments)])
+        return NeededTool(step.intent, domain, tool, calls, [dict(case.other_arguments)])
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -122,7 +121,7 @@ def _checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, step: Su
         raise Rejected("bad_document", "no parameter is required: the tool would give the answer to any call")
     if any(one.enum and one.type != "string" for one in given.parameters):
         raise Rejected("bad_document", "an enum needs the type string")
-    if text := leaked(spec, step):
+    if text := leaked(spec, step.answer):
         raise Rejected("answer_leaked", f"the document gives the answer away: {text!r}; use no example values")
     return spec
 

@@ -8,9 +8,10 @@ import msgspec
 
 from synthesis.environments.answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
 from synthesis.environments.config import Built, Context, NeededTool
+from synthesis.environments.embedding import document_text
 from synthesis.environments.implement import check_source
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
-from synthesis.records import CodeTool, ReferenceCall
+from synthesis.records import CodeTool
 from synthesis.runner import Rejected
 
 
@@ -18,9 +19,9 @@ async def merge(built: Built, context: Context) -> list[Built]:
     """The environment with one tool for each intent. All reference calls are proven against the merged code.
 
     Raises:
-        Rejected: `bad_clusters`, `different_schemas`, `name_collision`, `answer_leaked`, `bad_call`, `bad_code`, a
-            reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the whole environment: half of it
-            could not be answered.
+        Rejected: `bad_clusters`, `different_schemas`, `different_tools`, `name_collision`, `answer_leaked`, `bad_call`,
+            `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the whole environment:
+            half of it could not be answered.
     """
     tools = built.tools
     if len(tools) > 1:
@@ -37,12 +38,15 @@ async def merge(built: Built, context: Context) -> list[Built]:
 async def _clusters(built: Built, context: Context) -> list[Cluster]:
     decomposition = built.draft.decomposition
     ids = [tool.calls[0].sub_question for tool in built.tools]
+    by_step = dict(zip(ids, built.tools, strict=True))
     steps = [step for step in decomposition.sub_questions if step.id in ids]
 
     async def check(given: IntentClustersAnswer) -> list[Cluster]:
         found = sorted(id_ for cluster in given.clusters for id_ in cluster.ids)
         if found != sorted(ids) or not all(cluster.ids for cluster in given.clusters):
             raise Rejected("bad_clusters", f"clusters hold {found}; each of {ids} must be in exactly one")
+        for cluster in given.clusters:
+            await _check_homogeneous([by_step[id_] for id_ in cluster.ids], context)
         return given.clusters
 
     variables = {"steps": steps, "tools": [tool.tool.spec for tool in built.tools]}
@@ -59,13 +63,9 @@ async def _merged(built: Built, group: list[NeededTool], context: Context) -> Ne
     # The document with the most parameters is kept, so that what was made harder stays so; but none that gives away the
     # answer of another member.
     documents = sorted((tool.tool.spec for tool in group), key=lambda spec: -len(spec.parameters["properties"]))
-    base = next((spec for spec in documents if not any(leaked(spec, member) for member in members)), None)
+    base = next((spec for spec in documents if not any(leaked(spec, member.answer) for member in members)), None)
     if base is None:
         raise Rejected("answer_leaked", f"every document of {documents[0].name} gives an answer of the group away")
-    schemas = {tuple(sorted(_required(tool).items())) for tool in group}
-    if len(schemas) > 1:
-        ids = [member.id for member in members]
-        raise Rejected("different_schemas", f"the tools for {ids} require different parameters: {schemas}")
 
     async def check(given: MergedToolAnswer) -> NeededTool:
         if len(given.calls) != len(members):
@@ -76,12 +76,11 @@ async def _merged(built: Built, group: list[NeededTool], context: Context) -> Ne
             if problem := check_arguments(base, call):
                 raise Rejected("bad_call", problem)
         tool = CodeTool(base, given.code)
-        cases = [Case(call, own.others[0], step.answer) for call, own, step in zip(calls, group, members, strict=True)]
-        outputs = await prove(tool, cases, context)
-        references = [
-            ReferenceCall(step.id, base.name, call, output)
-            for step, call, output in zip(members, calls, outputs, strict=True)
+        cases = [
+            Case(step.id, call, own.others[0], step.answer)
+            for call, own, step in zip(calls, group, members, strict=True)
         ]
+        references = await prove(tool, cases, context)
         return NeededTool(group[0].intent, group[0].domain, tool, references, [own.others[0] for own in group])
 
     variables = {
@@ -94,6 +93,27 @@ async def _merged(built: Built, group: list[NeededTool], context: Context) -> Ne
     }
     key = f"{decomposition.id}/{'+'.join(str(member.id) for member in members)}"
     return await context.ask(MergedToolAnswer, variables, language=decomposition.language, key=key, check=check)
+
+
+async def _check_homogeneous(group: list[NeededTool], context: Context) -> None:
+    """Whether tools may become one: they require the same, and their documents say much the same.
+
+    Raises:
+        Rejected: `different_schemas`, `different_tools`.
+    """
+    ids = [tool.calls[0].sub_question for tool in group]
+    schemas = {tuple(sorted(_required(tool).items())) for tool in group}
+    if len(schemas) > 1:
+        raise Rejected("different_schemas", f"the tools for {ids} require different parameters: {schemas}; part them")
+    texts = list(dict.fromkeys(document_text(tool.tool.spec) for tool in group))
+    if len(texts) > 1:
+        vectors = await context.embedder.embed(texts)
+        if (least := float((vectors @ vectors.T).min())) < (wanted := context.config.merge_similarity):
+            names = sorted({tool.tool.spec.name for tool in group})
+            raise Rejected(
+                "different_tools",
+                f"the tools for {ids}, {names}, have a similarity of {least:.2f} < {wanted}; part them",
+            )
 
 
 def _required(tool: NeededTool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The RL track from configuration to datasets: decompose → validate → implement → merge → distract → split.
+"""The RL track from configuration to datasets: decompose → validate → implement → merge → distract → verify.
 
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(workdir / "journal.sqlite") as journal:
@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from synthesis.datasets import write_dataset
+from synthesis.datasets import read_dataset, write_dataset
+from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import Built, Context, Draft, EnvironmentsConfig
-from synthesis.environments.decompose import QuestionSeed, decompose, distinct, question_seeds
-from synthesis.environments.distract import Candidate, Twin, build_indices, distract, find_twins
-from synthesis.environments.embedding import Embedder, HashedEmbedder
+from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
+from synthesis.environments.distract import build_indices, distract
+from synthesis.environments.embedding import Embedder, SentenceEmbedder
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.partition import Side
-from synthesis.environments.split import split
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
+from synthesis.environments.verify import finish
 from synthesis.records import ToolEnvironment
 from synthesis.runner import Journal, run_stage
 from synthesis.teacher import Teacher
@@ -81,14 +82,23 @@ async def synthesize(
     Args:
         pool: an entered sandbox pool.
         journal: of this run; another configuration or seed in the same journal starts anew, under other stage names.
-        embedder: for choosing irrelevant tools; `HashedEmbedder()` by default.
+        embedder: for choosing irrelevant tools; `SentenceEmbedder()` by default.
+
+    Raises:
+        SourceError: a file that the configuration names cannot be used.
+        DatasetError: `tools_of` is no dataset of environments.
     """
-    context = Context(config, teacher, pool, seed, embedder or HashedEmbedder())
+    context = Context(config, teacher, pool, seed, embedder or SentenceEmbedder())
     rejected: dict[str, Counter[str]] = {}
     details: dict[str, str] = {}
     resolved = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
-    # Concurrency changes no output, so it does not name the run.
-    identity = msgspec.json.encode({**resolved, "concurrency": 0, "seed": seed}, order="deterministic")
+    given = {one.id: one for one in read_dataset(config.tools_of, ToolEnvironment)} if config.tools_of else {}
+    seeds = question_seeds(config, seed, list(given.values()))
+    # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
+    named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
+    identity = msgspec.json.encode(
+        [{**resolved, **named}, seed, context.embedder.name, seeds, sorted(given.items())], order="deterministic"
+    )
     run = hashlib.sha256(identity).hexdigest()[:8]
 
     async def stage(
@@ -115,31 +125,27 @@ async def synthesize(
     def id_of(record: Draft | Built) -> str:
         return (record if isinstance(record, Draft) else record.draft).decomposition.id
 
-    def name_of(candidate: Candidate) -> str:
-        return candidate.tool.spec.name
-
     def seed_id(one: QuestionSeed) -> str:
         return one.id
 
-    seeds = question_seeds(config, seed)
-    drafts = await stage("decompose", partial(decompose, context=context), seeds, seed_id, Draft)
-    drafts, rejected["distinct"] = distinct(drafts)
-    drafts = await stage("validate", partial(validate, context=context), drafts, id_of, Draft)
-    built = await stage("implement", partial(implement, context=context), drafts, id_of, Built)
-    built = await stage("merge", partial(merge, context=context), built, id_of, Built)
+    async def judged(drafts: Sequence[Draft]) -> list[Draft]:
+        drafts, rejected["distinct"] = distinct(drafts)
+        drafts = await stage("validate", partial(validate, context=context), drafts, id_of, Draft)
+        drafts, rejected["quality"] = best(drafts, config.quality_percentile)
+        return drafts
+
+    if given:
+        asked = partial(augment, context=context, environments=given)
+        built = await stage("augment", asked, seeds, seed_id, Built)
+        drafts = {id_of(draft): draft for draft in await judged([one.draft for one in built])}
+        built = [validated(one, drafts[id_of(one)]) for one in built if id_of(one) in drafts]
+    else:
+        drafted = await stage("decompose", partial(decompose, context=context), seeds, seed_id, Draft)
+        built = await stage("implement", partial(implement, context=context), await judged(drafted), id_of, Built)
+        built = await stage("merge", partial(merge, context=context), built, id_of, Built)
     indices = await build_indices(built, context)
-    twins: set[Twin] = set()
-    for language, index in indices.items():
-        own = [one for one in built if one.draft.decomposition.language == language]
-        twins.update(
-            await stage(
-                f"twins_{language}", partial(find_twins, built=own, context=context), index.candidates, name_of, Twin
-            )
-        )
-    built = await stage(
-        "distract", partial(distract, context=context, indices=indices, twins=twins), built, id_of, Built
-    )
-    environments = await stage("split", partial(split, context=context), built, id_of, ToolEnvironment)
+    built = await stage("distract", partial(distract, context=context, indices=indices), built, id_of, Built)
+    environments = await stage("verify", partial(finish, context=context), built, id_of, ToolEnvironment)
 
     counted = {name: dict(sorted(counts.items())) for name, counts in rejected.items() if counts}
     sides: tuple[Side, ...] = ("train", "held_out")
@@ -152,7 +158,7 @@ async def synthesize(
             "seed": seed,
             "config": resolved,
             "teacher": type(teacher).__name__,
-            "embedder": type(context.embedder).__name__,
+            "embedder": context.embedder.name,
             "statistics": statistics[side],
             "rejected": counted,
         }

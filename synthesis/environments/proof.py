@@ -11,8 +11,9 @@ import msgspec
 
 from sandbox import Reason, validate_call
 from synthesis.environments.config import Context
-from synthesis.matching import contains
-from synthesis.records import Answer, CodeTool, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.matching import contains, match
+from synthesis.records import Answer, CodeTool, ReferenceCall, ToolSpec
+from synthesis.reward import MadeCall
 from synthesis.runner import Rejected, Transient
 
 if TYPE_CHECKING:
@@ -25,49 +26,83 @@ _TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "nu
 class Case:
     """A call to prove: its answer, and other arguments of the same tool that must not give it."""
 
+    sub_question: int
     arguments: Mapping[str, Any]
     other_arguments: Mapping[str, Any]
     answer: Answer
 
 
-async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list[Any]:
-    """Outputs of the reference calls, in the order of the cases, all proven.
+async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list[ReferenceCall]:
+    """The reference calls with their outputs, in the order of the cases, all proven.
 
     Each reference call must succeed, contain its answer, and stand `sandbox.validate_call`: the same output under
     another random seed and at another time, no clock, no network, no import that a tool may not make. The
     other arguments, arguments that name nothing, and no arguments at all must fail or give another answer: a tool that
-    ignores its arguments would let a policy score without solving what the call depends on.
+    ignores its arguments would let a policy score without solving what the call depends on. Valid calls have
+    results of one shape.
 
     Raises:
-        Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, or a `sandbox.Reason`; the detail is for the
-            teacher.
+        Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, `unstable_result`, or a `sandbox.Reason`; the
+            detail is for the teacher.
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
-        return [await _prove_case(tool, case, context.pool) for case in cases]
+        proven = [await _prove_case(tool, case, context.pool) for case in cases]
+    for one in proven:
+        _check_shape(tool, proven[0].output, one.arguments, one.output)
+    return proven
 
 
-async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> Any:
+async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> ReferenceCall:
     validation = await validate_call(pool, tool.code, tool.spec.name, case.arguments)
     first, finding = _settled(validation.result), validation.finding
     if finding is not None and finding.reason is Reason.FAILS:
-        raise Rejected("tool_failed", f"{_shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
+        raise Rejected("tool_failed", f"{shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
     if finding is not None:
-        raise Rejected(finding.reason.value, f"{_shown(tool, case.arguments)} {finding.detail}")
-    if not contains(first.value, case.answer):
+        raise Rejected(finding.reason.value, f"{shown(tool, case.arguments)} {finding.detail}")
+    rule = match(first.value, case.answer)
+    if rule is None:
         raise Rejected(
             "wrong_answer",
-            f"{_shown(tool, case.arguments)} returned {_short(first.value)}, expected {case.answer.value!r} in it",
+            f"{shown(tool, case.arguments)} returned {short(first.value)}, expected {case.answer.value!r} in it",
         )
     for wrong in perturbed(tool, case):
-        result = await _call(tool, wrong, pool)
+        result = await call(tool, wrong, pool)
         if result.ok and contains(result.value, case.answer):
             raise Rejected(
                 "ignores_arguments",
-                f"{_shown(tool, wrong)} returned {_short(result.value)}, which holds the answer {case.answer.value!r} "
-                f"of another call, {_shown(tool, case.arguments)}; wrong arguments must raise an error",
+                f"{shown(tool, wrong)} returned {short(result.value)}, which holds the answer {case.answer.value!r} "
+                f"of another call, {shown(tool, case.arguments)}; wrong arguments must raise an error",
             )
-    return first.value
+        if result.ok and wrong == case.other_arguments:  # nonsense may well be answered with an error message
+            _check_shape(tool, first.value, wrong, result.value)
+    return ReferenceCall(case.sub_question, tool.spec.name, dict(case.arguments), first.value, rule)
+
+
+def _check_shape(tool: CodeTool, known: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    if not same_shape(known, output):
+        raise Rejected(
+            "unstable_result",
+            f"{shown(tool, arguments)} returned {short(output)}, another call {short(known)}; give every result the "
+            "same keys and types",
+        )
+
+
+def same_shape(one: Any, other: Any) -> bool:
+    """Whether two JSON values have the same keys and types. Null fits anything, as does an empty list any list."""
+    if one is None or other is None:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_shape(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return all(same_shape(a, b) for a in one[:1] for b in [*one, *other]) if one else True
+    return _kind(one) == _kind(other)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return "number" if isinstance(value, int | float) else type(value).__name__
 
 
 def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
@@ -117,29 +152,66 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
     return ""
 
 
-def leaked(spec: ToolSpec, step: SubQuestion) -> str:
-    """The string of a tool's document that gives the answer of a sub-question away; "" when none does."""
-
+def leaked(spec: ToolSpec, answer: Answer) -> str:
+    """The string of a tool's document that gives an answer away; "" when none does."""
     texts = [spec.description]
     for schema in spec.parameters["properties"].values():
         texts += [schema.get("description", ""), *map(str, schema.get("enum", []))]
         texts += [str(schema["default"])] if "default" in schema else []
-    return next((text for text in texts if contains(text, step.answer)), "")
+    return next((text for text in texts if contains(text, answer)), "")
 
 
-async def replay(environment: ToolEnvironment, pool: Sandbox) -> list[str]:
-    """Run every reference call of a finished environment; returns what went wrong, nothing when all is well."""
-    tools = {tool.spec.name: tool for tool in environment.tools}
-    steps = {step.id: step for step in environment.sub_questions}
-    problems: list[str] = []
-    for call in environment.reference_calls:
-        result = await _call(tools[call.tool], call.arguments, pool)
-        if not result.ok or result.value != call.output or not contains(result.value, steps[call.sub_question].answer):
-            problems.append(f"{environment.id}: {_shown(tools[call.tool], call.arguments)} gave {_short(result.value)}")
-    return problems
+_PLAY = "play"
+# The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module
+# costs several times a call. State that tools keep between the calls can only make them answer more.
+_PLAY_CODE = """
+def play(sources, calls):
+    modules, results = {}, []
+    for name, arguments in calls:
+        try:
+            if name not in modules:
+                modules[name] = {"__name__": name}
+                exec(sources[name], modules[name])
+            results.append([modules[name][name](**arguments)])
+        except Exception:
+            results.append([])
+    return results
+"""
 
 
-async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox) -> CallResult:
+async def play(
+    tools: Sequence[CodeTool], calls: Sequence[tuple[str, Mapping[str, Any]]], pool: Sandbox
+) -> list[MadeCall]:
+    """Calls of several tools, given as (name, arguments), all in one process of the sandbox; no errors, only failures.
+
+    Raises:
+        Transient: the sandbox itself failed.
+    """
+    if not calls:
+        return []
+    sources = {tool.spec.name: tool.code for tool in tools}
+    together = await pool.call(_PLAY_CODE, _PLAY, {"sources": sources, "calls": [list(one) for one in calls]})
+    if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
+        pairs = zip(calls, together.value, strict=True)
+        return [MadeCall(name, bool(output), *output) for (name, _), output in pairs]
+    # One call that crashes, runs out of time or returns no JSON would hide the others.
+    by_name = {tool.spec.name: tool for tool in tools}
+    results = [await call(by_name[name], arguments, pool) for name, arguments in calls]
+    return [MadeCall(name, result.ok, result.value) for (name, _), result in zip(calls, results, strict=True)]
+
+
+def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
+    """The required arguments of a call under the names of another tool, or None where they do not fit its schema."""
+    values = [arguments[name] for name in spec.parameters["required"]]
+    names = other.parameters["required"]
+    if len(values) != len(names):
+        return None
+    renamed = dict(zip(names, values, strict=True))
+    return None if check_arguments(other, renamed) else renamed
+
+
+async def call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox) -> CallResult:
+    """One call in the sandbox. Raises `Transient` where the sandbox itself failed."""
     return _settled(await pool.call(tool.code, tool.spec.name, arguments))
 
 
@@ -149,10 +221,12 @@ def _settled(result: CallResult) -> CallResult:
     return result
 
 
-def _shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
+def shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
+    """The call as a person would write it."""
     return f"{tool.spec.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A JSON value, cut after 200 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -35,7 +35,11 @@ def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
             "share_parallel": round(parallel / sum(steps), 4),
             "share_serial": round(1 - parallel / sum(steps), 4),
         },
-        "hops": {"mean": round(mean(max(level) for level in levels), 4), "histogram": _histogram(map(max, levels))},
+        "hops": {
+            "mean": round(mean(map(max, levels)), 4),
+            "median": median(map(max, levels)),
+            "histogram": _histogram(map(max, levels)),
+        },
         "tool_calls": {"mean": round(mean(calls), 4), "histogram": _histogram(calls)},
         "tools": {
             "total": len(tools),
@@ -51,11 +55,50 @@ def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
             band: round(mean(len(one.distractors.get(band, [])) for one in environments), 4)
             for band in sorted({band for one in environments for band in one.distractors})
         },
+        "modes": _shares(one.mode for one in environments),
+        "rules": _shares(call.rule for one in environments for call in one.reference_calls),
+        "quality": _mean(one.quality.mean for one in environments if one.quality),
+        "distractor_closeness": _mean(one.difficulty.distractor_closeness for one in environments if one.difficulty),
+        "solve_rate": _mean(
+            one.difficulty.solve_rate
+            for one in environments
+            if one.difficulty and one.difficulty.solve_rate is not None
+        ),
         "signatures": len({one.signature for one in environments}),
         "entities": len({entity for one in environments for entity in one.entities}),
-        # Nothing is stored whose reference calls did not all give their answers once more, as stored.
-        "replay_pass_rate": 1.0,
     }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of nothing."""
+    known = list(values)
+    return round(mean(known), 4) if known else None
+
+
+def table(statistics: Mapping[str, Any]) -> str:
+    """The paper's table (A.1.2) of a dataset's statistics, a row a line."""
+    if not statistics["samples"]:
+        return "samples                          0"
+
+    def shares(of: Mapping[str, float], most: int = 4) -> str:
+        return ", ".join(f"{name} {share:.1%}" for name, share in list(of.items())[:most])
+
+    steps, calls, hops = statistics["sub_questions"], statistics["tool_calls"], statistics["hops"]
+    rows = {
+        "samples": f"{statistics['samples']:,}",
+        "languages": shares(statistics["languages"]),
+        "scenarios": shares(statistics["structures"]),
+        "top domains": shares(statistics["domains"]),
+        "sub-questions": f"{steps['total']:,}; a sample {steps['mean']:.2f}, median {steps['median']:g}, "
+        f"{steps['range'][0]} to {steps['range'][1]}",
+        "hops": f"mean {hops['mean']:.2f}, median {hops['median']:g}",
+        "sub-questions needing tools": f"{steps['share_needing_tool']:.1%}",
+        "tool calls a sample": f"{calls['mean']:.2f}",
+        "steps parallel / serial": f"{steps['share_parallel']:.1%} / {steps['share_serial']:.1%}",
+        "tools, merged": f"{statistics['tools']['total']:,}, {statistics['tools']['share_merged']:.1%}",
+        "irrelevant tools a sample": ", ".join(f"{band} {n:.2f}" for band, n in statistics["distractors"].items()),
+    }
+    return "\n".join(f"{name:<32} {value}" for name, value in rows.items())
 
 
 def _shares(values: Iterable[str]) -> dict[str, float]:

@@ -16,6 +16,8 @@ from synthesis.environments import fact_tools
 from synthesis.environments.answers import (
     Atomicity,
     AtomicityAnswer,
+    AugmentedQuestionAnswer,
+    AugmentedStep,
     Cluster,
     CompletenessAnswer,
     DecompositionAnswer,
@@ -34,12 +36,12 @@ from synthesis.environments.answers import (
     listed,
     to_parameters,
 )
-from synthesis.environments.partition import Partition
-from synthesis.facts.relations import Relation, all_relations
+from synthesis.environments.partition import Partition, Side
+from synthesis.facts.relations import Relation, all_relations, joinable
 from synthesis.facts.servers import tool_spec
 from synthesis.matching import contains, same
 from synthesis.offline import grammar
-from synthesis.records import Answer, Decomposition, Language, SubQuestion, ToolSpec
+from synthesis.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
 
 Variables = Mapping[str, Any]
 
@@ -52,7 +54,15 @@ _DRAWS = 400
 
 
 def _decomposition(variables: Variables, language: Language, rng: random.Random) -> DecompositionAnswer:
-    plan = _plan_on_side(variables, rng)
+    """A question over any relations; or the given one, where it is of the grammar."""
+    given = variables["question"]
+    plan = grammar.parse(given, language) if given else _plan_on_side(variables, rng)
+    steps = _steps(plan, language, rng)
+    final, domain = _final(plan, steps)
+    return DecompositionAnswer(given or grammar.question(plan, rng, language), final, domain, steps)
+
+
+def _steps(plan: grammar.Plan, language: Language, rng: random.Random) -> list[SubQuestionAnswer]:
     values = grammar.evaluate(plan)
     steps: list[SubQuestionAnswer] = []
     for index, step in enumerate(plan):
@@ -71,10 +81,14 @@ def _decomposition(variables: Variables, language: Language, rng: random.Random)
                 subjects=[subject],
             )
         )
-    ends = grammar.terminals(plan)
-    final = steps[ends[0]].answer if len(ends) == 1 else Answer([str(values[index]) for index in ends])
-    domain = steps[ends[0]].domain
-    return DecompositionAnswer(grammar.question(plan, rng, language), final, domain, steps)
+    return steps
+
+
+def _final(plan: grammar.Plan, steps: Sequence[SubQuestionAnswer]) -> tuple[Answer, str]:
+    """The final answer, and the domain of the question."""
+    ends = [steps[index] for index in grammar.terminals(plan)]
+    final = ends[0].answer if len(ends) == 1 else Answer([str(end.answer.value) for end in ends])
+    return final, ends[0].domain
 
 
 def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
@@ -86,7 +100,8 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
         for relation in all_relations().values()
         if (not variables["relations"] or relation.id in variables["relations"])
         and (not variables["domain"] or relation.domain == variables["domain"])
-        # A single hop's signature is its relation: no need to draw it and throw it away.
+        # No need to draw what would be thrown away: a single hop's signature is its relation.
+        and partition.side_of_intent(relation.id) in (side, None)
         and (structure != "single_hop" or partition.side_of_signature(relation.id) == side)
     ]
     for _ in range(_DRAWS):
@@ -103,6 +118,92 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
         if deep_enough and partition.side_of_signature(grammar.signature(plan)) == side:
             return plan
     raise ValueError(f"no {structure} plan on the side {side} in {_DRAWS} draws; allow more relations")
+
+
+_CHAINS = 2_000
+
+
+def _augmented_question(variables: Variables, language: Language, rng: random.Random) -> AugmentedQuestionAnswer:
+    """A question over the rows that an environment's tools hold."""
+    environment: ToolEnvironment = variables["environment"]
+    partition: Partition = variables["partition"]
+    relations = all_relations()
+    if unknown := [tool.spec.name for tool in environment.tools if tool.spec.name not in relations]:
+        raise ValueError(f"the tools {unknown} are no relations; only a model knows what they can answer")
+    tables = {
+        tool.spec.name: set(fact_tools.subjects_of(relations[tool.spec.name], tool)) for tool in environment.tools
+    }
+    asked = (environment.signature, set(environment.entities))
+    chains = list(_chains_within(tables, variables["max_hops"], partition, variables["side"], rng))
+    for _ in range(_DRAWS if chains else 0):
+        parallel = variables["structure"].startswith("parallel")
+        count = rng.randint(variables["min_branches"], variables["max_branches"]) if parallel else 1
+        plan = grammar.from_chains(rng.sample(chains, min(count, len(chains))))
+        ends = [str(grammar.evaluate(plan)[index]).casefold() for index in grammar.terminals(plan)]
+        fits = grammar.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
+        new = (grammar.signature(plan), set(_arguments(plan))) != asked
+        if fits and new and partition.side_of_signature(grammar.signature(plan)) == variables["side"]:
+            break
+    else:
+        raise ValueError(f"no new {variables['structure']} question over the tools {sorted(tables)}; ask for another")
+    steps = _steps(plan, language, rng)
+    final, domain = _final(plan, steps)
+    called = []
+    for step in steps:
+        relation = relations[step.intent]
+        (subject,) = step.subjects
+        other = fact_tools.other_subject(relation, subject, sorted(tables[step.intent] - {subject}), variables["seed"])
+        called.append(
+            AugmentedStep(
+                **msgspec.structs.asdict(step),
+                tool=step.intent,
+                arguments=listed({relation.parameter: relation.argument(subject)}),
+                other_arguments=listed({relation.parameter: relation.argument(other)}),
+            )
+        )
+    return AugmentedQuestionAnswer(grammar.question(plan, rng, language), final, domain, called)
+
+
+def _arguments(plan: grammar.Plan) -> list[str]:
+    values = grammar.evaluate(plan)
+    return [step.argument if isinstance(step.argument, str) else str(values[step.argument]) for step in plan]
+
+
+def _chains_within(
+    tables: Mapping[str, set[str]], max_hops: int, partition: Partition, side: Side, rng: random.Random
+) -> list[grammar.Chain]:
+    """Chains of which every step is a row of the tables and every entity on the side; a random part where they are
+    many."""
+    relations = all_relations()
+    kept = {
+        name: {subject for subject in rows if partition.side_of_entity(subject) == side}
+        for name, rows in tables.items()
+    }
+    found: list[grammar.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]
+    longest = found
+    for _ in range(max_hops - 1):
+        longest = [
+            (entity, (*path, following))
+            for entity, path in longest
+            for following in kept
+            if following not in path
+            and joinable(relations[path[-1]], relations[following])
+            and (value := _value_of(entity, path)) in kept[following]
+            and value not in _trail(entity, path[:-1])
+        ]
+        found += longest
+    return found if len(found) <= _CHAINS else rng.sample(found, _CHAINS)
+
+
+def _trail(entity: str, path: Sequence[str]) -> list[str]:
+    trail = [entity]
+    for name in path:
+        trail.append(str(all_relations()[name].rows[trail[-1]]))
+    return trail
+
+
+def _value_of(entity: str, path: Sequence[str]) -> str:
+    return _trail(entity, path)[-1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -274,6 +375,7 @@ def _merged_tool(variables: Variables, language: Language, rng: random.Random) -
 
 HANDLERS = {
     "DecompositionAnswer": _decomposition,
+    "AugmentedQuestionAnswer": _augmented_question,
     "ToolNecessityAnswer": _necessity,
     "DependencyConsistencyAnswer": _dependency_consistency,
     "AtomicityAnswer": _atomicity,

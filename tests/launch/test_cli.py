@@ -24,6 +24,7 @@ FLAGS = {
     "launch.plan": "topology",
     "launch.convert": "from_orbax",
     "launch.sandbox_server": "token_file",
+    "launch.environments": "teacher_model",
     "launch.grpo": "rollout_urls",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",

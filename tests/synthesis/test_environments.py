@@ -1,4 +1,4 @@
-"""The parts of environment synthesis: graph checks, judges, prompts, partition, seeds, similarity bands."""
+"""The parts of environment synthesis: graph checks, judges, prompts, partition, seeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from synthesis.environments import answers, graph
 from synthesis.environments.answers import ANSWERS, DecompositionAnswer
-from synthesis.environments.config import Context, Draft, EnvironmentsConfig, NeededTool
-from synthesis.environments.decompose import QuestionSeed, decompose, distinct, question_seeds
-from synthesis.environments.distract import Candidate, Index
-from synthesis.environments.embedding import HashedEmbedder
+from synthesis.environments.config import Context, Draft, EnvironmentsConfig
+from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
 from synthesis.environments.partition import Partition
 from synthesis.environments.proof import check_arguments, leaked
@@ -23,7 +20,17 @@ from synthesis.environments.validate import validate
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar
 from synthesis.offline.environments import HANDLERS
-from synthesis.records import Answer, CodeTool, Decomposition, Structure, SubQuestion, ToolSpec
+from synthesis.records import (
+    Answer,
+    CodeTool,
+    Decomposition,
+    QualityScores,
+    ReferenceCall,
+    Structure,
+    SubQuestion,
+    ToolEnvironment,
+    ToolSpec,
+)  # fmt: skip
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import TeacherError, prompt_name, render_prompt
 
@@ -88,16 +95,47 @@ def test_structure_and_signature(nodes: list[SubQuestion], structure: Structure,
         ([*CHAIN, step(3, 2, hop=3), step(4, 3, hop=4)], "a", "multi_hop", "hop_budget"),
         ([step(1, text="Same?"), step(2, text="same")], ["a"], "parallel_single_hop", "repeated_question"),
         (FORK, ["y"], "parallel_multi_hop", "orphan_sub_question"),
+        (CHAIN, ["y", "q"], "multi_hop", "unconnected_answer"),
+        ([step(1, answer="It is 5.")], "It is 5.", "single_hop", ""),
+        ([step(1, answer="It is about 5 miles.")], "It is about 5 miles.", "single_hop", "sentence_answer"),
+        ([step(1, answer="答案是五公里。")], "答案是五公里。", "single_hop", "sentence_answer"),
+        ([step(1, answer="x")], ["x", "This one was found in 1999."], "single_hop", "sentence_answer"),
     ],
 )
 def test_bad_graphs(nodes: list[SubQuestion], final: Any, structure: Structure, reason: str) -> None:
+    if not reason:
+        assert graph.check(nodes, Answer(final), structure, min_hops=2, max_hops=3) == structure
+        return
     with pytest.raises(Rejected) as rejection:
         graph.check(nodes, Answer(final), structure, min_hops=2, max_hops=3)
     assert rejection.value.reason == reason
 
 
-def test_good_graph() -> None:
-    graph.check(FORK, Answer(["y", "z"]), "parallel_multi_hop", min_hops=2, max_hops=3)
+def test_good_graphs() -> None:
+    assert graph.check(FORK, Answer(["y", "z"]), None, min_hops=2, max_hops=3) == "parallel_multi_hop"
+    # A question that is given has the hops that it has.
+    chain = [step(1, answer="a1")] + [step(n, n - 1, hop=n, answer=f"a{n}") for n in range(2, 6)]
+    assert graph.check(chain, Answer("a5"), None, min_hops=2, max_hops=3) == "multi_hop"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Tokyo", False),
+        ("Washington D.C.", False),
+        ("St. Vincent and the Grenadines", False),
+        ("The Lord of the Rings: The Fellowship of the Ring", False),
+        ("1,234.5 km", False),
+        ("中华人民共和国", False),
+        ("The capital of Japan is Tokyo.", True),
+        ("Is it really so?", True),
+        ("one two three four five six seven eight nine ten eleven twelve thirteen", True),
+        ("日本的首都是东京。", True),
+        ("因为该国人口最多而且面积也最大所以它被选为这个地区最重要的国家之一并且多年来一直如此", True),
+    ],
+)
+def test_sentences_are_no_answers(text: str, sentence: bool) -> None:
+    assert graph.is_sentence(text) == sentence
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -183,6 +221,10 @@ def _failing(**config: Any) -> Context:
         {"max_branches": 1},
         {"low_cut": 0.9},
         {"table_rows": 1},
+        {"quality_percentile": 90.0},
+        {"merge_similarity": -1.0},
+        {"distractors": {"high": -1}},
+        {"questions": "a.jsonl", "taxonomy": "b.json"},
     ],
 )
 def test_bad_config_names_the_field(change: dict[str, Any]) -> None:
@@ -253,6 +295,19 @@ def test_a_step_that_others_need_must_need_a_tool(chain: Draft) -> None:
     assert [s.needs_tool for s in judged.decomposition.sub_questions] == [True, False]
 
 
+def test_the_best_are_kept_by_percentile(chain: Draft) -> None:
+    def scored(mean: float, n: int) -> Draft:
+        quality = QualityScores(mean, mean, mean, mean)
+        return Draft(msgspec.structs.replace(chain.decomposition, id=f"d{n}", quality=quality), chain.domains)
+
+    ten = [scored(n / 10, n) for n in range(10)]
+    for percentile, kept in ((0.0, 10), (0.5, 5), (0.85, 1), (0.9, 1), (1.0, 1)):
+        found, dropped = best(ten, percentile)
+        assert found == ten[10 - kept :] and dropped == ({"below_percentile": 10 - kept} if kept < 10 else {})
+    alike = [scored(1.0, n) for n in range(10)]
+    assert best(alike, 0.9) == (alike, {}) and best([], 0.9) == ([], {})
+
+
 def test_judges_fail_closed(chain: Draft) -> None:
     """A verdict about other steps is asked for again, with what was wrong, then rejects; it never counts as good."""
     teacher = Rules(AtomicityAnswer=lambda given, _: answers.AtomicityAnswer(given.steps[:1]))
@@ -272,14 +327,26 @@ STEP = step(2, 1, hop=2, answer="Oslo", text="MARK-STEP")
 SPEC = ToolSpec("t", "MARK-TOOL", {"type": "object", "properties": {}, "required": []})
 CALL = answers.ReferenceCallAnswer([answers.Argument("x", "MARK-CALL")], [answers.Argument("x", "b")])
 ONE = Decomposition("d", "en", "g", "multi_hop", "MARK-MAIN", Answer("Oslo"), [step(1), STEP], [], "s")
+WORLD = ToolEnvironment(
+    "w", "en", "g", "multi_hop", "MARK-MAIN", Answer("Oslo"), [step(1), STEP], [CodeTool(SPEC, "MARK-CODE")],
+    [ReferenceCall(1, "t", {}, "Oslo", "string")], {}, [], "s", "train",
+)  # fmt: skip
 ABOUT = {"step": STEP, "dependencies": [step(1)], "domain": "MARK-DOMAIN", "table_rows": 24, "seed": 0}
 PROMPT_VARIABLES: dict[type, tuple[dict[str, Any], list[str]]] = {
     DecompositionAnswer: (
         {
             "structure": "multi_hop", "min_hops": 2, "max_hops": 3, "min_branches": 2, "max_branches": 3,
-            "domain": "MARK-DOMAIN", "knowledge": "", "relations": (), "side": "train", "partition": None,
+            "domain": "MARK-DOMAIN", "knowledge": "MARK-TEXT", "relations": (), "side": "train", "partition": None,
+            "question": "",
         },
-        ["MARK-DOMAIN", "multi_hop"],
+        ["MARK-DOMAIN", "MARK-TEXT", "multi_hop"],
+    ),
+    answers.AugmentedQuestionAnswer: (
+        {
+            "structure": "multi_hop", "min_hops": 2, "max_hops": 3, "min_branches": 2, "max_branches": 3,
+            "environment": WORLD,
+        },
+        ["MARK-MAIN", "MARK-TOOL", "MARK-CODE", "multi_hop"],
     ),
     answers.ToolNecessityAnswer: ({"decomposition": ONE}, ["MARK-MAIN", "MARK-STEP"]),
     answers.DependencyConsistencyAnswer: ({"question": "MARK-MAIN", **ABOUT}, ["MARK-MAIN", "MARK-STEP"]),
@@ -332,10 +399,12 @@ def test_fact_tables_hold_the_needed_row_and_another_value() -> None:
 
 def test_documents_that_give_the_answer_away() -> None:
     spec = ToolSpec("t", "Code of a country.", {"properties": {"c": {"type": "string", "enum": ["NO", "SE"]}}})
-    assert leaked(spec, step(1, answer="NO")) == "NO"
-    assert leaked(spec, step(1, answer="DK")) == ""
+    assert leaked(spec, Answer("NO")) == "NO"
+    assert leaked(spec, Answer("DK")) == ""
+    defaults = ToolSpec("t", "Code.", {"properties": {"c": {"type": "string", "default": "NO"}}})
+    assert leaked(defaults, Answer("NO")) == "NO"
     relation = all_relations()["capital_of_country"]
-    assert leaked(fact_tool(relation, ["Japan"], "en").spec, step(1, answer="Tokyo")) == ""
+    assert leaked(fact_tool(relation, ["Japan"], "en").spec, Answer("Tokyo")) == ""
 
 
 @pytest.mark.parametrize(
@@ -357,7 +426,7 @@ def test_arguments_are_checked_by_the_schema(arguments: dict[str, Any], problem:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Partition and bands
+# Partition
 
 
 def test_partition_is_a_function_of_the_folded_name() -> None:
@@ -371,57 +440,16 @@ def test_partition_is_a_function_of_the_folded_name() -> None:
     assert Partition("s", 0.0, 0.0).side(names, "x") == "train"
 
 
-def tool(name: str, domain: str, description: str = "") -> NeededTool:
-    spec = ToolSpec(name, description or name, {"type": "object", "properties": {}, "required": []})
-    return NeededTool(name, domain, CodeTool(spec, ""), [], [])
-
-
-class Planted:
-    """An embedder whose vectors are planted: the cosine to the needed tool is the number in the description."""
-
-    async def embed(self, texts: Any) -> np.ndarray:
-        cosines = [float(text.split("\n")[1]) for text in texts]
-        return np.array([[c, (1 - c * c) ** 0.5] for c in cosines], np.float32)
-
-
-def test_bands_are_normalised_and_leave_out_the_own_domain_and_intent() -> None:
-    needed = tool("needed", "d", "1.0")
-    # Raw cosines 0.2 … 0.8: normalised 0, 0.35, 0.5, 0.8, 0.9, 1.
-    cosines = {"a": 0.2, "b": 0.41, "c": 0.5, "e": 0.68, "f": 0.74, "g": 0.8}
-    candidates = [Candidate(n, "other", tool(n, "other", str(c)).tool) for n, c in cosines.items()]
-    candidates += [
-        Candidate("own", "d", tool("own", "d", "0.99").tool),
-        Candidate("needed", "other", tool("twin", "other", "0.98").tool),
-        Candidate("name", "other", tool("needed", "other", "0.97").tool),
-    ]
-    index = asyncio.run(Index.build(candidates, [needed.tool.spec], Planted()))
-    bands = index.bands([needed], high_cut=0.85, low_cut=0.4)
-    names = {band: [one.intent for one in found] for band, found in bands.items()}
-    assert names == {"high": ["f", "g"], "medium": ["c", "e"], "low": ["a", "b"]}
-
-
-def test_the_closest_band_wins_over_several_needed_tools() -> None:
-    class Plane(Planted):
-        async def embed(self, texts: Any) -> np.ndarray:
-            angles = np.radians([float(text.split("\n")[1]) for text in texts])
-            return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-
-    one, other = tool("one", "d", "0"), tool("other", "d", "90")
-    near = Candidate("near", "x", tool("near", "x", "85").tool)  # far from `one`, next to `other`
-    middle = Candidate("middle", "x", tool("middle", "x", "45").tool)
-    close = Candidate("close", "x", tool("close", "x", "5").tool)
-    index = asyncio.run(Index.build([near, middle, close], [one.tool.spec, other.tool.spec], Plane()))
-    bands = index.bands([one, other], high_cut=0.85, low_cut=0.4)
-    assert [c.intent for c in bands["high"]] == ["near", "close"] and [c.intent for c in bands["medium"]] == ["middle"]
-
-
-def test_hashed_embeddings_rank_shared_wording_first() -> None:
-    texts = ["capital city of a country", "capital city of a state", "molar mass of an isotope"]
-    texts += ["国家的首都", "城市的首都人口"]
-    vectors = asyncio.run(HashedEmbedder().embed(texts))
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) and vectors.dtype == np.float32
-    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] and vectors[3] @ vectors[4] > vectors[3] @ vectors[2]
-    assert np.array_equal(vectors, asyncio.run(HashedEmbedder().embed(texts)))
+def test_by_intent_no_look_up_of_a_held_out_question_is_trained_on() -> None:
+    partition = Partition("s", 0.0, 0.3, by="intent")
+    intents = [f"i{n}" for n in range(200)]
+    held_out = [one for one in intents if partition.side_of_intent(one) == "held_out"]
+    train = [one for one in intents if partition.side_of_intent(one) == "train"]
+    assert 40 < len(held_out) < 80 and len(held_out) + len(train) == 200
+    assert partition.side([], f"({train[0]}&{train[1]})>{train[2]}|{train[3]}") == "train"
+    assert partition.side([], f"{held_out[0]}>{held_out[1]}") == "held_out"
+    assert partition.side([], f"{train[0]}>{held_out[0]}") is None
+    assert Partition("s", 0.0, 0.3).side_of_intent("i1") is None
 
 
 def test_answers_are_typed() -> None:

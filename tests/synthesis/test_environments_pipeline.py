@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.datasets import read_card, read_dataset
 from synthesis.environments.answers import (
+    Cluster,
+    IntentClustersAnswer,
     MergedToolAnswer,
     Parameter,
     ReferenceCallAnswer,
@@ -27,24 +29,35 @@ from synthesis.environments.answers import (
     listed,
 )
 from synthesis.environments.config import BANDS, Built, Context, Draft, EnvironmentsConfig, NeededTool
-from synthesis.environments.distract import Candidate, find_twins
+from synthesis.environments.distract import twins_of
 from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
-from synthesis.environments.proof import Case, prove, replay
-from synthesis.environments.split import split
-from synthesis.environments.statistics import statistics_of
+from synthesis.environments.proof import Case, prove
+from synthesis.environments.statistics import statistics_of, table
+from synthesis.environments.verify import finish, solve
 from synthesis.facts.relations import all_relations
-from synthesis.matching import contains, fold
+from synthesis.matching import contains, fold, match
 from synthesis.offline import grammar
 from synthesis.offline.environments import HANDLERS
-from synthesis.records import Answer, CodeTool, Decomposition, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.records import (
+    Answer,
+    CodeTool,
+    Decomposition,
+    Difficulty,
+    ReferenceCall,
+    SubQuestion,
+    ToolEnvironment,
+    ToolSpec,
+)  # fmt: skip
+from synthesis.reward import MadeCall, score
 from synthesis.runner import Journal, Rejected, rng_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CONFIG = EnvironmentsConfig(count=30, held_out_fraction=0.4, max_hops=2, max_branches=2, distractors_per_band=1)
+ONE_EACH = {"high": 1, "medium": 1, "low": 1}
+CONFIG = EnvironmentsConfig(count=30, held_out_fraction=0.4, max_hops=2, max_branches=2, distractors=ONE_EACH)
 
 
 class Rules:
@@ -103,16 +116,17 @@ async def test_nearly_all_questions_become_environments(
 
 
 async def test_every_reference_call_replays(pool: SandboxPool, environments: list[ToolEnvironment]) -> None:
-    problems = await asyncio.gather(*(replay(one, pool) for one in environments))
-    assert [problem for each in problems for problem in each] == []
-    for one in environments:
+    solved = await asyncio.gather(*(solve(one, pool) for one in environments))
+    for one, calls in zip(environments, solved, strict=True):
+        assert score(one, calls, epsilon=0.0).value == 1.0
         assert [call.sub_question for call in one.reference_calls] == [step.id for step in one.sub_questions]
 
 
 async def test_a_changed_output_fails_the_replay(pool: SandboxPool, environments: list[ToolEnvironment]) -> None:
     one = environments[0]
-    spoiled = replace(one.reference_calls[0], output={"other": 1})
-    assert len(await replay(replace(one, reference_calls=[spoiled]), pool)) == 1
+    spoiled = [replace(one.reference_calls[0], output={"other": 1}), *one.reference_calls[1:]]
+    with pytest.raises(Rejected, match="replay_failed"):
+        await solve(replace(one, reference_calls=spoiled), pool)
 
 
 async def test_other_subjects_do_not_give_the_answer(pool: SandboxPool, environments: list[ToolEnvironment]) -> None:
@@ -156,7 +170,8 @@ async def test_distractors_are_executable_irrelevant_and_uniquely_named(
 ) -> None:
     relations = all_relations()
     for one in environments:
-        assert set(one.distractors) == set(BANDS) and len(one.distractors["high"]) == 1
+        assert set(one.distractors) == set(BANDS) and all(len(tools) <= 1 for tools in one.distractors.values())
+        assert one.distractors["medium"] and one.distractors["low"]
         irrelevant = [tool for tools in one.distractors.values() for tool in tools]
         names = [tool.spec.name for tool in [*one.tools, *irrelevant]]
         assert len(set(names)) == len(names)
@@ -177,6 +192,10 @@ async def test_nothing_leaks_between_the_splits(environments: list[ToolEnvironme
     entities = {side: {fold(entity) for one in found for entity in one.entities} for side, found in sides.items()}
     assert not signatures["train"] & signatures["held_out"]
     assert not entities["train"] & entities["held_out"]
+    # Nor is a look-up of a held-out question needed, or only offered, in training.
+    needed = {side: {step.intent for one in found for step in one.sub_questions} for side, found in sides.items()}
+    offered = {t.spec.name for one in sides["train"] for band in one.distractors.values() for t in band}
+    assert not needed["held_out"] & (needed["train"] | offered)
     # The entities are all there are: computed anew from the question's own text.
     for one in environments:
         plan = grammar.parse(one.question, one.language)
@@ -197,7 +216,12 @@ async def test_statistics_add_up(environments: list[ToolEnvironment]) -> None:
     assert sum(steps["histogram"].values()) == len(environments) and sum(found["languages"].values()) == pytest.approx(
         1
     )
-    assert statistics_of([]) == {"samples": 0}
+    assert statistics_of([]) == {"samples": 0} and table({"samples": 0})
+    hops = [max(step.hop for step in one.sub_questions) for one in environments]
+    assert found["hops"]["median"] == sorted(hops)[len(hops) // 2] and found["quality"] == 1.0
+    assert sum(found["rules"].values()) == pytest.approx(1, abs=1e-3) and found["modes"] == {"unconditional": 1.0}
+    text = table(found)
+    assert f"{len(environments)}" in text and f"{steps['mean']:.2f}" in text and "parallel / serial" in text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,7 +286,7 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
 SPEC = ToolSpec(
     "capital", "Capital of a country.", {"type": "object", "properties": {"c": {"type": "string"}}, "required": ["c"]}
 )
-CASE = Case({"c": "Japan"}, {"c": "Italy"}, Answer("Tokyo"))
+CASE = Case(1, {"c": "Japan"}, {"c": "Italy"}, Answer("Tokyo"))
 HONEST = "T = {'Japan': 'Tokyo', 'Italy': 'Rome'}\ndef capital(c):\n    return {'capital': T[c]}\n"
 
 
@@ -282,6 +306,10 @@ HONEST = "T = {'Japan': 'Tokyo', 'Italy': 'Rome'}\ndef capital(c):\n    return {
         ("import random\n" + HONEST.replace("T[c]", "[T[c], random.random()]"), "nondeterministic"),
         (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "needs_network"),
         ("import os\n" + HONEST, "disallowed_import"),
+        ("import urllib.request\n" + HONEST, "disallowed_import"),
+        ("import requests\n" + HONEST, "tool_failed"),
+        (HONEST.replace("{'capital': T[c]}", "{c: T[c]}"), "unstable_result"),
+        (HONEST.replace("{'capital': T[c]}", "{'capital': T[c]} if c == 'Japan' else [T[c]]"), "unstable_result"),
         ("import time\n" + HONEST.replace("T[c]", "[T[c], time.time()][0]"), "reads_clock"),
     ],
 )  # fmt: skip
@@ -291,7 +319,9 @@ async def test_proofs(pool: SandboxPool, code: str, reason: str) -> None:
             await prove(CodeTool(SPEC, code), [CASE], context(pool))
         assert rejection.value.reason == reason and rejection.value.detail
     else:
-        assert await prove(CodeTool(SPEC, code), [CASE], context(pool)) == [{"capital": "Tokyo"}]
+        assert await prove(CodeTool(SPEC, code), [CASE], context(pool)) == [
+            ReferenceCall(1, "capital", {"c": "Japan"}, {"capital": "Tokyo"}, "string")
+        ]
 
 
 def draft(*plan: grammar.Step, language: Any = "en") -> Draft:
@@ -426,48 +456,105 @@ async def test_a_merge_that_loses_an_answer_is_rejected(pool: SandboxPool, chang
     assert rejection.value.reason == reason and len([n for n, _ in teacher.feedback if n == "MergedToolAnswer"]) == 2
 
 
+async def test_tools_that_differ_do_not_become_one(pool: SandboxPool) -> None:
+    """The teacher puts two different look-ups into one cluster; it is told, and asked again."""
+    (built,) = await implement(PAIR, context(pool))
+
+    def all_in_one(given: IntentClustersAnswer, variables: Any) -> IntentClustersAnswer:
+        return given if variables["feedback"] else IntentClustersAnswer([Cluster("country", [1, 2, 3])])
+
+    teacher = Rules(IntentClustersAnswer=all_in_one)
+    (merged,) = await merge(built, context(pool, teacher, merge_similarity=0.9))
+    assert len(merged.tools) == 2
+    feedback = [text for name, text in teacher.feedback if name == "IntentClustersAnswer"]
+    assert len(feedback) == 2 and "similarity" in feedback[1] and "area_of_country" in feedback[1]
+    cities = draft(STEP("capital_of_country", "Japan"), STEP("element_of_atomic_number", "8"))
+    (built,) = await implement(cities, context(pool))
+    teacher = Rules(IntentClustersAnswer=lambda given, v: IntentClustersAnswer([Cluster("all", [1, 2])]))
+    with pytest.raises(Rejected, match="different_schemas"):
+        await merge(built, context(pool, teacher))
+
+
 async def test_twins_are_found_by_running_them(pool: SandboxPool) -> None:
     (built,) = await implement(CAPITAL, context(pool))
-    relations = all_relations()
-    twin = ToolSpec("seat", "Seat.", {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]})
-    code = HONEST.replace("capital(c)", "seat(n)").replace("T[c]", "T[n]")
-    candidates = {
-        "twin": Candidate("seat", "other", CodeTool(twin, code)),
-        "far": Candidate("area_of_country", "other", fact_tool(relations["area_of_country"], ["Japan"], "en")),
-        "own domain": Candidate("seat", "geography", CodeTool(twin, code)),
-        "crashing": Candidate("seat", "other", CodeTool(twin, "import os\ndef seat(n):\n    os.abort()\n")),
-        "not json": Candidate("seat", "other", CodeTool(twin, "def seat(n):\n    return object()\n")),
-    }
-    found = {name: await find_twins(candidate, [built], context(pool)) for name, candidate in candidates.items()}
-    assert {name: [twin.environment for twin in twins] for name, twins in found.items()} == {
-        "twin": ["d"], "far": [], "own domain": [], "crashing": [], "not json": []
-    }  # fmt: skip
+
+    def named(name: str, code: str, type: str = "string") -> CodeTool:
+        properties = {"n": {"type": type}}
+        return CodeTool(ToolSpec(name, name, {"type": "object", "properties": properties, "required": ["n"]}), code)
+
+    twin = HONEST.replace("capital(c)", "seat(n)").replace("T[c]", "T[n]")
+    area = fact_tool(all_relations()["area_of_country"], ["Japan"], "en")
+    tools = [named("seat", twin), area, named("typed", twin.replace("seat", "typed"), "integer")]
+    assert await twins_of(built, tools, context(pool)) == {"seat"}
+    # One that takes the process with it hides nothing of the others, nor does one without JSON.
+    crashing = named("crashing", "import os\ndef crashing(n):\n    os.abort()\n")
+    no_json = named("no_json", "def no_json(n):\n    return object()\n")
+    assert await twins_of(built, [crashing, no_json, *tools], context(pool)) == {"seat"}
 
 
-async def test_split_drops_what_straddles_and_what_does_not_replay(pool: SandboxPool) -> None:
-    partition = EnvironmentsConfig().partition
-    names = [f"e{i}" for i in range(40)]
-    train = next(n for n in names if partition.side_of_entity(n) == "train")
-    held_out = next(n for n in names if partition.side_of_entity(n) == "held_out")
-    signature = next(f"s{i}" for i in range(40) if partition.side_of_signature(f"s{i}") == "train")
+def finished(entities: list[str], **changes: Any) -> Built:
+    one = replace(CAPITAL.decomposition, entities=entities, answer=Answer("Tokyo"), **changes)
+    call = ReferenceCall(1, "capital", {"c": "Japan"}, {"capital": "Tokyo"}, "string")
+    return Built(Draft(one, ["g"]), [NeededTool("capital", "g", CodeTool(SPEC, HONEST), [call], [{"c": "Italy"}])], {})
 
-    def built(entities: list[str], output: Any, code: str = HONEST) -> Built:
-        one = replace(CAPITAL.decomposition, entities=entities, signature=signature, answer=Answer("Tokyo"))
-        call = ReferenceCall(1, "capital", {"c": "Japan"}, output)
-        tool = NeededTool("capital", "g", CodeTool(SPEC, code), [call], [{"c": "Italy"}])
-        return Built(Draft(one, ["g"]), [tool], {})
 
-    right = {"capital": "Tokyo"}
-    (environment,) = await split(built([train], right), context(pool))
-    assert environment.split == "train"
-    for entities, output, code, reason in [
-        ([train, held_out], right, HONEST, "straddles_split"),
-        ([held_out], right, HONEST, "straddles_split"),
-        ([train], {"capital": "Rome"}, HONEST, "replay_failed"),
-        ([train], right, HONEST.replace("Tokyo", "Kyoto"), "replay_failed"),
+async def test_a_finished_environment_is_played_before_it_is_stored(pool: SandboxPool) -> None:
+    right = finished(["Japan"])
+    (environment,) = await finish(right, context(pool))
+    assert environment.split == "train" and environment.difficulty == Difficulty(1, 0.0, 0.0)
+    (tool,) = right.tools
+    (call,) = tool.calls
+    swapped = HONEST.replace("Tokyo", "Kyoto")
+    generous = HONEST.replace("T[c]", "T.get(c) if c == 'Japan' else list(T.values())")
+    for changes, reason in [
+        ({"calls": [replace(call, output={"capital": "Rome"})]}, "replay_failed"),
+        ({"calls": [replace(call, rule="number")]}, "replay_failed"),
+        ({"tool": CodeTool(SPEC, swapped)}, "replay_failed"),
+        ({"tool": CodeTool(SPEC, generous)}, "wrong_policy_scores"),
     ]:
         with pytest.raises(Rejected, match=reason):
-            await split(built(entities, output, code), context(pool))
+            await finish(replace(right, tools=[replace(tool, **changes)]), context(pool))
+    other_end = replace(right.draft, decomposition=replace(right.draft.decomposition, answer=Answer("Lima")))
+    with pytest.raises(Rejected, match="answer_not_reached"):
+        await finish(replace(right, draft=other_end), context(pool))
+    with pytest.raises(Rejected, match="name_collision"):
+        await finish(replace(right, distractors={"high": [CodeTool(SPEC, HONEST)]}), context(pool))
+
+
+async def test_a_dependency_has_to_be_used(pool: SandboxPool) -> None:
+    """The second call could be made without the first: its arguments hold nothing that the first has found."""
+    steps = [
+        replace(CAPITAL.decomposition.sub_questions[0], answer=Answer("Tokyo")),
+        replace(CAPITAL.decomposition.sub_questions[0], id=2, hop=2, depends_on=[1], answer=Answer("Rome")),
+    ]
+    built = finished(["Japan"], sub_questions=steps)
+    (tool,) = built.tools
+    second = ReferenceCall(2, "capital", {"c": "Italy"}, {"capital": "Rome"}, "string")
+    both = replace(tool, calls=[*tool.calls, second], others=[{"c": "Italy"}, {"c": "Japan"}])
+    with pytest.raises(Rejected, match="dependency_unused"):
+        await finish(replace(built, tools=[both]), context(pool))
+
+
+async def test_wrong_policies_get_what_the_formula_says(pool: SandboxPool, environments: list[ToolEnvironment]) -> None:
+    """Computed anew: one call of each tool too many, irrelevant ones included, and the reference calls of the
+    others."""
+    for one in environments[:6]:
+        right = await solve(one, pool)
+        irrelevant = [tool for band in one.distractors.values() for tool in band]
+        extra = [MadeCall(tool.spec.name, False) for tool in [*one.tools, *irrelevant]]
+        n, c = len(right), len(right) + len(extra)
+        assert score(one, [*right, *extra]).value == pytest.approx(2 * (n / c) / (1 + n / c), abs=1e-6)
+        assert score(one, []).value == 0.0 == score(one, extra).value
+
+
+async def test_difficulty_is_recorded(environments: list[ToolEnvironment]) -> None:
+    for one in environments:
+        assert one.difficulty is not None and one.quality is not None and one.quality.mean == 1.0
+        assert one.difficulty.hops == max(step.hop for step in one.sub_questions)
+        assert (one.difficulty.parallel_share > 0) == one.structure.startswith("parallel")
+        assert 0.0 < one.difficulty.distractor_closeness < 1.0 and one.difficulty.solve_rate is None
+        assert all(call.rule == match(call.output, one.sub_questions[call.sub_question - 1].answer)
+                   for call in one.reference_calls)  # fmt: skip
 
 
 async def test_a_plain_document_is_the_relations_own() -> None:

@@ -1,0 +1,73 @@
+"""Environments for RL: questions become worlds of executable tools that check themselves.
+
+    python -m launch.environments --workdir=DIR --config.count=10000
+    python -m launch.environments --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+        --config.knowledge=contexts.jsonl.gz
+
+Writes the datasets DIR/train and DIR/held_out and prints their statistics. Without --teacher_url the offline teacher
+joins real tables (relational mode): no answer is claimed, all are computed. Sources of questions are
+--config.knowledge, --config.taxonomy, --config.questions and --config.tools_of (docs/environments.md). Run the same
+command again after an interruption: finished work is not done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from absl import flags
+
+from launch import cli, sandboxes, teachers
+
+flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(teachers)
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+
+
+def main() -> None:
+    from synthesis.environments.config import EnvironmentsConfig
+
+    asyncio.run(_synthesize(cli.overridden(EnvironmentsConfig())))
+
+
+async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+    from pathlib import Path
+
+    from synthesis.environments.pipeline import synthesize
+    from synthesis.environments.statistics import table
+    from synthesis.runner import Journal
+
+    workdir = Path(_WORKDIR.value).absolute()
+    teacher, embedder = teachers.teacher_from_flags(), teachers.embedder_from_flags()
+    async with sandboxes.sandbox_from_flags() as pool:
+        with Journal(workdir / "journal.sqlite") as journal:
+            summary = await synthesize(
+                config,
+                teacher=teacher,
+                pool=pool,
+                journal=journal,
+                out_dir=workdir,
+                seed=_SEED.value,
+                embedder=embedder,
+            )
+    for side, statistics in summary.statistics.items():
+        print(f"\n{workdir / side}\n{table(statistics)}")
+    print()
+    for stage, reasons in summary.rejected.items():
+        for reason, count in reasons.items():
+            print(
+                f"rejected by {stage}: {count} {reason}, such as {summary.details.get(f'{stage}/{reason}', '')[:200]}"
+            )
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from sandbox import SandboxError
+    from synthesis.datasets import DatasetError
+    from synthesis.environments.embedding import EmbeddingError
+
+    return (DatasetError, EmbeddingError, SandboxError, ValueError)
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)

@@ -1,0 +1,132 @@
+"""Where questions come from: the teacher's choice, domains and texts, a taxonomy, or questions that are given.
+
+Texts and questions are JSON lines, gzipped or not, in the original's columns; a taxonomy is nested JSON.
+
+    {"domain": "weather", "knowledge_corpus": "background: …"}            knowledge; the text may be empty
+    {"question": "How much …?", "domain": "flights"}                      questions; `domain` may be left out
+    {"Travel": {"Rail": {"description": "…", "examples": [{"query": "…"}]}}}    taxonomy; a leaf has a description
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.languages import language_of
+from synthesis.records import Language
+
+
+class SourceError(ValueError):
+    """A file of questions, texts or a taxonomy cannot be used; the message names the place and the remedy."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What a question is made from; what is empty is left to the teacher."""
+
+    domain: str = ""
+    language: Language | None = None
+    question: str = ""
+    knowledge: str = ""
+    examples: list[str] = []
+    """Of the taxonomy: one of them, or none, is shown to the teacher."""
+
+
+class _QuestionRow(msgspec.Struct):
+    question: str
+    domain: str = ""
+    language: Language | None = None
+
+
+class _KnowledgeRow(msgspec.Struct):
+    domain: str
+    knowledge_corpus: str = ""
+    language: Language | None = None
+
+
+def sources_of(config: EnvironmentsConfig) -> list[Source]:
+    """What the configuration names, in the file's order; empty when it names nothing.
+
+    Raises:
+        SourceError: a file is missing, holds nothing, or a row of it is not of its form.
+    """
+    if config.questions:
+        return list(_questions(Path(config.questions)))
+    if config.knowledge:
+        return list(_knowledge(Path(config.knowledge)))
+    if config.taxonomy:
+        return list(_taxonomy(Path(config.taxonomy)))
+    return []
+
+
+def _questions(path: Path) -> Iterator[Source]:
+    for where, row in _rows(path, _QuestionRow):
+        if not row.question.strip():
+            raise SourceError(f"{where}: question is empty; write one, or leave the line out")
+        yield Source(row.domain, row.language or language_of(row.question), question=row.question.strip())
+
+
+def _knowledge(path: Path) -> Iterator[Source]:
+    for where, row in _rows(path, _KnowledgeRow):
+        if not row.domain.strip():
+            raise SourceError(f"{where}: domain is empty; name one, or leave the line out")
+        language = row.language or language_of(row.knowledge_corpus or row.domain)
+        yield Source(row.domain, language, knowledge=row.knowledge_corpus)
+
+
+def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of JSON lines, each with the place where it stands."""
+    found = False
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if line.strip():
+            where, found = f"{path}, line {number}", True
+            try:
+                yield where, msgspec.json.decode(line, type=kind)
+            except msgspec.MsgspecError as error:
+                fields = ", ".join(field.name for field in msgspec.structs.fields(kind))
+                raise SourceError(f"{where}: {error}; a line is a JSON object of {fields}") from None
+    if not found:
+        raise SourceError(f"{path} holds no rows")
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from None
+
+
+def _taxonomy(path: Path) -> Iterator[Source]:
+    try:
+        root = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{path} is not JSON: {error}") from None
+    if not isinstance(root, dict) or not root:
+        raise SourceError(f"{path} holds no taxonomy; it is an object of named branches")
+    yield from _leaves(root, (), path)
+
+
+def _leaves(node: Any, names: tuple[str, ...], path: Path) -> Iterator[Source]:
+    where = f"{path}, {' > '.join(names) or 'the root'}"
+    if not isinstance(node, dict) or not node:
+        raise SourceError(f"{where}: a branch holds branches, a leaf a description; found {node!r:.80}")
+    if not isinstance(description := node.get("description"), str):
+        for name, child in node.items():
+            yield from _leaves(child, (*names, name), path)
+        return
+    try:
+        examples = [one.query for one in msgspec.convert(node.get("examples", []), list[_Example])]
+    except msgspec.ValidationError as error:
+        raise SourceError(f'{where}: examples: {error}; they are [{{"query": "…"}}]') from None
+    domain = " > ".join(names)
+    yield Source(domain, language_of(description or domain), knowledge=description, examples=examples)
+
+
+class _Example(msgspec.Struct):
+    query: str

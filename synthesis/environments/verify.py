@@ -1,0 +1,198 @@
+"""Solve to verify: a finished environment is played, rightly and wrongly, before it is stored.
+
+A scripted solver makes the reference calls in the order of the dependencies. Each gives its answer as stored, uses what
+the steps it waits for have found, and the last ones hold the final answer: F1 reward 1. Three wrong policies then get
+what the formula (paper eq. 30-31) says: calling everything pays for each call too many, calling nothing and calling
+with wrong arguments earn nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from synthesis.environments import graph
+from synthesis.environments.config import Built, Context
+from synthesis.environments.proof import call, play, short, shown, translated
+from synthesis.matching import contains, match
+from synthesis.records import Answer, CodeTool, Difficulty, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.reward import MadeCall, score
+from synthesis.runner import Rejected
+
+if TYPE_CHECKING:
+    from sandbox import Sandbox
+
+
+async def finish(built: Built, context: Context) -> list[ToolEnvironment]:
+    """The environment as it is stored, verified.
+
+    Raises:
+        Rejected: `name_collision`, or see `verify`.
+        Transient: the sandbox itself failed.
+    """
+    environment = assembled(built)
+    others = {
+        call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
+    }
+    async with context.proofs:
+        await verify(environment, others, context.pool)
+    return [environment]
+
+
+def assembled(built: Built) -> ToolEnvironment:
+    """The record of an environment.
+
+    Raises:
+        Rejected: `name_collision`.
+    """
+    one = built.draft.decomposition
+    tools = [tool.tool for tool in built.tools]
+    names = [tool.spec.name for tool in [*tools, *(tool for band in built.distractors.values() for tool in band)]]
+    if len(set(names)) != len(names):
+        raise Rejected("name_collision", f"tools share a name: {sorted(names)}")
+    levels = Counter(step.hop for step in one.sub_questions)
+    parallel = sum(n for n in levels.values() if n > 1)
+    return ToolEnvironment(
+        id=one.id,
+        language=one.language,
+        domain=one.domain,
+        structure=one.structure,
+        question=one.question,
+        answer=one.answer,
+        sub_questions=one.sub_questions,
+        tools=tools,
+        reference_calls=sorted(
+            (made for tool in built.tools for made in tool.calls), key=lambda made: made.sub_question
+        ),
+        distractors=built.distractors,
+        entities=one.entities,
+        signature=one.signature,
+        split=built.draft.side,
+        mode=built.draft.mode,
+        quality=one.quality,
+        difficulty=Difficulty(max(levels), round(parallel / len(one.sub_questions), 4), round(built.closeness, 4)),
+    )
+
+
+async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox) -> None:
+    """Play the environment with the solver and with the three wrong policies.
+
+    Args:
+        others: by sub-question, arguments of its tool that are not its answer's.
+
+    Raises:
+        Rejected: `replay_failed`, `dependency_unused`, `answer_not_reached`, `not_solved`, `wrong_policy_scores`.
+        Transient: the sandbox itself failed.
+    """
+    right = await solve(environment, pool)
+    if (reward := score(environment, right, epsilon=0.0).value) != 1.0:
+        raise Rejected("not_solved", f"{environment.id}: the solver's reward is {reward}")
+    if score(environment, []).value != 0.0:
+        raise Rejected("wrong_policy_scores", f"{environment.id}: calling nothing is rewarded")
+    extra, shuffled = await _wrong_calls(environment, others, pool)
+    n, c = len(right), len(right) + len(extra)
+    reward, expected = score(environment, [*right, *extra], epsilon=0.0).value, 2 * n / (n + c)
+    if abs(reward - expected) > 1e-9:
+        raise Rejected("wrong_policy_scores", f"{environment.id}: calling everything gives {reward}, not {expected}")
+    if (reward := score(environment, shuffled).value) != 0.0:
+        raise Rejected("wrong_policy_scores", f"{environment.id}: calls with wrong arguments give {reward}")
+
+
+async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
+    """The reference calls, made in the order of the dependencies.
+
+    Raises:
+        Rejected: `replay_failed` for a call that does not give its stored output and its answer, `dependency_unused`
+            for one whose arguments hold nothing that the steps it waits for have found, `answer_not_reached` where the
+            last steps do not hold the final answer.
+        Transient: the sandbox itself failed.
+    """
+    tools = {tool.spec.name: tool for tool in environment.tools}
+    by_step = {made.sub_question: made for made in environment.reference_calls}
+    found: dict[int, Any] = {}
+    calls: list[MadeCall] = []
+    dependencies = graph.graph_of(environment.sub_questions)
+    for step in sorted(environment.sub_questions, key=lambda step: (step.hop, step.id)):
+        reference = by_step.get(step.id)
+        if reference is None:  # it needs no tool: whoever has the outputs has its answer
+            found[step.id] = step.answer.value
+            continue
+        _check_dependencies(environment, step, reference, found)
+        output = await _replayed(environment, step, reference, tools[reference.tool], pool)
+        found[step.id] = output
+        calls.append(MadeCall(reference.tool, True, output))
+    ends = [found[id_] for id_ in dependencies if dependencies.out_degree(id_) == 0]
+    if not contains(ends, environment.answer):
+        raise Rejected(
+            "answer_not_reached",
+            f"{environment.id}: {environment.answer.value!r} is not in the last outputs {short(ends)}",
+        )
+    return calls
+
+
+async def _replayed(
+    environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, tool: CodeTool, pool: Sandbox
+) -> Any:
+    result = await call(tool, reference.arguments, pool)
+    rule = match(result.value, step.answer) if result.ok else None
+    if rule is None or result.value != reference.output or rule != reference.rule:
+        raise Rejected(
+            "replay_failed",
+            f"{environment.id}: {shown(tool, reference.arguments)} gave {short(result.value)}, rule {rule}",
+        )
+    return result.value
+
+
+def _check_dependencies(
+    environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, found: Mapping[int, Any]
+) -> None:
+    given = [value for value in reference.arguments.values() if value is not None]
+    for dependency in step.depends_on:
+        known = found[dependency]
+        if not any(contains(known, Answer(value)) or _among(known, value) for value in given):
+            raise Rejected(
+                "dependency_unused",
+                f"{environment.id}: sub-question {step.id} is asked with {reference.arguments}; none of these is in "
+                f"{short(known)}, the output of sub-question {dependency}",
+            )
+
+
+def _among(output: Any, value: Any) -> bool:
+    """Whether an argument is a rewording of an output: a code or name inside it, or it inside a longer argument."""
+    return isinstance(value, str) and isinstance(output, str) and bool(output) and contains(value, Answer(output))
+
+
+async def _wrong_calls(
+    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox
+) -> tuple[list[MadeCall], list[MadeCall]]:
+    """What the wrong policies' calls give: one call too many of every tool, and each reference call with wrong
+    arguments.
+
+    Wrong arguments are those of another reference call, as far as they fit the tool and are none of its own.
+    """
+    needed = {tool.spec.name: tool for tool in environment.tools}
+    irrelevant = [tool for band in environment.distractors.values() for tool in band]
+    references = environment.reference_calls
+
+    def fitting(tool: CodeTool, among: Sequence[ReferenceCall]) -> list[dict[str, Any]]:
+        found = (translated(one.arguments, needed[one.tool].spec, tool.spec) for one in among)
+        return [arguments for arguments in found if arguments is not None]
+
+    proven = [(one.tool, others[one.sub_question]) for one in references]
+    shuffled = []
+    for index, reference in enumerate(references):
+        own = [one.arguments for one in references if one.tool == reference.tool]
+        rotated = [*references[index + 1 :], *references[:index]]
+        foreign = [one for one in fitting(needed[reference.tool], rotated) if one not in own]
+        shuffled.append((reference.tool, foreign[0] if foreign else others[reference.sub_question]))
+    extra = [*dict(proven).items(), *((tool.spec.name, (fitting(tool, references) or [{}])[0]) for tool in irrelevant)]
+    calls = [*extra, *proven, *shuffled]
+    made = await play([*environment.tools, *irrelevant], calls, pool)
+    n = len(references)
+    # Another subject may have the same value by chance; that of the proof is known to have another.
+    wrong = [
+        other if score(environment, [foreign]).value else foreign
+        for other, foreign in zip(made[-2 * n : -n], made[-n:], strict=True)
+    ]
+    return made[: len(extra)], wrong
