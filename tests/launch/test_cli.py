@@ -25,6 +25,7 @@ FLAGS = {
     "launch.convert": "from_orbax",
     "launch.sandbox_server": "token_file",
     "launch.grpo": "rollout_urls",
+    "launch.inspect": "environments",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
 }
