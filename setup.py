@@ -17,7 +17,7 @@ setup(
     package_data={
         "astra_jax": ["rollout/*.jinja"],
         "synthesis": ["prompts/*/*"],
-        "launch": ["*.jinja"],
+        "launch": ["*.jinja", "*.js"],
         "sandbox": ["*"],
     },
     install_requires=[

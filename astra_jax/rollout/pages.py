@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import msgspec
 
 from astra_jax.files import write_text
-from astra_jax.rollout.filling import Group
+
+if TYPE_CHECKING:  # pages of data want no jax
+    from astra_jax.rollout.filling import Group
 
 _GROUPS = 4
 

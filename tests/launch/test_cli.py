@@ -26,6 +26,7 @@ FLAGS = {
     "launch.sandbox_server": "token_file",
     "launch.environments": "teacher_model",
     "launch.grpo": "rollout_urls",
+    "launch.inspect": "environments",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
 }
