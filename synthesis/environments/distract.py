@@ -37,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 _BLOCK = 256
 """Needed tools whose similarities to all candidates are in memory at a time (20 MB for 20,000)."""
-_CHUNK = 128
+_CHUNK = 32
 """Candidates looked at at a time while drawing."""
 
 
@@ -130,14 +130,21 @@ class Index:
         """
         rows = self._rows(tools)
         own, above, below = self._own[rows], self._above[rows, None], self._below[rows, None]
-        high = np.unique(np.concatenate([self._high[row] for row in rows]))
-        rng_order = rng.sample(range(len(high)), len(high))
         chosen: dict[Band, list[int]] = {band: [] for band in BANDS}
-        chosen["high"] += list(self._eligible(high[rng_order], tools, without))
-        for part in self._in_random_order(rng):
+        high = np.concatenate([self._high[row] for row in rows])
+        whose = np.repeat(np.arange(len(rows)), [len(self._high[row]) for row in rows])
+        walks = _walk(len(high), rng), _walk(len(self.candidates), rng)
+        for steps in walks[0]:
+            if len(chosen["high"]) >= counts.get("high", 0):
+                break
+            part = high[steps]
+            # Who is close to several needed tools counts once: for the first of them.
+            first = (own @ self._vectors[part].T > above).argmax(axis=0) == whose[steps]
+            chosen["high"] += list(self._eligible(part[first], tools, without))
+        for steps in walks[1]:
             if all(len(chosen[band]) >= counts.get(band, 0) for band in ("medium", "low")):
                 break
-            part = self._eligible(part, tools, without)
+            part = self._eligible(self._order[steps], tools, without)
             similarity = own @ self._vectors[part].T  # [tools, part]
             far, near = (similarity < below).all(axis=0), (similarity > above).any(axis=0)
             chosen["low"] += list(part[far & ~near])
@@ -161,16 +168,14 @@ class Index:
         bad = (self._domains[rows, None] == domains).any(axis=1) | (self._intents[rows, None] == intents).any(axis=1)
         return rows[~(bad | (self._names[rows, None] == names).any(axis=1))]
 
-    def _in_random_order(self, rng: random.Random) -> Iterator[np.ndarray]:
-        """All rows in parts, without a permutation of all of them for each draw: a walk over a fixed one, from a random
-        place with a random stride."""
-        n = len(self.candidates)
-        start, stride = rng.randrange(max(n, 1)), 1
-        while n > 2 and gcd(stride := rng.randrange(1, n), n) > 1:
-            pass
-        for first in range(0, n, _CHUNK):
-            steps = np.arange(first, min(first + _CHUNK, n))
-            yield self._order[(start + stride * steps) % n]
+
+def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
+    """0 … n-1 in a random order, in parts: from a random place with a random stride, because a permutation of all of
+    them for each draw would take longer than the draw."""
+    start, stride = rng.randrange(max(n, 1)), 1
+    while n > 2 and gcd(stride := rng.randrange(1, n), n) > 1:
+        pass
+    return ((start + stride * np.arange(first, min(first + _CHUNK, n))) % n for first in range(0, n, _CHUNK))
 
 
 async def build_indices(built: Sequence[Built], context: Context) -> dict[tuple[Language, Side], Index]:
