@@ -91,12 +91,54 @@ async def evaluate(
     config = config or EvalConfig()
     if not environments:
         raise ValueError("evaluate needs at least one environment; the dataset is empty or its split has none")
+    episodes: dict[tuple[str, int], Episode] = {}
+
+    def keep(environment: ToolEnvironment, number: int, episode: Episode) -> None:
+        episodes[environment.id, number] = episode
+        on_episode(environment, number, episode)
+
+    await run_episodes(
+        engine,
+        environments,
+        tokenizer,
+        pool,
+        config=config,
+        on_episode=keep,
+        progress=progress,
+        description=description,
+    )
+    pairs = [(environment.id, n) for environment in environments for n in range(config.episodes_per_environment)]
+    return summarise(environments, [(pair[0], episodes[pair]) for pair in pairs])
+
+
+async def run_episodes(
+    engine: Policy,
+    environments: Sequence[ToolEnvironment],
+    tokenizer: ChatTokenizer,
+    pool: Sandbox,
+    *,
+    config: EvalConfig,
+    on_episode: Callable[[ToolEnvironment, int, Episode], None],
+    progress: bool = True,
+    description: str = "evaluate",
+) -> None:
+    """Run `episodes_per_environment` episodes of every environment and keep none of them.
+
+    What episode n of an environment is follows from (seed, its id, n) alone, not from the other environments.
+
+    Args:
+        environments: each with an id of its own.
+        on_episode: told of each finished episode, with its environment and its number there.
+
+    Raises:
+        Exception: the first that an episode or `on_episode` raised; the other episodes are cancelled.
+    """
     limits = replace(config.episode, temperature=config.temperature)
     gate = asyncio.Semaphore(config.concurrency)
     total = len(environments) * config.episodes_per_environment
     bar = tqdm(total=total, desc=description, disable=not progress, unit="episode")
 
-    async def one(environment: ToolEnvironment, number: int) -> Episode:
+    async def one(environment: ToolEnvironment, number: int) -> None:
         async with gate:
             rng = rng_for(config.seed, "evaluate", environment.id, number)
             task = make_task(environment, tokenizer, limits, seed=rng.getrandbits(32))
@@ -104,14 +146,16 @@ async def evaluate(
             episode = await run_episode(engine, pool, task, tokenizer, limits, seed=seed, session=session)
             bar.update()
             on_episode(environment, number, episode)
-            return episode
 
     try:
-        pairs = [(environment, n) for environment in environments for n in range(config.episodes_per_environment)]
-        episodes = await asyncio.gather(*(one(environment, n) for environment, n in pairs))
+        async with asyncio.TaskGroup() as group:
+            for environment in environments:
+                for number in range(config.episodes_per_environment):
+                    group.create_task(one(environment, number))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     finally:
         bar.close()
-    return summarise(environments, [(environment.id, e) for (environment, _), e in zip(pairs, episodes, strict=True)])
 
 
 def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[str, Episode]]) -> EvalResult:

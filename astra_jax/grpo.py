@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +45,7 @@ from astra_jax.models.qwen3.sharding import param_shardings
 from astra_jax.models.qwen3.weights import write_config
 from astra_jax.optimizers import initial_state
 from astra_jax.rollout.batches import Batch, Rollouts, on_every_host
-from astra_jax.rollout.checks import check_environments
+from astra_jax.rollout.checks import check_environments, select_environments
 from astra_jax.rollout.engine import Engine, EngineConfig
 from astra_jax.rollout.pages import write_episodes
 from astra_jax.run_identity import check_same_run, run_identity
@@ -81,6 +82,7 @@ async def train(
     Args:
         params: the starting policy; copied, so the caller's arrays stay valid.
         environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
+            `config.solve_rates` may leave some out.
         pool: where calls run; already started.
         workdir: gets `checkpoints/`, `metrics/` and `episodes/`. Several hosts share it.
         engine: a policy with `update(params, version)`; by default an embedded engine is made and closed here. On
@@ -88,14 +90,19 @@ async def train(
         mesh: devices of the update; None is one device.
 
     Raises:
-        ValueError: no environments, or one that cannot be used; a model whose vocabulary is too small or its context
-            too short; a mesh that does not divide a micro-batch; several hosts without an engine. The message names it.
+        ValueError: no environments, or one that cannot be used, or without a solve rate where one is needed; a model
+            whose vocabulary is too small or its context too short; a mesh that does not divide a micro-batch; several
+            hosts without an engine. The message names it.
         WorkdirError: `workdir` has a checkpoint of another run.
     """
     longest = _check(config, model_config, tokenizer, mesh)
     if jax.process_count() > 1 and (engine is None or mesh is None):
         raise ValueError("on several hosts give a mesh of all their devices, and rollout servers as the engine")
+    given, environments = len(environments), select_environments(environments, config)
     if is_first():
+        if progress and len(environments) < given:
+            kept = f"{len(environments)} of {given} environments"
+            tqdm.write(f"{kept} have a solve rate within {config.solve_rates}", file=sys.stderr)
         await check_environments(environments, tokenizer, pool, config.episode, seed=config.seed)
 
     workdir = Path(workdir)

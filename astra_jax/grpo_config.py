@@ -8,6 +8,7 @@ from typing import Literal
 from astra_jax.losses import ObjectiveConfig
 from astra_jax.optimizers import OptimizerName
 from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.groups import Order
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class GRPOConfig:
             weights one update older, which importance sampling corrects.
         max_groups_per_update: stop training (result `exhausted`) when a batch needs more; None samples on (paper).
         episode: turns, token limits, sampling and reward.
+        solve_rates: (lowest, highest): train only on environments whose recorded solve rate, 0 to 1, lies within; see
+            `launch.difficulty`. None trains on all.
+        order: of the environments in each pass over them: `shuffled`, or `easy_first`: by recorded solve rate, the
+            highest first, shuffled among equals.
         row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used.
         micro_batch_rows: rows of one gradient accumulation step.
         remat: the forward's rematerialisation policy.
@@ -58,6 +63,8 @@ class GRPOConfig:
     async_steps: Literal[0, 1] = 0
     max_groups_per_update: int | None = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    solve_rates: tuple[float, float] | None = None
+    order: Order = "shuffled"
     row_buckets: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768, 74_752)
     micro_batch_rows: int = 1
     remat: str = "none"
@@ -91,6 +98,8 @@ class GRPOConfig:
             )
         if self.deadline_seconds is not None and self.deadline_seconds <= 0:
             raise ValueError(f"deadline_seconds is {self.deadline_seconds}; use a positive number, or None")
+        if self.solve_rates is not None and not 0 <= self.solve_rates[0] <= self.solve_rates[1] <= 1:
+            raise ValueError(f"solve_rates is {self.solve_rates}; use (lowest, highest), each from 0 to 1")
         if self.episode.temperature <= 0 or self.episode.top_p < 1:
             raise ValueError(
                 f"episode.temperature is {self.episode.temperature} and top_p {self.episode.top_p}; training needs "

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli, services
+from launch import cli, policies, services
 
-_WEIGHTS = flags.DEFINE_string(
-    "weights", None, "A Hugging Face folder, or one of Orbax checkpoints such as a run's checkpoints/.", required=True
-)
-_STEP = flags.DEFINE_integer("step", None, "Step of Orbax checkpoints; by default the newest.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+flags.adopt_module_key_flags(policies)
+
 _NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
 _PORT = flags.DEFINE_integer("port", 8000, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
@@ -28,7 +25,6 @@ _LENGTH = flags.DEFINE_integer(
 )
 _WAITING = flags.DEFINE_integer("max_waiting", 1024, "Completions that may wait; more are answered 429.", lower_bound=0)
 _DRAIN = flags.DEFINE_float("drain_seconds", 60.0, "For requests in flight when it is told to stop.", lower_bound=0)
-_DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
 
 
 def main() -> int:
@@ -38,16 +34,11 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from pathlib import Path
-
-    from astra_jax.models.qwen3 import weights
     from astra_jax.rollout.engine import Engine
     from astra_jax.rollout.slots import EngineConfig
     from astra_jax.serving.service import Service, ServingConfig
-    from astra_jax.tokenizer import ChatTokenizer
 
-    source = Path(_WEIGHTS.value).absolute()
-    name = _NAME.value or source.name
+    name = _NAME.value or policies.source().name
     serving = ServingConfig(
         model=name,
         host=_HOST.value,
@@ -56,17 +47,10 @@ async def _serve() -> int:
         max_waiting=_WAITING.value,
         drain_seconds=_DRAIN.value,
     )
-    dtype = _DTYPE.value or weights.stored_dtype(source)
-    model = weights.read_config(source, dtype=dtype, param_dtype=dtype)
+    model, tokenizer = policies.read()
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
-    tokenizer = ChatTokenizer.load(_TOKENIZER.value or source)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise cli.UsageError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "
-            "--tokenizer"
-        )
-    params = weights.load(source, model, step=_STEP.value)
+    params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = Service(engine, tokenizer, serving)
@@ -77,14 +61,6 @@ async def _serve() -> int:
     return services.ended(cut, "requests")
 
 
-def _mends() -> tuple[type[Exception], ...]:
-    from astra_jax.checkpoints import CheckpointError
-    from astra_jax.models.qwen3.weights import WeightsError
-    from astra_jax.tokenizer import TokenizerError
-
-    return (CheckpointError, TokenizerError, ValueError, WeightsError)
-
-
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.serve")
-    cli.run(main, mends=_mends)
+    cli.run(main, mends=policies.mends)

@@ -62,7 +62,14 @@ class Rollouts:
         self.config = config
         self._buffer = GroupBuffer(config.groups_per_batch, delta=config.delta, max_age=max_age)
         self._sampler = GroupSampler(
-            policy, pool, environments, tokenizer, config.episode, group_size=config.group_size, seed=config.seed
+            policy,
+            pool,
+            environments,
+            tokenizer,
+            config.episode,
+            group_size=config.group_size,
+            seed=config.seed,
+            order=config.order,
         )
         self._update = 0
         self._filling: Filling | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from astra_jax.grpo_config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox, SandboxError
@@ -12,6 +13,34 @@ from synthesis.records import CodeTool, ReferenceCall, ToolEnvironment
 from synthesis.reward import solved_by
 
 _AT_ONCE = 64
+
+
+def select_environments(environments: Sequence[ToolEnvironment], config: GRPOConfig) -> Sequence[ToolEnvironment]:
+    """Those that a run trains on: all, or those whose recorded solve rate lies within `config.solve_rates`.
+
+    Raises:
+        ValueError: an environment without a solve rate, where `solve_rates` or `order` needs one; none lies within.
+    """
+    if config.solve_rates is None and config.order == "shuffled":
+        return environments
+    setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
+    rates = [None if one.difficulty is None else one.difficulty.solve_rate for one in environments]
+    if None in rates:
+        raise ValueError(
+            f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
+            f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
+            "train on what it writes"
+        )
+    known = [rate for rate in rates if rate is not None]
+    lowest, highest = config.solve_rates or (0.0, 1.0)
+    kept = [one for one, rate in zip(environments, known, strict=True) if lowest <= rate <= highest]
+    if environments and not kept:
+        raise ValueError(
+            f"{setting}, but no environment's recorded solve rate lies within: the {len(known)} go from {min(known):g} "
+            f"to {max(known):g}; widen it, or measure them again, by the policy that is trained, with "
+            "`python -m launch.difficulty`"
+        )
+    return kept
 
 
 async def check_environments(

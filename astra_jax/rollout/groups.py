@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
 from astra_jax.rollout.filling import Group
@@ -13,6 +13,9 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.records import ToolEnvironment
 from synthesis.runner import rng_for
+
+Order = Literal["shuffled", "easy_first"]
+"""Of the environments in each pass over them."""
 
 
 class GroupSampler:
@@ -36,10 +39,11 @@ class GroupSampler:
         group_size: int,
         seed: int,
         next_index: int = 0,
+        order: Order = "shuffled",
     ) -> None:
         self.policy, self.pool, self.tokenizer = policy, pool, tokenizer
         self.environments, self.config = environments, config
-        self.group_size, self.seed, self.next_index = group_size, seed, next_index
+        self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
         self.begin(0)
 
     def begin(self, version: int) -> None:
@@ -53,11 +57,21 @@ class GroupSampler:
         return self._group(index)
 
     def environment(self, index: int) -> ToolEnvironment:
-        """Group `index`'s environment: every one once in each pass, in a new order each time."""
+        """Group `index`'s environment: every one once in each pass, in a new order each time.
+
+        With `order="easy_first"` each must have a recorded solve rate.
+        """
         count = len(self.environments)
         order = list(range(count))
         rng_for(self.seed, "environment_order", index // count).shuffle(order)
+        if self.order == "easy_first":
+            order.sort(key=self._solve_rate, reverse=True)  # stable: equals stay shuffled
         return self.environments[order[index % count]]
+
+    def _solve_rate(self, number: int) -> float:
+        difficulty = self.environments[number].difficulty
+        assert difficulty is not None and difficulty.solve_rate is not None, "checks.select_environments"
+        return difficulty.solve_rate
 
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version

@@ -22,6 +22,7 @@ PROGRAMS = sorted(
 FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
+    "launch.difficulty": "policy_name",
     "launch.convert": "from_orbax",
     "launch.sandbox_server": "token_file",
     "launch.environments": "teacher_model",
@@ -50,6 +51,7 @@ def config():
         ("grpo.objective.tis_cap", "null", None),
         ("grpo.objective.tis_cap", "None", None),
         ("grpo.row_buckets", "[1024, 2048]", (1024, 2048)),
+        ("grpo.solve_rates", "[0.1, 0.9]", (0.1, 0.9)),
         ("dialogue.data.tools", "some", "some"),
         ("dialogue.data.thinking", "true", True),
         ("model.dtype", "bfloat16", "bfloat16"),

@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -197,6 +197,18 @@ def load(directory: Path | str, config: Qwen3Config, *, shardings: Any = None, s
     return load_orbax(directory, config, shardings=shardings, step=step)
 
 
+def stored_step(directory: Path | str, step: int | None = None) -> int | None:
+    """The step that `load` reads from a folder when it is asked for `step`; None for Hugging Face's, which has none.
+
+    Raises:
+        WeightsError: no weights are there.
+    """
+    if list(Path(directory).glob("*.safetensors")):
+        return None
+    with _checkpoints(directory) as checkpointer:
+        return checkpointer.params_steps()[-1] if step is None else step
+
+
 def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None) -> Params:
     """Parameters from the safetensors files of an HF directory, cast to `config.param_dtype`.
 
@@ -377,17 +389,25 @@ def load_orbax(directory: Path | str, config: Qwen3Config, *, shardings: Any = N
         WeightsError: no weights are there.
         CheckpointError: no such step, or it holds another model.
     """
-    if not (Path(directory) / "params").is_dir():
-        raise WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
-    checkpointer = Checkpointer(directory)
-    try:
-        if not (steps := checkpointer.params_steps()):
-            raise WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
+    with _checkpoints(directory) as checkpointer:
         like = abstract_params(config)
         if shardings is None:
             shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
         like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
-        return checkpointer.restore_params(steps[-1] if step is None else step, like)
+        return checkpointer.restore_params(checkpointer.params_steps()[-1] if step is None else step, like)
+
+
+@contextmanager
+def _checkpoints(directory: Path | str) -> Iterator[Checkpointer]:
+    """A folder of Orbax checkpoints with at least one step of weights. Raises `WeightsError`."""
+    missing = WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
+    if not (Path(directory) / "params").is_dir():
+        raise missing
+    checkpointer = Checkpointer(directory)
+    try:
+        if not checkpointer.params_steps():
+            raise missing
+        yield checkpointer
     finally:
         checkpointer.close()
 

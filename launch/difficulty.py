@@ -1,0 +1,156 @@
+"""How often a policy solves each environment, recorded with it: what a curriculum chooses by.
+
+    python -m launch.difficulty --environments=DIR --to=DIR --weights=FOLDER --episodes=4 --temperature=1.0
+    python -m launch.grpo --environments=DIR --config.grpo.solve_rates=[0.1,0.9] ...
+
+Runs the model of --weights over every environment of a dataset, on the embedded engine and with the episodes that GRPO
+trains on, and writes the dataset anew with each environment's solve rate: the mean F1 reward of its episodes. The card
+says by which policy and how they are distributed.
+
+Run the same command again after an interruption: what is finished is in a journal beside --to, and is not run again.
+Environments whose episodes were all voided by infrastructure have no solve rate; the same command tries them again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from launch import cli, policies, sandboxes
+
+if TYPE_CHECKING:
+    from astra_jax.evaluate import EvalConfig
+
+flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(sandboxes)
+
+_ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments.", required=True)
+_TO = flags.DEFINE_string("to", None, "Dataset to write, in place of an older one.", required=True)
+_NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
+_EPISODES = flags.DEFINE_integer("episodes", 4, "Of each environment.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Of sampling; 1 is what GRPO trains with.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of irrelevant tools, their order, and sampling.")
+_SLOTS = flags.DEFINE_integer("slots", 16, "Episodes under way.", lower_bound=1)
+_TURNS = flags.DEFINE_integer("max_turns", 32, "Assistant turns of an episode.", lower_bound=1)
+_PROMPT = flags.DEFINE_integer("max_prompt_tokens", 25_600, "Question and tool documents.", lower_bound=1)
+_RESPONSE = flags.DEFINE_integer(
+    "max_response_tokens",
+    None,
+    "All after the prompt, tool outputs too; by default 49,152, or what the model's max_positions leave.",
+    lower_bound=1,
+)
+_DISTRACTORS = flags.DEFINE_integer("distractors_per_band", 2, "Irrelevant tools of each band.", lower_bound=0)
+
+
+def main() -> None:
+    import asyncio
+
+    print(asyncio.run(_measure()))
+
+
+async def _measure() -> str:
+    from dataclasses import asdict
+
+    from astra_jax.difficulty import measure, recorded, statistics
+    from astra_jax.rollout.checks import check_environments
+    from astra_jax.rollout.engine import Engine
+    from astra_jax.rollout.slots import EngineConfig
+    from synthesis.datasets import read_card, read_dataset, write_dataset
+    from synthesis.records import ToolEnvironment
+    from synthesis.runner import Journal
+
+    target = _target()
+    environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
+    card = read_card(_ENVIRONMENTS.value)
+    model, tokenizer = policies.read()
+    config = _config(model.max_positions)
+    name, length = _policy_name(), config.episode.max_prompt_tokens + config.episode.max_response_tokens
+    model.check_length(length, "--max_prompt_tokens + --max_response_tokens")
+    settings = {"dtype": model.dtype, **asdict(config)}
+    del settings["concurrency"]  # results do not depend on it
+    run = _run_name(settings, card["digest"], tokenizer.vocabulary_digest)
+    params = policies.load(model)
+    with Journal(target.with_name(f"{target.name}.journal.sqlite")) as journal:
+        async with (
+            sandboxes.sandbox_from_flags() as pool,
+            Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine,
+        ):
+            await check_environments(environments, tokenizer, pool, config.episode, seed=config.seed)
+            measured = await measure(engine, environments, tokenizer, pool, config=config, journal=journal, run=run)
+    records = [recorded(one, found, name) for one, found in zip(environments, measured, strict=True)]
+    how = {
+        "policy": name,
+        "episodes": config.episodes_per_environment,
+        "temperature": config.temperature,
+        "settings": settings,
+        "environments": card["digest"],
+    }
+    found = statistics(measured)
+    write_dataset(target, ToolEnvironment, records, card={**card, "solve_rates": {**how, **found}})
+    return (
+        f"{target}: {len(records)} environments, mean solve rate {found['mean']:.3f} of {name}; "
+        f"{found['never_solved']} never solved, {found['always_solved']} always, {found['voided']} voided"
+    )
+
+
+def _config(max_positions: int) -> EvalConfig:
+    from astra_jax.evaluate import EvalConfig
+    from astra_jax.rollout.episode import EpisodeConfig
+
+    left = max(1, min(49_152, max_positions - _PROMPT.value))
+    episode = EpisodeConfig(
+        max_turns=_TURNS.value,
+        max_prompt_tokens=_PROMPT.value,
+        max_response_tokens=_RESPONSE.value or left,
+        temperature=_TEMPERATURE.value,
+        distractors_per_band=_DISTRACTORS.value,
+    )
+    return EvalConfig(_TEMPERATURE.value, _EPISODES.value, concurrency=_SLOTS.value, episode=episode, seed=_SEED.value)
+
+
+def _target() -> Path:
+    """The folder of --to. Raises `UsageError` where writing it would destroy something else."""
+    from synthesis.datasets import CARD_FILE
+
+    if "://" in _TO.value:
+        raise cli.UsageError(f"--to={_TO.value} is no folder, and a bucket cannot be one yet; give one on this machine")
+    target = Path(_TO.value).absolute()
+    if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
+        raise cli.UsageError(f"--to={_TO.value} is --environments, which stays as it is; give another folder")
+    if target.exists() and not (target / CARD_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise cli.UsageError(f"--to={_TO.value} holds something else than a dataset; give a new folder")
+    return target
+
+
+def _policy_name() -> str:
+    source, step = policies.source(), policies.step()
+    # Every training run's is called checkpoints.
+    folder = f"{source.parent.name}/{source.name}" if source.name == "checkpoints" else source.name
+    return _NAME.value or (folder if step is None else f"{folder}@{step}")
+
+
+def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -> str:
+    """Names in the journal what results depend on; the weights by their files' sizes and times, as `make` does."""
+    import hashlib
+    import json
+
+    source, step = policies.source(), policies.step()
+    files = sorted(source.glob("*.safetensors") if step is None else (source / "params" / str(step)).rglob("*"))
+    stats = [(str(file.relative_to(source)), file.stat()) for file in [source / "config.json", *files]]
+    weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+    text = json.dumps([settings, environments, vocabulary, weights], sort_keys=True)
+    return f"difficulty {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from sandbox import SandboxError
+    from synthesis.datasets import DatasetError
+
+    return (*policies.mends(), DatasetError, SandboxError)
+
+
+if __name__ == "__main__":
+    cli.with_cpu_environment("launch.difficulty")
+    cli.run(main, mends=_mends)
