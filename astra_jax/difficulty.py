@@ -16,7 +16,8 @@ from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.records import Difficulty, SubQuestion, ToolEnvironment
+from synthesis.environments.graph import difficulty_of
+from synthesis.records import ToolEnvironment
 from synthesis.reward import f1_reward
 from synthesis.runner import Journal
 
@@ -105,16 +106,10 @@ def _f1(episode: Episode) -> float | None:
 
 def recorded(environment: ToolEnvironment, measured: Measured, policy: str) -> ToolEnvironment:
     """The environment with its solve rate; the rest of its difficulty is kept, or found out where it has none."""
-    difficulty = environment.difficulty or _difficulty(environment.sub_questions)
+    # How close irrelevant tools are would take the embedder that chose them; 0 where that was not recorded.
+    difficulty = environment.difficulty or difficulty_of(environment.sub_questions)
     difficulty = msgspec.structs.replace(difficulty, solve_rate=measured.solve_rate, policy=policy)
     return msgspec.structs.replace(environment, difficulty=difficulty)
-
-
-def _difficulty(sub_questions: Sequence[SubQuestion]) -> Difficulty:
-    at = Counter(sub.hop for sub in sub_questions)
-    parallel = sum(count for count in at.values() if count > 1)
-    # How close irrelevant tools are would take the embedder that chose them.
-    return Difficulty(max(at, default=0), parallel / max(1, len(sub_questions)), distractor_closeness=0.0)
 
 
 def statistics(measured: Sequence[Measured]) -> Mapping[str, Any]:

@@ -7,9 +7,10 @@ import re
 from synthesis.records import Language
 
 _CHINESE = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
-_LATIN_WORD = re.compile(r"[A-Za-zÀ-ɏ]+")
+_LATIN_WORD = re.compile(r"[A-Za-zÀ-ɏ][\w]*")
 
 
 def language_of(text: str) -> Language:
-    """The language of most of a text. A Chinese character counts as a Latin word; without either it is English."""
-    return "zh" if len(_CHINESE.findall(text)) > len(_LATIN_WORD.findall(text)) else "en"
+    """The language of most of a text. A Chinese character counts as a Latin word; a text without any is English."""
+    chinese = len(_CHINESE.findall(text))
+    return "zh" if chinese and chinese >= len(_LATIN_WORD.findall(_CHINESE.sub(" ", text))) else "en"

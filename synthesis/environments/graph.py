@@ -10,7 +10,7 @@ import networkx as nx
 
 from synthesis.environments.answers import SubQuestionAnswer
 from synthesis.matching import contains, fold
-from synthesis.records import Answer, Structure, SubQuestion
+from synthesis.records import Answer, Difficulty, Structure, SubQuestion
 from synthesis.runner import Rejected
 
 Node = SubQuestion | SubQuestionAnswer
@@ -122,6 +122,17 @@ def check(
             "unconnected_answer", f"the answer {answer.value!r} is in none of the last steps' answers {ends}"
         )
     return found
+
+
+def difficulty_of(steps: Sequence[Node], closeness: float = 0.0) -> Difficulty:
+    """What the graph alone says of how hard an environment is.
+
+    Args:
+        closeness: of its irrelevant tools, see `Difficulty.distractor_closeness`.
+    """
+    levels = Counter(step.hop for step in steps)
+    parallel = sum(n for n in levels.values() if n > 1)
+    return Difficulty(max(levels), round(parallel / len(steps), 4), round(closeness, 4))
 
 
 _SENTENCE_WORDS, _SENTENCE_CHARACTERS = 12, 30

@@ -82,7 +82,7 @@ def _knowledge(path: Path) -> Iterator[Source]:
 def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """The rows of a file of JSON lines, each with the place where it stands."""
     found = False
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if line.strip():
             where, found = f"{path}, line {number}", True
             try:

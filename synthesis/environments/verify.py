@@ -8,15 +8,14 @@ with wrong arguments earn nothing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from synthesis.environments import graph
 from synthesis.environments.config import Built, Context
-from synthesis.environments.proof import call, play, short, shown, translated
+from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
 from synthesis.matching import contains, match
-from synthesis.records import Answer, CodeTool, Difficulty, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.reward import MadeCall, score
 from synthesis.runner import Rejected
 
@@ -51,8 +50,6 @@ def assembled(built: Built) -> ToolEnvironment:
     names = [tool.spec.name for tool in [*tools, *(tool for band in built.distractors.values() for tool in band)]]
     if len(set(names)) != len(names):
         raise Rejected("name_collision", f"tools share a name: {sorted(names)}")
-    levels = Counter(step.hop for step in one.sub_questions)
-    parallel = sum(n for n in levels.values() if n > 1)
     return ToolEnvironment(
         id=one.id,
         language=one.language,
@@ -71,7 +68,7 @@ def assembled(built: Built) -> ToolEnvironment:
         split=built.draft.side,
         mode=built.draft.mode,
         quality=one.quality,
-        difficulty=Difficulty(max(levels), round(parallel / len(one.sub_questions), 4), round(built.closeness, 4)),
+        difficulty=graph.difficulty_of(one.sub_questions, built.closeness),
     )
 
 
@@ -90,12 +87,12 @@ async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str,
         raise Rejected("not_solved", f"{environment.id}: the solver's reward is {reward}")
     if score(environment, []).value != 0.0:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calling nothing is rewarded")
-    extra, shuffled = await _wrong_calls(environment, others, pool)
+    extra = await _everything(environment, others, pool)
     n, c = len(right), len(right) + len(extra)
     reward, expected = score(environment, [*right, *extra], epsilon=0.0).value, 2 * n / (n + c)
     if abs(reward - expected) > 1e-9:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calling everything gives {reward}, not {expected}")
-    if (reward := score(environment, shuffled).value) != 0.0:
+    if (reward := score(environment, await _shuffled(environment, others, pool)).value) != 0.0:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calls with wrong arguments give {reward}")
 
 
@@ -163,36 +160,50 @@ def _among(output: Any, value: Any) -> bool:
     return isinstance(value, str) and isinstance(output, str) and bool(output) and contains(value, Answer(output))
 
 
-async def _wrong_calls(
+async def _everything(
     environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox
-) -> tuple[list[MadeCall], list[MadeCall]]:
-    """What the wrong policies' calls give: one call too many of every tool, and each reference call with wrong
-    arguments.
-
-    Wrong arguments are those of another reference call, as far as they fit the tool and are none of its own.
-    """
-    needed = {tool.spec.name: tool for tool in environment.tools}
+) -> list[MadeCall]:
+    """One call too many of every tool: of a needed one with wrong arguments, of an irrelevant one with any that fit."""
     irrelevant = [tool for band in environment.distractors.values() for tool in band]
+    calls = {made.tool: others[made.sub_question] for made in environment.reference_calls}
+    for tool in irrelevant:
+        calls[tool.spec.name] = next(_fitting(environment, environment.reference_calls, tool), {})
+    return await play([*environment.tools, *irrelevant], list(calls.items()), pool)
+
+
+async def _shuffled(
+    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox
+) -> list[MadeCall]:
+    """Every reference call with wrong arguments: those of another call where they fit, else others of its kind.
+
+    Another subject may have the same value by chance, so the first that does not score is taken; a tool with which all
+    score is what must not be.
+    """
+    tools = {tool.spec.name: tool for tool in environment.tools}
+    answers = {step.id: step.answer for step in environment.sub_questions}
     references = environment.reference_calls
-
-    def fitting(tool: CodeTool, among: Sequence[ReferenceCall]) -> list[dict[str, Any]]:
-        found = (translated(one.arguments, needed[one.tool].spec, tool.spec) for one in among)
-        return [arguments for arguments in found if arguments is not None]
-
-    proven = [(one.tool, others[one.sub_question]) for one in references]
-    shuffled = []
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    whose: list[int] = []
     for index, reference in enumerate(references):
-        own = [one.arguments for one in references if one.tool == reference.tool]
-        rotated = [*references[index + 1 :], *references[:index]]
-        foreign = [one for one in fitting(needed[reference.tool], rotated) if one not in own]
-        shuffled.append((reference.tool, foreign[0] if foreign else others[reference.sub_question]))
-    extra = [*dict(proven).items(), *((tool.spec.name, (fitting(tool, references) or [{}])[0]) for tool in irrelevant)]
-    calls = [*extra, *proven, *shuffled]
-    made = await play([*environment.tools, *irrelevant], calls, pool)
-    n = len(references)
-    # Another subject may have the same value by chance; that of the proof is known to have another.
-    wrong = [
-        other if score(environment, [foreign]).value else foreign
-        for other, foreign in zip(made[-2 * n : -n], made[-n:], strict=True)
-    ]
-    return made[: len(extra)], wrong
+        tool, id_ = tools[reference.tool], reference.sub_question
+        own = [made.arguments for made in references if made.tool == reference.tool]
+        foreign = _fitting(environment, [*references[index + 1 :], *references[:index]], tool)
+        proven = perturbed(tool, Case(id_, reference.arguments, others[id_], answers[id_]))
+        wrong = [one for one in [*foreign, *proven] if one and one not in own]
+        calls += [(reference.tool, arguments) for arguments in wrong]
+        whose += [id_] * len(wrong)
+    chosen: dict[int, MadeCall] = {}
+    for id_, made in zip(whose, await play(environment.tools, calls, pool), strict=True):
+        if id_ not in chosen or score(environment, [chosen[id_]]).value:
+            chosen[id_] = made
+    return list(chosen.values())
+
+
+def _fitting(
+    environment: ToolEnvironment, references: Sequence[ReferenceCall], tool: CodeTool
+) -> Iterator[dict[str, Any]]:
+    """The arguments of reference calls that a tool's schema takes."""
+    specs = {one.spec.name: one.spec for one in environment.tools}
+    for reference in references:
+        if (arguments := translated(reference.arguments, specs[reference.tool], tool.spec)) is not None:
+            yield arguments
