@@ -17,11 +17,11 @@ import numpy as np
 from synthesis.environments.config import BANDS, Built, Context, NeededTool
 from synthesis.environments.embedding import Embedder, document_text
 from synthesis.environments.fact_tools import fact_tool, table_subjects
-from synthesis.environments.proof import check_arguments
+from synthesis.environments.proof import call_many, check_arguments
 from synthesis.facts.relations import all_relations
 from synthesis.matching import contains
 from synthesis.records import Answer, CodeTool, Language, ToolSpec
-from synthesis.runner import Transient, rng_for
+from synthesis.runner import rng_for
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -121,20 +121,6 @@ class Twin(msgspec.Struct, frozen=True):
     environment: str
 
 
-_MANY = "astra_many_calls"
-# Thousands of look-ups a candidate, many in one process of the sandbox: state that a tool keeps between them can only
-# make it answer more, so that it is left out.
-_MANY_CODE = f"""
-
-def {_MANY}(calls):
-    results = []
-    for arguments in calls:
-        try:
-            results.append([{{name}}(**arguments)])
-        except Exception:
-            results.append([])
-    return results
-"""
 _BATCH = 256
 
 
@@ -163,25 +149,11 @@ async def find_twins(candidate: Candidate, built: Sequence[Built], context: Cont
     calls = [msgspec.json.decode(key) for key in asked]
     found: set[str] = set()
     for start in range(0, len(calls), _BATCH):
-        outputs = await _call_many(candidate.tool, calls[start : start + _BATCH], context)
+        async with context.proofs:
+            outputs = await call_many(candidate.tool, calls[start : start + _BATCH], context.pool)
         for output, wanted in zip(outputs, list(asked.values())[start : start + _BATCH], strict=True):
             found.update(id_ for id_, answer in wanted if output and contains(output[0], answer))
     return [Twin(candidate.tool.spec.name, id_) for id_ in sorted(found)]
-
-
-async def _call_many(tool: CodeTool, calls: list[dict[str, Any]], context: Context) -> list[list[Any]]:
-    """For each call a list that holds its output, or is empty where it failed."""
-    code = tool.code + _MANY_CODE.format(name=tool.spec.name)
-    async with context.proofs:
-        together = await context.pool.call(code, _MANY, {"calls": calls})
-        if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
-            return together.value
-        # One call that crashes, runs out of time or returns no JSON would hide the others.
-        singly = [await context.pool.call(tool.code, tool.spec.name, arguments) for arguments in calls]
-    for result in singly:
-        if result.is_infrastructure:
-            raise Transient(f"sandbox: {result.kind}: {result.error}")
-    return [[result.value] if result.ok else [] for result in singly]
 
 
 def _translated(arguments: dict[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox import Reason, validate_call
+from sandbox import Outcome, Reason, validate_call
 from synthesis.environments.config import Context
 from synthesis.matching import contains
 from synthesis.records import Answer, CodeTool, SubQuestion, ToolEnvironment, ToolSpec
@@ -44,28 +44,29 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
-        return [await _prove_case(tool, case, context.pool) for case in cases]
+        return [await prove_case(tool, case, context.pool) for case in cases]
 
 
-async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> Any:
+async def prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> Any:
+    """The output of one reference call, proven; see `prove`, whose errors it raises."""
     validation = await validate_call(pool, tool.code, tool.spec.name, case.arguments)
     first, finding = _settled(validation.result), validation.finding
     if finding is not None and finding.reason is Reason.FAILS:
-        raise Rejected("tool_failed", f"{_shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
+        raise Rejected("tool_failed", f"{shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
     if finding is not None:
-        raise Rejected(finding.reason.value, f"{_shown(tool, case.arguments)} {finding.detail}")
+        raise Rejected(finding.reason.value, f"{shown(tool, case.arguments)} {finding.detail}")
     if not contains(first.value, case.answer):
         raise Rejected(
             "wrong_answer",
-            f"{_shown(tool, case.arguments)} returned {_short(first.value)}, expected {case.answer.value!r} in it",
+            f"{shown(tool, case.arguments)} returned {_short(first.value)}, expected {case.answer.value!r} in it",
         )
     for wrong in perturbed(tool, case):
         result = await _call(tool, wrong, pool)
         if result.ok and contains(result.value, case.answer):
             raise Rejected(
                 "ignores_arguments",
-                f"{_shown(tool, wrong)} returned {_short(result.value)}, which holds the answer {case.answer.value!r} "
-                f"of another call, {_shown(tool, case.arguments)}; wrong arguments must raise an error",
+                f"{shown(tool, wrong)} returned {_short(result.value)}, which holds the answer {case.answer.value!r} "
+                f"of another call, {shown(tool, case.arguments)}; wrong arguments must raise an error",
             )
     return first.value
 
@@ -75,16 +76,26 @@ def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     wrong: list[dict[str, Any]] = [dict(case.other_arguments)]
     required = tool.spec.parameters.get("required", [])
     for name in required:
-        schema = tool.spec.parameters["properties"][name]
-        if "enum" in schema or schema["type"] == "boolean":
+        other = nonsense(case.arguments[name])
+        if "enum" in tool.spec.parameters["properties"][name] or other == case.arguments[name]:
             continue  # every value of a closed set is a sensible one
-        nonsense = "zzqx 00" if schema["type"] == "string" else case.arguments[name] + 7_654_321
-        wrong.append({**case.arguments, name: nonsense})
+        wrong.append({**case.arguments, name: other})
     # Python itself refuses a call without them where they have no default; no need to try.
-    return wrong if set(required) & _without_default(tool) else [*wrong, {}]
+    return wrong if set(required) & without_default(tool) else [*wrong, {}]
 
 
-def _without_default(tool: CodeTool) -> set[str]:
+def nonsense(value: Any) -> Any:
+    """A value of the same type that names nothing: each value of a list or an object, and a boolean as it is."""
+    if isinstance(value, str):
+        return "zzqx 00"
+    if isinstance(value, list):
+        return [nonsense(one) for one in value]
+    if isinstance(value, dict):
+        return {name: nonsense(one) for name, one in value.items()}
+    return value + 7_654_321 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def without_default(tool: CodeTool) -> set[str]:
     """Parameters of the tool's function that have no default: what a call cannot leave out."""
     module, name = ast.parse(tool.code), tool.spec.name
     functions = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
@@ -135,8 +146,54 @@ async def replay(environment: ToolEnvironment, pool: Sandbox) -> list[str]:
     for call in environment.reference_calls:
         result = await _call(tools[call.tool], call.arguments, pool)
         if not result.ok or result.value != call.output or not contains(result.value, steps[call.sub_question].answer):
-            problems.append(f"{environment.id}: {_shown(tools[call.tool], call.arguments)} gave {_short(result.value)}")
+            problems.append(f"{environment.id}: {shown(tools[call.tool], call.arguments)} gave {_short(result.value)}")
     return problems
+
+
+_MANY = "astra_many_calls"
+# Thousands of look-ups a tool, many in one process of the sandbox. State that a tool keeps between them may change what
+# it answers, so what is found this way is not proven yet.
+_MANY_CODE = f"""
+
+def {_MANY}(calls):
+    results = []
+    for arguments in calls:
+        try:
+            results.append([{{name}}(**arguments)])
+        except Exception:
+            results.append([])
+    return results
+"""
+
+
+async def call_many(
+    tool: CodeTool, calls: Sequence[Mapping[str, Any]], pool: Sandbox, *, most_timeouts: int | None = None
+) -> list[list[Any]]:
+    """For each call a list that holds its output, or is empty where it failed.
+
+    Args:
+        tool: called in one process of the sandbox, or in one for each call where that fails.
+        calls: arguments.
+        pool: where it runs.
+        most_timeouts: once this many calls ran out of CPU time, the rest count as failed; None tries all.
+
+    Raises:
+        Transient: the sandbox itself failed.
+    """
+    together = await pool.call(tool.code + _MANY_CODE.format(name=tool.spec.name), _MANY, {"calls": list(calls)})
+    if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
+        return together.value
+    # One call that crashes, runs out of time or returns no JSON would hide the others.
+    outputs: list[list[Any]] = []
+    timeouts = 0
+    for arguments in calls:
+        if most_timeouts is not None and timeouts >= most_timeouts:
+            outputs.append([])
+            continue
+        result = await _call(tool, arguments, pool)
+        timeouts += result.kind is Outcome.CPU_TIMEOUT
+        outputs.append([result.value] if result.ok else [])
+    return outputs
 
 
 async def _call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox) -> CallResult:
@@ -149,7 +206,8 @@ def _settled(result: CallResult) -> CallResult:
     return result
 
 
-def _shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
+def shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
+    """The call as Python writes it."""
     return f"{tool.spec.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
