@@ -10,7 +10,12 @@ _CHINESE = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _LATIN_WORD = re.compile(r"[A-Za-zÀ-ɏ][\w]*")
 
 
+_SHARE = 0.3
+"""Of a Chinese text's words, a character counted as one: it may quote names and code."""
+
+
 def language_of(text: str) -> Language:
-    """The language of most of a text. A Chinese character counts as a Latin word; a text without any is English."""
+    """Chinese where at least 30 % of the words are, each Chinese character counted as one; else English."""
     chinese = len(_CHINESE.findall(text))
-    return "zh" if chinese and chinese >= len(_LATIN_WORD.findall(_CHINESE.sub(" ", text))) else "en"
+    latin = len(_LATIN_WORD.findall(_CHINESE.sub(" ", text)))
+    return "zh" if chinese and chinese >= _SHARE * (chinese + latin) else "en"

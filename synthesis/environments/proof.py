@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox import Reason, validate_call
+from sandbox import Outcome, Reason, validate_call
 from synthesis.environments.config import Context
 from synthesis.matching import contains, match
 from synthesis.records import Answer, CodeTool, ReferenceCall, ToolSpec
@@ -19,7 +20,14 @@ from synthesis.runner import Rejected, Transient
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox
 
-_TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -47,13 +55,14 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
-        proven = [await _prove_case(tool, case, context.pool) for case in cases]
+        proven = [await prove_case(tool, case, context.pool) for case in cases]
     for one in proven:
         _check_shape(tool, proven[0].output, one.arguments, one.output)
     return proven
 
 
-async def _prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> ReferenceCall:
+async def prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> ReferenceCall:
+    """One reference call, proven; see `prove`, whose errors it raises."""
     validation = await validate_call(pool, tool.code, tool.spec.name, case.arguments)
     first, finding = _settled(validation.result), validation.finding
     if finding is not None and finding.reason is Reason.FAILS:
@@ -110,16 +119,26 @@ def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     wrong: list[dict[str, Any]] = [dict(case.other_arguments)]
     required = tool.spec.parameters.get("required", [])
     for name in required:
-        schema = tool.spec.parameters["properties"][name]
-        if "enum" in schema or schema["type"] == "boolean":
+        other = nonsense(case.arguments[name])
+        if "enum" in tool.spec.parameters["properties"][name] or other == case.arguments[name]:
             continue  # every value of a closed set is a sensible one
-        nonsense = "zzqx 00" if schema["type"] == "string" else case.arguments[name] + 7_654_321
-        wrong.append({**case.arguments, name: nonsense})
+        wrong.append({**case.arguments, name: other})
     # Python itself refuses a call without them where they have no default; no need to try.
-    return wrong if set(required) & _without_default(tool) else [*wrong, {}]
+    return wrong if set(required) & without_default(tool) else [*wrong, {}]
 
 
-def _without_default(tool: CodeTool) -> set[str]:
+def nonsense(value: Any) -> Any:
+    """A value of the same type that names nothing: each value of a list or an object, and a boolean as it is."""
+    if isinstance(value, str):
+        return "zzqx 00"
+    if isinstance(value, list):
+        return [nonsense(one) for one in value]
+    if isinstance(value, dict):
+        return {name: nonsense(one) for name, one in value.items()}
+    return value + 7_654_321 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def without_default(tool: CodeTool) -> set[str]:
     """Parameters of the tool's function that have no default: what a call cannot leave out."""
     module, name = ast.parse(tool.code), tool.spec.name
     functions = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == name]
@@ -144,9 +163,10 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
         if name not in properties:
             return f"{spec.name} has no parameter {name!r}; it has {', '.join(properties)}"
         schema = properties[name]
-        boolean_as_number = isinstance(value, bool) and schema["type"] != "boolean"
-        if boolean_as_number or not isinstance(value, _TYPES[schema["type"]]):
-            return f"{name} of {spec.name} must be of type {schema['type']}, not {type(value).__name__}"
+        kind = schema.get("type")
+        boolean_as_number = isinstance(value, bool) and kind in ("integer", "number")
+        if boolean_as_number or not isinstance(value, _TYPES.get(kind, object)):
+            return f"{name} of {spec.name} must be of type {kind}, not {type(value).__name__}"
         if "enum" in schema and value not in schema["enum"]:
             return f"{name} of {spec.name} must be one of {schema['enum']}, not {value!r}"
     return ""
@@ -161,9 +181,10 @@ def leaked(spec: ToolSpec, answer: Answer) -> str:
     return next((text for text in texts if contains(text, answer)), "")
 
 
+_MOST_TIMEOUTS = 2
 _PLAY = "play"
 # The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module
-# costs several times a call. State that tools keep between the calls can only make them answer more.
+# costs several times a call.
 _PLAY_CODE = """
 def play(sources, calls):
     modules, results = {}, []
@@ -182,7 +203,10 @@ def play(sources, calls):
 async def play(
     tools: Sequence[CodeTool], calls: Sequence[tuple[str, Mapping[str, Any]]], pool: Sandbox
 ) -> list[MadeCall]:
-    """Calls of several tools, given as (name, arguments), all in one process of the sandbox; no errors, only failures.
+    """Calls of several tools, given as (name, arguments), in one process of the sandbox, or in one each where that
+    fails.
+
+    What is found this way is not proven yet. A tool that twice ran out of CPU time is not called again: it has failed.
 
     Raises:
         Transient: the sandbox itself failed.
@@ -196,8 +220,16 @@ async def play(
         return [MadeCall(name, bool(output), *output) for (name, _), output in pairs]
     # One call that crashes, runs out of time or returns no JSON would hide the others.
     by_name = {tool.spec.name: tool for tool in tools}
-    results = [await call(by_name[name], arguments, pool) for name, arguments in calls]
-    return [MadeCall(name, result.ok, result.value) for (name, _), result in zip(calls, results, strict=True)]
+    made: list[MadeCall] = []
+    timeouts: Counter[str] = Counter()
+    for name, arguments in calls:
+        if timeouts[name] >= _MOST_TIMEOUTS:
+            made.append(MadeCall(name, False))
+            continue
+        result = await call(by_name[name], arguments, pool)
+        timeouts[name] += result.kind is Outcome.CPU_TIMEOUT
+        made.append(MadeCall(name, result.ok, result.value))
+    return made
 
 
 def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:

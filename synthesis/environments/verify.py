@@ -16,7 +16,7 @@ from synthesis.environments.config import Built, Context
 from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
 from synthesis.matching import contains, match
 from synthesis.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
-from synthesis.reward import MadeCall, score
+from synthesis.reward import MadeCall, score, solved_by, sub_tasks_by_tool
 from synthesis.runner import Rejected
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str,
         others: by sub-question, arguments of its tool that are not its answer's.
 
     Raises:
-        Rejected: `replay_failed`, `dependency_unused`, `answer_not_reached`, `not_solved`, `wrong_policy_scores`.
+        Rejected: a reason of `solve`, `not_solved`, `wrong_policy_scores`.
         Transient: the sandbox itself failed.
     """
     right = await solve(environment, pool)
@@ -110,6 +110,7 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
     found: dict[int, Any] = {}
     calls: list[MadeCall] = []
     dependencies = graph.graph_of(environment.sub_questions)
+    sub_tasks = sub_tasks_by_tool(environment)
     for step in sorted(environment.sub_questions, key=lambda step: (step.hop, step.id)):
         reference = by_step.get(step.id)
         if reference is None:  # it needs no tool: whoever has the outputs has its answer
@@ -119,6 +120,10 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
         output = await _replayed(environment, step, reference, tools[reference.tool], pool)
         found[step.id] = output
         calls.append(MadeCall(reference.tool, True, output))
+        if len(solved := solved_by(sub_tasks, reference.tool, output)) > 1:
+            raise Rejected(
+                "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {solved}"
+            )
     ends = [found[id_] for id_ in dependencies if dependencies.out_degree(id_) == 0]
     if not contains(ends, environment.answer):
         raise Rejected(

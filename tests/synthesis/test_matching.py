@@ -345,8 +345,8 @@ def test_a_megabyte_is_read_at_once(name: str, answer: Answer) -> None:
     prose = "The quick brown fox, born 5 January 2026, paid 1,234.5 km for it and left at 12:30. " * 12_000
     started = time.process_time()
     assert not contains(HOSTILE.get(name, prose), answer)
-    # Prose takes about 0.1 s; what is guarded against is time that grows with the square.
-    assert time.process_time() - started < 2.0
+    # Prose takes about 0.1 s; what is guarded against is time that grows with the square: minutes.
+    assert time.process_time() - started < 10.0
 
 
 def test_an_output_may_be_deep() -> None:
