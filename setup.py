@@ -1,4 +1,4 @@
-"""Installation: `pip install .` is all a CPU needs. Extras: `cuda`, `tpu`, `test`; `vllm` for a server's own venv."""
+"""Installation: `pip install .` is all a CPU needs. Extras: `cuda`, `tpu`, `gcs`, `parquet`, `test`; `vllm` for a server."""
 
 import re
 from pathlib import Path
@@ -65,6 +65,8 @@ setup(
         "cuda": ["jax[cuda13]>=0.8"],
         # Datasets on Google Cloud Storage.
         "gcs": ["gcsfs"],
+        # ASTRA's released records as .parquet.
+        "parquet": ["pyarrow"],
         "tpu": ["jax[tpu]>=0.8"],
         # A rollout server in a venv of its own: its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.11"],
