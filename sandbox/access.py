@@ -25,4 +25,6 @@ def shows_token(headers: Mapping[str, str], token: str | None) -> bool:
     if token is None:
         return True
     kind, _, given = headers.get("Authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
+    return kind.lower() == "bearer" and hmac.compare_digest(
+        given.strip().encode("utf-8", "surrogateescape"), token.encode()
+    )

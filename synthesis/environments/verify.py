@@ -101,7 +101,8 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
 
     Raises:
         Rejected: `replay_failed` for a call that does not give its stored output and its answer, `dependency_unused`
-            for one whose arguments hold nothing that the steps it waits for have found, `answer_not_reached` where the
+            for one whose arguments hold nothing that the steps it waits for have found, `shared_call` where one call
+            answers two sub-questions (half of the calls would have a reward above 1), `answer_not_reached` where the
             last steps do not hold the final answer.
         Transient: the sandbox itself failed.
     """

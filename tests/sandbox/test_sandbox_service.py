@@ -18,6 +18,7 @@ import pytest_asyncio
 from serving import serving
 
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
+from sandbox.access import shows_token
 from sandbox.remote import RemotePool
 from sandbox.service import ServiceConfig
 
@@ -105,6 +106,11 @@ async def test_without_the_token_nothing_runs(pool: SandboxPool) -> None:
                 async with RemotePool(url, token=token):
                     pass
         assert pool.stats.calls == before
+
+
+async def test_a_token_that_is_no_text_is_refused() -> None:
+    assert not shows_token({"Authorization": "Bearer \udcff"}, "right")
+    assert shows_token({"Authorization": "bearer right "}, "right") and shows_token({}, None)
 
 
 async def test_beyond_loopback_a_token_is_needed() -> None:

@@ -535,6 +535,18 @@ async def test_a_dependency_has_to_be_used(pool: SandboxPool) -> None:
         await finish(replace(built, tools=[both]), context(pool))
 
 
+async def test_one_call_does_not_answer_two_sub_questions(pool: SandboxPool) -> None:
+    """Two names of one country: whoever asks for one has both answers, and would have a precision of 2."""
+    code = HONEST.replace("'Japan': 'Tokyo'", "'Japan': 'Tokyo', 'Nippon': 'Tokyo'")
+    step = replace(CAPITAL.decomposition.sub_questions[0], answer=Answer("Tokyo"))
+    built = finished(["Japan"], sub_questions=[step, replace(step, id=2, question="And of Nippon?")])
+    (tool,) = built.tools
+    calls = [*tool.calls, ReferenceCall(2, "capital", {"c": "Nippon"}, {"capital": "Tokyo"}, "string")]
+    both = replace(tool, tool=CodeTool(SPEC, code), calls=calls, others=[{"c": "Italy"}, {"c": "Italy"}])
+    with pytest.raises(Rejected, match="shared_call"):
+        await finish(replace(built, tools=[both]), context(pool))
+
+
 async def test_wrong_policies_get_what_the_formula_says(pool: SandboxPool, environments: list[ToolEnvironment]) -> None:
     """Computed anew: one call of each tool too many, irrelevant ones included, and the reference calls of the
     others."""
