@@ -1,4 +1,4 @@
-"""Installation: `pip install .` is all a CPU needs. Extras: `cuda`, `tpu`, `gcs`, `parquet`, `test`; `vllm` for a server."""
+"""Installation: `pip install .` is all a CPU needs; what the extras bring is said beside them."""
 
 import re
 from pathlib import Path
