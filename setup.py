@@ -17,7 +17,7 @@ setup(
     package_data={
         "astra_jax": ["rollout/*.jinja"],
         "synthesis": ["prompts/*/*"],
-        "launch": ["*.jinja", "*.js"],
+        "launch": ["*.jinja", "viewer/*.jinja", "viewer/*.js"],
         "sandbox": ["*"],
     },
     install_requires=[

@@ -71,7 +71,12 @@ def with_cpu_environment(module: str) -> None:
         del os.environ["GLIBC_TUNABLES"]
 
 
-def run(main: Callable[[], int | None], *, mends: Callable[[], tuple[type[Exception], ...]] = tuple) -> None:
+def run(
+    main: Callable[[], int | None],
+    *,
+    mends: Callable[[], tuple[type[Exception], ...]] = tuple,
+    argument: flags.FlagHolder[str | None] | None = None,
+) -> None:
     """Parse the command line and run a program.
 
     Exits with what `main` returns (None is 0), with 1 for unknown flags (absl's own behaviour, which names the nearest
@@ -79,14 +84,22 @@ def run(main: Callable[[], int | None], *, mends: Callable[[], tuple[type[Except
 
     Args:
         mends: the exceptions whose messages already say what to do; called only when something was raised.
+        argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --dataset=DIR`.
     """
+    if argument is not None:
+        flags.FLAGS.set_gnu_getopt()  # else absl takes the flags after it for arguments too
 
     def guarded(argv: Sequence[str]) -> int | None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax's notes would drown the progress bars
         try:
-            if len(argv) > 1:
-                raise UsageError(f"unexpected argument {argv[1]!r}; this program takes flags only (see --help)")
+            stray = argv[1:]
+            if stray and argument is not None and not argument.present:
+                flags.FLAGS[argument.name].parse(stray[0])
+                stray = stray[1:]
+            if stray:
+                takes = "flags only" if argument is None else f"one argument, --{argument.name}, next to its flags"
+                raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
             return main()
         except Exception as error:
             if isinstance(error, (UsageError, *mends())):

@@ -1,22 +1,29 @@
-"""A local page that shows a dataset's environments and runs their tools in the sandbox.
+"""A local page that shows a dataset: trajectories, or environments, whose tools it runs in the sandbox.
 
-    python -m launch.inspect --environments=DIR
-    python -m launch.inspect --environments=DIR --host=0.0.0.0 --token_file=FILE --sandbox_url=http://sandbox:8700
+    python -m launch.inspect DIR
+    python -m launch.inspect --dataset=DIR --host=0.0.0.0 --token_file=FILE --sandbox_url=http://sandbox:8700
 
-Whoever opens the page can run the tools that the dataset holds, with arguments of their own. So it is there for this
-machine alone; beyond loopback it asks for a token, which the browser takes as the password (any user name will do). On
-SIGTERM (and Ctrl-C) it lets calls in flight end, and exits with 0; with 3 when some had to be cut off.
+The dataset's card says which records it holds; /card shows the card. Whoever opens the page of environments can run the
+tools that the dataset holds, with arguments of their own. So it is there for this machine alone; beyond loopback it
+asks for a token, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C) it lets
+requests in flight end, and exits with 0; with 3 when some had to be cut off.
 """
 
 from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch import cli, sandboxes, services
 
+if TYPE_CHECKING:  # --help does not wait for it
+    from launch.viewer.service import Pages
+
 flags.adopt_module_key_flags(sandboxes)
 
-_ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments to show.", required=True)
+_DATASET = flags.DEFINE_string("dataset", None, "Dataset to show, of trajectories or of tool environments.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8800, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that people must show.")
@@ -29,32 +36,53 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from launch.catalogue import Catalogue
-    from launch.inspection import InspectionConfig, Service
-    from synthesis.datasets import read_dataset
-    from synthesis.records import ToolEnvironment
+    from launch.viewer.service import Service, ServiceConfig
+    from synthesis.datasets import read_card
 
+    if not _DATASET.value:
+        raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
     token = cli.token_of(_TOKEN_FILE)
     try:
-        config = InspectionConfig(_HOST.value, _PORT.value, token)
+        config = ServiceConfig(_HOST.value, _PORT.value, token)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     told = services.told_to_stop()
-    environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
-    try:
-        catalogue = Catalogue(environments)
-    except ValueError as error:
-        raise cli.UsageError(f"--environments={_ENVIRONMENTS.value}: {error}") from None
-    async with sandboxes.sandbox_from_flags() as sandbox:
-        service = Service(catalogue, sandbox, config)
+    card = read_card(_DATASET.value)
+    async with AsyncExitStack() as stack:
+        pages, sandboxed = await _pages(_DATASET.value, card.get("kind"), stack)
+        service = Service(pages, card, config)
         await services.listen(service, _HOST.value, _PORT.value)
         host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-        print(
-            f"{len(catalogue)} environments on http://{host}:{service.port}/, sandbox tier {sandbox.tier}", flush=True
-        )
+        print(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}", flush=True)
         await told.wait()
         cut = await service.stop()
-    return services.ended(cut, "calls")
+    return services.ended(cut, "requests")
+
+
+async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages, str]:
+    """The pages of a dataset, and what to say of the sandbox that they run tools in; the stack closes it.
+
+    Raises:
+        UsageError: it holds other records, or two of one id.
+    """
+    from launch.viewer.catalogue import Catalogue
+    from launch.viewer.conversations import Conversations
+    from launch.viewer.environments import EnvironmentPages
+    from launch.viewer.trajectories import TrajectoryPages
+    from synthesis.datasets import read_dataset
+    from synthesis.records import ToolEnvironment
+
+    try:
+        if kind == "Trajectory":
+            return TrajectoryPages(Conversations(path)), ""
+        if kind == "ToolEnvironment":
+            catalogue = Catalogue(read_dataset(path, ToolEnvironment))
+        else:
+            raise ValueError(f"it holds {kind} records; give a dataset of Trajectory or ToolEnvironment records")
+    except ValueError as error:
+        raise cli.UsageError(f"--dataset={path}: {error}") from None
+    sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
+    return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"
 
 
 def _mends() -> tuple[type[Exception], ...]:
@@ -65,4 +93,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, mends=_mends, argument=_DATASET)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from synthesis.records import SCHEMA_VERSION, Record, decode, encode
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
 _AGAIN = "delete {} and run its stage again"
+_AT_ONCE = 1024
+"""Records that are held as bytes while a dataset is read."""
 
 Folder = str | os.PathLike[str]
 """Where a dataset is: a folder, or gs://bucket/folder."""
@@ -117,32 +119,64 @@ def read_dataset(path: Folder, kind: type[Record]) -> list[Record]:
     Raises:
         DatasetError: missing, of another kind, or its count or digest differs from the card's (corrupt).
     """
+    return list(each_record(path, kind))
+
+
+def each_record(path: Folder, kind: type[Record]) -> Iterator[Record]:
+    """The records of a dataset one after the other, in its order; for what need not hold all of them at once.
+
+    Raises:
+        DatasetError: as `read_dataset`; that the count or the digest differs is only known after the last record.
+    """
+    card = _card_of(path, kind)
+    digest, count = hashlib.sha256(), 0
+    # An ArrayRecord without any record has no footer that the reader accepts.
+    for data in _read_bytes(path) if card["count"] else ():
+        digest.update(len(data).to_bytes(8, "big") + data)
+        yield _decoded(path, kind, count, data)
+        count += 1
+    if count != card["count"] or digest.hexdigest() != card["digest"]:
+        raise DatasetError(
+            f"{path} is corrupt: {count} records with digest {digest.hexdigest()[:12]}, its card says "
+            f"{card['count']} with {card['digest'][:12]}; {_AGAIN.format(path)}"
+        )
+
+
+def read_record(path: Folder, kind: type[Record], index: int) -> Record:
+    """One record by its place in the dataset's order, from 0. It is not checked against the card's digest.
+
+    Raises:
+        DatasetError: the dataset is missing, of another kind, or has no such record; or the record is corrupt.
+    """
+    count = _card_of(path, kind)["count"]
+    if not 0 <= index < count:
+        raise DatasetError(f"{path} has no record {index}; it holds {count}, counted from 0")
+    return _decoded(path, kind, index, next(_read_bytes(path, index)))
+
+
+def _card_of(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
     card = read_card(path)
     if card["kind"] != kind.__name__:
         raise DatasetError(f"{path} holds {card['kind']} records, expected {kind.__name__}")
-    digest, records = hashlib.sha256(), []
-    for index, data in enumerate(_read_bytes(path)):
-        digest.update(len(data).to_bytes(8, "big") + data)
-        try:
-            records.append(decode(data, kind))
-        except msgspec.MsgspecError as error:
-            raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
-    if len(records) != card["count"] or digest.hexdigest() != card["digest"]:
-        raise DatasetError(
-            f"{path} is corrupt: {len(records)} records with digest {digest.hexdigest()[:12]}, its card says "
-            f"{card['count']} with {card['digest'][:12]}; {_AGAIN.format(path)}"
-        )
-    return records
+    return card
 
 
-def _read_bytes(path: Folder) -> list[bytes]:
-    # An ArrayRecord without any record has no footer that the reader accepts.
-    if read_card(path)["count"] == 0:
-        return []
+def _decoded(path: Folder, kind: type[Record], index: int, data: bytes) -> Record:
+    try:
+        return decode(data, kind)
+    except msgspec.MsgspecError as error:
+        raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
+
+
+def _read_bytes(path: Folder, only: int | None = None) -> Iterator[bytes]:
+    """The encoded records, or the one at `only`."""
     try:
         reader = array_record_module.ArrayRecordReader(records_file(path))
         try:
-            return reader.read_all()
+            total = reader.num_records()
+            places = range(0, total, _AT_ONCE) if only is None else (only,)
+            for start in places:
+                yield from reader.read(start, min(start + _AT_ONCE, total) if only is None else start + 1)
         finally:
             reader.close()
     except (ValueError, RuntimeError, OSError, IndexError) as error:

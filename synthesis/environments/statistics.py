@@ -77,14 +77,20 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def table(statistics: Mapping[str, Any]) -> str:
     """The paper's table (A.1.2) of a dataset's statistics, a row a line."""
+    return "\n".join(f"{name:<32} {value}" for name, value in rows(statistics).items())
+
+
+def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
+    """The paper's table (A.1.2) of `statistics_of`, also as a card has them: name → text."""
     if not statistics["samples"]:
-        return "samples                          0"
+        return {"samples": "0"}
 
     def shares(of: Mapping[str, float], most: int = 4) -> str:
-        return ", ".join(f"{name} {share:.1%}" for name, share in list(of.items())[:most])
+        # A card sorts by name.
+        return ", ".join(f"{name} {share:.1%}" for name, share in sorted(of.items(), key=lambda one: -one[1])[:most])
 
     steps, calls, hops = statistics["sub_questions"], statistics["tool_calls"], statistics["hops"]
-    rows = {
+    return {
         "samples": f"{statistics['samples']:,}",
         "languages": shares(statistics["languages"]),
         "scenarios": shares(statistics["structures"]),
@@ -98,7 +104,6 @@ def table(statistics: Mapping[str, Any]) -> str:
         "tools, merged": f"{statistics['tools']['total']:,}, {statistics['tools']['share_merged']:.1%}",
         "irrelevant tools a sample": ", ".join(f"{band} {n:.2f}" for band, n in statistics["distractors"].items()),
     }
-    return "\n".join(f"{name:<32} {value}" for name, value in rows.items())
 
 
 def _shares(values: Iterable[str]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from synthesis.records import CodeExecution, EmulatedExecution, StdioExecution, Task, ToolChain, ToolServer, Trajectory
@@ -47,12 +47,20 @@ def task_statistics(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
-    """The paper's table A.1.1 (left column), and rates of our own. Shares are between 0 and 1."""
+    """The paper's table A.1.1 (left column), and rates of our own. Shares are between 0 and 1.
+
+    Args:
+        servers: by id; those of all trajectories, else `KeyError`.
+    """
     count = len(trajectories)
     messages = [message for one in trajectories for message in one.messages]
     calls = [sum(len(message.tool_calls) for message in one.messages) for one in trajectories]
     roles = Counter(message.role for message in messages)
-    executions = Counter(_KINDS[type(servers[one.server_id].execution)] for one in trajectories)
+    kinds = [_KINDS[type(servers[one.server_id].execution)] for one in trajectories]
+    executions, executed = Counter(kinds), Counter[str]()
+    for kind, n in zip(kinds, calls, strict=True):
+        executed[kind] += n
+    rewards = [one.reward for one in trajectories]
     return {
         "conversations": count,
         "messages": len(messages),
@@ -66,18 +74,32 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
             "share_with_1_to_5": share(sum(1 <= n <= 5 for n in calls), count),
             "share_with_calls": share(sum(n > 0 for n in calls), count),
         },
+        "tool_calls": sum(calls),
+        "tools_per_conversation": {
+            "mean": round(fmean([len(one.tools) for one in trajectories]), 3) if count else 0.0,
+            "histogram": histogram([len(one.tools) for one in trajectories]),
+        },
         "parallel_turns": sum(len(message.tool_calls) > 1 for message in messages),
         "role_shares": {role: share(roles[role], len(messages)) for role in sorted(roles)},
         "unique_functions": len(
             {(one.server_id, call.name) for one in trajectories for m in one.messages for call in m.tool_calls}
         ),
+        "functions_offered": len({(one.server_id, tool.name) for one in trajectories for tool in one.tools}),
         "servers": len({one.server_id for one in trajectories}),
         "domains": histogram([one.domain for one in trajectories]),
         "languages": histogram([one.language for one in trajectories]),
         "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
+        "execution_shares_of_calls": {kind: share(executed[kind], sum(calls)) for kind in sorted(executed)},
         "injected_failures": sum(one.injected_failures for one in trajectories),
         "injected_failure_rate": share(sum(one.injected_failures for one in trajectories), sum(calls)),
-        "reward_mean": round(fmean([one.reward for one in trajectories]), 4) if count else 0.0,
+        "share_with_injected_failures": share(sum(one.injected_failures > 0 for one in trajectories), count),
+        "reward_mean": round(fmean(rewards), 4) if count else 0.0,
+        "reward": {
+            "median": round(median(rewards), 4) if count else 0.0,
+            "least": round(min(rewards, default=0.0), 4),
+            # To the nearest twentieth: a threshold leaves rewards too close for tenths.
+            "histogram": histogram([round(round(20 * reward) / 20, 2) for reward in rewards]),
+        },
         "axes": {
             axis: {
                 "mean": round(fmean([one.scores[axis].score for one in trajectories]), 4) if count else 0.0,
@@ -85,4 +107,38 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
             }
             for axis in AXES
         },
+    }
+
+
+def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
+    """The paper's table (A.1.1, left column) of `trajectory_statistics`, also as a card has them: name → text."""
+    if not statistics["conversations"]:
+        return {"conversations": "0"}
+
+    def ranked(of: Mapping[str, float], most: int = 4) -> str:
+        whole = sum(of.values())
+        first = sorted(of.items(), key=lambda one: -one[1])[:most]
+        return ", ".join(f"{name} {part / whole:.1%}" for name, part in first)
+
+    roles, calls = statistics["role_shares"], statistics["tool_calls_per_conversation"]
+    execution = statistics["execution_shares"]
+    asked = sum(part for role, part in roles.items() if role in ("user", "system"))
+    return {
+        "conversations": f"{statistics['conversations']:,}",
+        "messages": f"{statistics['messages']:,}; a conversation {statistics['messages_per_conversation']['mean']:.2f}",
+        "tool calls a conversation": f"{calls['mean']:.2f}; {calls['share_with_1_to_5']:.1%} have 1 to 5, "
+        f"{calls['share_with_calls']:.1%} at least one",
+        "tool / assistant / user+system": " / ".join(
+            f"{part:.1%}" for part in (roles.get("tool", 0), roles.get("assistant", 0), asked)
+        ),
+        "turns with parallel calls": f"{statistics['parallel_turns']:,}",
+        "unique functions called": f"{statistics['unique_functions']:,}",
+        "servers / domains": f"{statistics['servers']:,} / {len(statistics['domains']):,}",
+        "top domains": ranked(statistics["domains"]),
+        "languages": ranked(statistics["languages"]),
+        "tools real / emulated": f"{1 - execution.get('emulated', 0):.1%} / {execution.get('emulated', 0):.1%} "
+        f"of the conversations ({ranked(execution)})",
+        "injected failures": f"{statistics['injected_failures']:,}; {statistics['injected_failure_rate']:.1%} of the "
+        "calls",
+        "mean reward": f"{statistics['reward_mean']:.3f}",
     }

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from synthesis.datasets import CARD_FILE, RECORDS_FILE, DatasetError, read_card, read_dataset, write_dataset
+from synthesis.datasets import (
+    CARD_FILE,
+    RECORDS_FILE,
+    DatasetError,
+    each_record,
+    read_card,
+    read_dataset,
+    read_record,
+    write_dataset,
+)
 from synthesis.records import Answer, ReferenceCall
 
 ANSWERS = [Answer(value=f"value {i}", aliases=["重庆"]) for i in range(50)]
@@ -29,6 +38,25 @@ def test_digest_depends_on_content_and_order_alone(tmp_path):
 def test_an_empty_dataset_is_a_dataset(tmp_path):
     write_dataset(tmp_path / "none", Answer, [], card={})
     assert read_dataset(tmp_path / "none", Answer) == []
+
+
+def test_records_are_read_one_by_one(tmp_path):
+    path = tmp_path / "answers"
+    many = [Answer(value=number) for number in range(2500)]
+    write_dataset(path, Answer, many, card={})
+    assert list(each_record(path, Answer)) == many
+    assert [read_record(path, Answer, index) for index in (0, 7, 1024, 2499)] == [many[i] for i in (0, 7, 1024, 2499)]
+    for index in (-1, 2500):
+        with pytest.raises(DatasetError, match=f"has no record {index}; it holds 2500"):
+            read_record(path, Answer, index)
+    with pytest.raises(DatasetError, match="holds Answer records, expected ReferenceCall"):
+        read_record(path, ReferenceCall, 0)
+    card = json.loads((path / CARD_FILE).read_text())
+    (path / CARD_FILE).write_text(json.dumps({**card, "count": 2499}))
+    records = each_record(path, Answer)
+    assert [next(records) for _ in range(2500)] == many
+    with pytest.raises(DatasetError, match="2500 records with digest .* its card says 2499"):
+        next(records)
 
 
 def test_a_failed_write_leaves_the_old_dataset(tmp_path):

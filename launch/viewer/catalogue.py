@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch.viewer.listing import Page, part
 from synthesis.matching import match
 from synthesis.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.reward import solved_by, sub_tasks_by_tool
@@ -32,16 +32,6 @@ class Filter:
             and self.language in ("", environment.language)
             and any(wanted in text.casefold() for text in (environment.question, environment.id, environment.domain))
         )
-
-
-@dataclass(frozen=True)
-class Page:
-    """A part of a list; `number` and `last` start at 1, `matching` counts over all pages."""
-
-    environments: list[ToolEnvironment]
-    number: int
-    last: int
-    matching: int
 
 
 @dataclass(frozen=True)
@@ -112,12 +102,9 @@ class Catalogue:
         """The environment of an id, or None."""
         return self._by_id.get(id)
 
-    def page(self, wanted: Filter, number: int, size: int = 50) -> Page:
+    def page(self, wanted: Filter, number: int, size: int = 50) -> Page[ToolEnvironment]:
         """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
-        matching = [one for one in self._by_id.values() if wanted.passes(one)]
-        last = max(1, math.ceil(len(matching) / size))
-        number = min(max(1, number), last)
-        return Page(matching[(number - 1) * size : number * size], number, last, len(matching))
+        return part([one for one in self._by_id.values() if wanted.passes(one)], number, size)
 
 
 def shown_tools(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> list[Tool]:

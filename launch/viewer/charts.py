@@ -1,0 +1,143 @@
+"""Bar charts as numbers, ready for inline SVG: columns for what has an order, rows for what has names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MOST_COLUMNS, _MOST_ROWS = 40, 20
+_COLUMNS_HEIGHT, _HEAD, _FOOT = 110, 16, 20
+ROW_WIDTH = 220
+"""Of the longest bar of named numbers, pixels."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar in pixels, the text at its end, and its label: at (`label_x`, the chart's foot), "" where there is no
+    room for it."""
+
+    label: str
+    name: str
+    text: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A histogram; `name` of a bar is its whole label, for the tooltip."""
+
+    width: float
+    height: float
+    foot: float
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named number; `bar` is its length in pixels, of at most `ROW_WIDTH`."""
+
+    name: str
+    text: str
+    part: str
+    bar: float
+
+
+def is_histogram(value: object) -> bool:
+    """Whether a value of a card is numbers by name."""
+    return isinstance(value, Mapping) and bool(value) and all(_is_number(one) for one in value.values())
+
+
+def has_order(value: Mapping[str, float]) -> bool:
+    """Whether the names of a histogram are numbers themselves."""
+    return all(_number(name) is not None for name in value)
+
+
+def columns(histogram: Mapping[str, float], *, bins: tuple[float, float, float] | None = None) -> Columns:
+    """A histogram of numbers. Whole numbers that do not occur get a column too, so that gaps show.
+
+    Args:
+        histogram: number as text → how often.
+        bins: (first, last, step) of the columns where the numbers are no whole ones.
+    """
+    counts = {number: count for name, count in histogram.items() if (number := _number(name)) is not None}
+    labelled = _binned(counts, bins)
+    gap = 2.0
+    width = max(10.0, min(34.0, 480 / max(1, len(labelled))))
+    tallest = max((count for _, _, count in labelled), default=0) or 1
+    every = max(1, math.ceil(24 / width))
+    bars = []
+    for index, (label, name, count) in enumerate(labelled):
+        height = _COLUMNS_HEIGHT * count / tallest
+        shown = label if index % every == 0 else ""
+        # A number over each column wants room for it.
+        text = f"{count:g}" if count and 7 * len(f"{count:g}") <= width else ""
+        bars.append(
+            Bar(shown, f"{name}: {count:,g}", text, index * width + gap / 2, _HEAD + _COLUMNS_HEIGHT - height,
+                width - gap, height)
+        )  # fmt: skip
+    height = _HEAD + _COLUMNS_HEIGHT + _FOOT
+    return Columns(max(width * len(labelled), 40), height, _HEAD + _COLUMNS_HEIGHT + 14, bars)
+
+
+def rows(values: Mapping[str, float], *, shares: bool = False) -> list[Row]:
+    """Named numbers, the largest first; the smallest of many are summed up in one row.
+
+    Args:
+        shares: they are shares of 1, not counts.
+    """
+    ranked = sorted(values.items(), key=lambda one: (-one[1], one[0]))
+    if len(ranked) > _MOST_ROWS:
+        rest = ranked[_MOST_ROWS - 1 :]
+        ranked = [*ranked[: _MOST_ROWS - 1], (f"{len(rest):,} others", sum(count for _, count in rest))]
+    whole = sum(values.values())
+    largest = max((count for _, count in ranked), default=0) or 1
+    return [
+        Row(
+            name,
+            "" if shares else f"{count:,g}",
+            f"{count if shares else count / whole if whole else 0:.1%}",
+            ROW_WIDTH * max(0.0, count) / largest,
+        )
+        for name, count in ranked
+    ]
+
+
+def _binned(counts: Mapping[float, float], bins: tuple[float, float, float] | None) -> list[tuple[str, str, float]]:
+    """(label, whole label, count) of each column."""
+    if not counts:
+        return []
+    if any(not number.is_integer() for number in counts) or bins:
+        # One far-off number must not make a thousand columns.
+        if bins is None or (max(counts) - min(counts)) / bins[2] > _MOST_COLUMNS:
+            return [(f"{number:g}", f"{number:g}", counts[number]) for number in sorted(counts)]
+        first, last, step = bins
+        first, last = min(first, *counts), max(last, *counts)
+        found = [0.0] * (round((last - first) / step) + 1)
+        for number, count in counts.items():
+            found[round((number - first) / step)] += count
+        names = [f"{first + index * step:.4g}" for index in range(len(found))]
+        return [(name, name, count) for name, count in zip(names, found, strict=True)]
+    least, most = int(min(counts)), int(max(counts))
+    step_ = math.ceil((most - least + 1) / _MOST_COLUMNS)
+    binned = []
+    for start in range(least, most + 1, step_):
+        end = start + step_ - 1
+        count = sum(n for number, n in counts.items() if start <= number <= end)
+        binned.append((str(start), str(start) if step_ == 1 else f"{start} to {end}", count))
+    return binned
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

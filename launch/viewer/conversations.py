@@ -1,0 +1,259 @@
+"""What people see of a dataset of trajectories: its list, and each one's messages with the results at their calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from launch.viewer.listing import Page, part
+from synthesis.datasets import each_record, read_record
+from synthesis.records import Message, ToolCall, Trajectory
+from synthesis.trajectories.execution import FAILURES
+from synthesis.trajectories.reward import AXES
+
+_SHORT_CHARACTERS, _SHORT_LINES = 600, 14
+"""What is longer is folded."""
+_PREVIEW = _LINE = 110
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which trajectories to list; what is empty lets all pass.
+
+    Attributes:
+        text: in the question, the id, the server's id or the name of a called tool, whatever its case.
+        reward: the least one.
+        failures: `with` or `without` injected failures.
+    """
+
+    text: str = ""
+    domain: str = ""
+    language: str = ""
+    reward: float | None = None
+    failures: str = ""
+
+    def passes(self, entry: Entry) -> bool:
+        """Whether a trajectory is one of those."""
+        return (
+            self.domain in ("", entry.domain)
+            and self.language in ("", entry.language)
+            and (self.reward is None or entry.reward >= self.reward)
+            and self.failures in ("", "with" if entry.injected_failures else "without")
+            and self.text.strip().casefold() in entry.searched
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the list. `searched` is the text that a filter looks in."""
+
+    id: str
+    question: str
+    server_id: str
+    domain: str
+    language: str
+    reward: float
+    injected_failures: int
+    calls: int
+    searched: str
+
+
+class Conversations:
+    """The trajectories of a dataset, in its order. Only what the list shows is held; a record is read when it is asked
+    for, as whole datasets need not fit into memory.
+
+    Attributes:
+        domains: those that occur, sorted.
+        languages: those that occur, sorted.
+
+    Raises:
+        DatasetError: the dataset cannot be read, or is corrupt.
+        ValueError: two of them have one id.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._entries: list[Entry] = []
+        self._index: dict[str, int] = {}
+        for index, one in enumerate(each_record(path, Trajectory)):
+            if self._index.setdefault(one.id, index) != index:
+                raise ValueError(f"two trajectories have the id {one.id!r}; synthesise the dataset again")
+            self._entries.append(_entry(one))
+        self.domains = sorted({one.domain for one in self._entries})
+        self.languages = sorted({one.language for one in self._entries})
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, id: str) -> Trajectory | None:
+        """The trajectory of an id, or None.
+
+        Raises:
+            DatasetError: the dataset was replaced or removed in the meantime.
+        """
+        index = self._index.get(id)
+        return None if index is None else read_record(self._path, Trajectory, index)
+
+    def page(self, wanted: Filter, number: int, size: int = 50) -> Page[Entry]:
+        """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
+        return part([one for one in self._entries if wanted.passes(one)], number, size)
+
+
+def _entry(one: Trajectory) -> Entry:
+    question = next((message.content for message in one.messages if message.role == "user"), "")
+    names = [call.name for message in one.messages for call in message.tool_calls]
+    # A line break stands in no form's field: nothing matches across two of these.
+    searched = "\n".join([question, one.id, one.server_id, *dict.fromkeys(names)]).casefold()
+    return Entry(
+        id=one.id,
+        question=question,
+        server_id=one.server_id,
+        domain=one.domain,
+        language=one.language,
+        reward=one.reward,
+        injected_failures=one.injected_failures,
+        calls=len(names),
+        searched=searched,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One of them
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as it is shown: JSON is indented; what is long is folded under its beginning.
+
+    Attributes:
+        preview: the beginning, on one line; empty where nothing is folded.
+        characters: of the text as it is stored.
+    """
+
+    text: str
+    preview: str
+    characters: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the agent saw of a call.
+
+    Attributes:
+        failure: `injected`: a failure was put in the result's place; `perhaps`: it reads like one, and the record
+            counts fewer than read so; `error`: any other error; else empty.
+        kind: of the failure that it reads like (`timeout` …).
+    """
+
+    text: Text
+    failure: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with its result (None: the record has none)."""
+
+    call: ToolCall
+    result: Result | None
+
+
+@dataclass
+class Turn:
+    """A message, with its calls; those of one turn were made at the same time.
+
+    Attributes:
+        stray: results of no call of the turn.
+    """
+
+    message: Message
+    calls: list[Call] = field(default_factory=list)
+    stray: list[tuple[Message, Result]] = field(default_factory=list)
+
+
+def turns(trajectory: Trajectory) -> list[Turn]:
+    """The conversation. A result belongs to a call of the message that it follows: ids may repeat in later turns."""
+    results = _results(trajectory)
+    shown: list[Turn] = []
+    for message, following in _rounds(trajectory.messages):
+        turn = Turn(message)
+        left = list(following)
+        for call in message.tool_calls:
+            own = next((one for one in left if one[1].tool_call_id == call.id), None)
+            if own is not None:
+                left.remove(own)
+            turn.calls.append(Call(call, results[own[0]] if own else None))
+        turn.stray = [(one, results[index]) for index, one in left]
+        shown.append(turn)
+    return shown
+
+
+def scores(trajectory: Trajectory) -> list[tuple[str, float | None, str]]:
+    """(axis, score, reason) of the seven axes in the paper's order, then of others; None: there is no such score."""
+    known = trajectory.scores
+    missing = [(axis, None, "") for axis in AXES if axis not in known]
+    order = {axis: index for index, axis in enumerate(AXES)}
+    given = [(axis, one.score, one.reason) for axis, one in known.items()]
+    return sorted([*given, *missing], key=lambda one: order.get(one[0], len(order)))
+
+
+def arguments_text(arguments: dict[str, Any]) -> str:
+    """A call's arguments as JSON: on one line where they are short."""
+    line = json.dumps(arguments, ensure_ascii=False)
+    return line if len(line) <= _LINE else json.dumps(arguments, ensure_ascii=False, indent=2)
+
+
+def shown_text(text: str) -> Text:
+    """See `Text`."""
+    try:
+        pretty = msgspec.json.format(text, indent=2) if text.lstrip()[:1] in ("{", "[") else text
+    except (ValueError, RecursionError):  # it is no JSON after all
+        pretty = text
+    folded = len(pretty) > _SHORT_CHARACTERS or pretty.count("\n") >= _SHORT_LINES
+    beginning = " ".join(text[: 2 * _PREVIEW].split())
+    preview = f"{beginning[:_PREVIEW]} …" if folded else ""
+    return Text(pretty, preview, len(text))
+
+
+def _rounds(messages: Sequence[Message]) -> Iterator[tuple[Message, list[tuple[int, Message]]]]:
+    """Each message that is no result, with the results after it; results at the very start follow an empty message."""
+    current: Message | None = None
+    following: list[tuple[int, Message]] = []
+    for index, message in enumerate(messages):
+        if message.role == "tool":
+            following.append((index, message))
+            continue
+        if current is not None or following:
+            yield current or Message("assistant", ""), following
+        current, following = message, []
+    if current is not None or following:
+        yield current or Message("assistant", ""), following
+
+
+def _results(trajectory: Trajectory) -> dict[int, Result]:
+    """By the index of the message. Which results were injected is not stored, only how many; their texts are known."""
+    kinds = {text: kind for kind, text in FAILURES.items()}
+    tools = {index: message for index, message in enumerate(trajectory.messages) if message.role == "tool"}
+    alike = sum(message.content in kinds for message in tools.values())
+    injected = (
+        "injected" if alike <= trajectory.injected_failures else "perhaps" if trajectory.injected_failures else ""
+    )
+    shown = {}
+    for index, message in tools.items():
+        kind = kinds.get(message.content, "")
+        failure = injected if kind and trajectory.injected_failures else "error" if _is_error(message.content) else ""
+        shown[index] = Result(shown_text(message.content), failure, kind)
+    return shown
+
+
+def _is_error(text: str) -> bool:
+    """Whether a result says that the call failed, in the one way that the executor writes it."""
+    try:
+        return list(msgspec.json.decode(text, type=dict)) == ["error"]
+    except (ValueError, RecursionError):
+        return False
