@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _MOST_COLUMNS, _MOST_ROWS = 40, 20
 _COLUMNS_HEIGHT, _HEAD, _FOOT = 110, 16, 20
-ROW_WIDTH = 220
+ROW_WIDTH = 160
 """Of the longest bar of named numbers, pixels."""
 
 
@@ -28,10 +28,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Columns:
-    """A histogram; `name` of a bar is its whole label, for the tooltip."""
+    """A histogram, whose bars stand on `base`; `name` of a bar is its whole label, for the tooltip."""
 
     width: float
     height: float
+    base: float
     foot: float
     bars: list[Bar]
 
@@ -65,8 +66,8 @@ def columns(histogram: Mapping[str, float], *, bins: tuple[float, float, float] 
     """
     counts = {number: count for name, count in histogram.items() if (number := _number(name)) is not None}
     labelled = _binned(counts, bins)
-    gap = 2.0
-    width = max(10.0, min(34.0, 480 / max(1, len(labelled))))
+    gap, base = 2.0, float(_HEAD + _COLUMNS_HEIGHT)
+    width = max(9.0, min(34.0, 370 / max(1, len(labelled))))
     tallest = max((count for _, _, count in labelled), default=0) or 1
     every = max(1, math.ceil(24 / width))
     bars = []
@@ -74,13 +75,12 @@ def columns(histogram: Mapping[str, float], *, bins: tuple[float, float, float] 
         height = _COLUMNS_HEIGHT * count / tallest
         shown = label if index % every == 0 else ""
         # A number over each column wants room for it.
-        text = f"{count:g}" if count and 7 * len(f"{count:g}") <= width else ""
+        text = f"{count:,}" if count and 7 * len(f"{count:,}") <= width else ""
         bars.append(
-            Bar(shown, f"{name}: {count:,g}", text, index * width + gap / 2, _HEAD + _COLUMNS_HEIGHT - height,
+            Bar(shown, f"{name}: {count:,}", text, index * width + gap / 2, _HEAD + _COLUMNS_HEIGHT - height,
                 width - gap, height)
         )  # fmt: skip
-    height = _HEAD + _COLUMNS_HEIGHT + _FOOT
-    return Columns(max(width * len(labelled), 40), height, _HEAD + _COLUMNS_HEIGHT + 14, bars)
+    return Columns(max(width * len(labelled), 40), base + _FOOT, base, base + 14, bars)
 
 
 def rows(values: Mapping[str, float], *, shares: bool = False) -> list[Row]:
@@ -98,7 +98,7 @@ def rows(values: Mapping[str, float], *, shares: bool = False) -> list[Row]:
     return [
         Row(
             name,
-            "" if shares else f"{count:,g}",
+            "" if shares else f"{count:,}",
             f"{count if shares else count / whole if whole else 0:.1%}",
             ROW_WIDTH * max(0.0, count) / largest,
         )
@@ -110,24 +110,23 @@ def _binned(counts: Mapping[float, float], bins: tuple[float, float, float] | No
     """(label, whole label, count) of each column."""
     if not counts:
         return []
-    if any(not number.is_integer() for number in counts) or bins:
-        # One far-off number must not make a thousand columns.
-        if bins is None or (max(counts) - min(counts)) / bins[2] > _MOST_COLUMNS:
-            return [(f"{number:g}", f"{number:g}", counts[number]) for number in sorted(counts)]
-        first, last, step = bins
-        first, last = min(first, *counts), max(last, *counts)
-        found = [0.0] * (round((last - first) / step) + 1)
-        for number, count in counts.items():
-            found[round((number - first) / step)] += count
-        names = [f"{first + index * step:.4g}" for index in range(len(found))]
-        return [(name, name, count) for name, count in zip(names, found, strict=True)]
+    if bins is not None:
+        first, last, step = min(bins[0], *counts), max(bins[1], *counts), bins[2]
+        if (last - first) / step <= _MOST_COLUMNS:  # one far-off number must not make a million
+            found: list[float] = [0] * (round((last - first) / step) + 1)
+            for number, count in counts.items():
+                found[round((number - first) / step)] += count
+            names = [f"{first + index * step:.4g}" for index in range(len(found))]
+            return [(name, name, count) for name, count in zip(names, found, strict=True)]
+    if bins is not None or any(not number.is_integer() for number in counts):
+        return [(f"{number:g}", f"{number:g}", counts[number]) for number in sorted(counts)]
     least, most = int(min(counts)), int(max(counts))
-    step_ = math.ceil((most - least + 1) / _MOST_COLUMNS)
+    each = math.ceil((most - least + 1) / _MOST_COLUMNS)
     binned = []
-    for start in range(least, most + 1, step_):
-        end = start + step_ - 1
+    for start in range(least, most + 1, each):
+        end = start + each - 1
         count = sum(n for number, n in counts.items() if start <= number <= end)
-        binned.append((str(start), str(start) if step_ == 1 else f"{start} to {end}", count))
+        binned.append((str(start), str(start) if each == 1 else f"{start} to {end}", count))
     return binned
 
 

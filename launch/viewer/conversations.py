@@ -210,8 +210,9 @@ def arguments_text(arguments: dict[str, Any]) -> str:
 
 def shown_text(text: str) -> Text:
     """See `Text`."""
+    structured = len(text) > _LINE and text.lstrip()[:1] in ("{", "[")
     try:
-        pretty = msgspec.json.format(text, indent=2) if text.lstrip()[:1] in ("{", "[") else text
+        pretty = msgspec.json.format(text, indent=2) if structured else text
     except (ValueError, RecursionError):  # it is no JSON after all
         pretty = text
     folded = len(pretty) > _SHORT_CHARACTERS or pretty.count("\n") >= _SHORT_LINES

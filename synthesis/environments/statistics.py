@@ -86,8 +86,8 @@ def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         return {"samples": "0"}
 
     def shares(of: Mapping[str, float], most: int = 4) -> str:
-        # A card sorts by name.
-        return ", ".join(f"{name} {share:.1%}" for name, share in sorted(of.items(), key=lambda one: -one[1])[:most])
+        first = sorted(of.items(), key=lambda one: (-one[1], one[0]))[:most]  # a card sorts by name
+        return ", ".join(f"{name} {share:.1%}" for name, share in first)
 
     steps, calls, hops = statistics["sub_questions"], statistics["tool_calls"], statistics["hops"]
     return {

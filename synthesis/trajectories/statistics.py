@@ -117,7 +117,7 @@ def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
 
     def ranked(of: Mapping[str, float], most: int = 4) -> str:
         whole = sum(of.values())
-        first = sorted(of.items(), key=lambda one: -one[1])[:most]
+        first = sorted(of.items(), key=lambda one: (-one[1], one[0]))[:most]  # a card sorts by name
         return ", ".join(f"{name} {part / whole:.1%}" for name, part in first)
 
     roles, calls = statistics["role_shares"], statistics["tool_calls_per_conversation"]

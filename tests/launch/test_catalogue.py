@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from launch.catalogue import Catalogue, Filter, skeleton
-from launch.drawing import draw, wrap
+from launch.viewer.catalogue import Catalogue, Filter, skeleton
+from launch.viewer.drawing import draw, wrap
 from synthesis.records import Answer, SubQuestion, ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,14 +42,12 @@ CHINESE = replace(
 def test_the_list_is_filtered_and_paged() -> None:
     copies = [replace(NORWAY, id=f"copy-{n}") for n in range(60)]
     catalogue = Catalogue([NORWAY, CHINESE, *copies])
-    assert [one.id for one in catalogue.page(Filter(text=" GEOGRAPHY", structure="multi_hop"), 1).environments] == [
-        CHINESE.id
-    ]
-    assert [one.id for one in catalogue.page(Filter(language="zh"), 1).environments] == [CHINESE.id]
-    assert [one.id for one in catalogue.page(Filter(text="首都"), 1).environments] == [CHINESE.id]
+    assert [one.id for one in catalogue.page(Filter(text=" GEOGRAPHY", structure="multi_hop"), 1).items] == [CHINESE.id]
+    assert [one.id for one in catalogue.page(Filter(language="zh"), 1).items] == [CHINESE.id]
+    assert [one.id for one in catalogue.page(Filter(text="首都"), 1).items] == [CHINESE.id]
     pages = [catalogue.page(Filter(text="copy"), n, size=25) for n in (1, 2, 3, 4)]
-    assert [len(page.environments) for page in pages] == [25, 25, 10, 10] and pages[3].number == pages[3].last == 3
-    assert [one.id for page in pages[:3] for one in page.environments] == [one.id for one in copies]
+    assert [len(page.items) for page in pages] == [25, 25, 10, 10] and pages[3].number == pages[3].last == 3
+    assert [one.id for page in pages[:3] for one in page.items] == [one.id for one in copies]
     assert catalogue.page(Filter(text="zzz"), 1).matching == 0
     with pytest.raises(ValueError, match="two environments have the id 'norway'"):
         Catalogue([NORWAY, replace(NORWAY)])
@@ -98,5 +96,6 @@ def test_a_graph_that_is_wrong_is_drawn_as_far_as_it_goes() -> None:
 
 
 def test_importing_the_pages_imports_no_jax() -> None:
-    code = "import sys, launch.inspection; assert 'jax' not in sys.modules, 'jax was imported'"
+    modules = "launch.viewer.service, launch.viewer.environments, launch.viewer.trajectories"
+    code = f"import sys, {modules}; assert 'jax' not in sys.modules, 'jax was imported'"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -28,7 +28,7 @@ FLAGS = {
     "launch.sandbox_server": "token_file",
     "launch.environments": "teacher_model",
     "launch.grpo": "rollout_urls",
-    "launch.inspect": "environments",
+    "launch.inspect": "dataset",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
 }
@@ -114,6 +114,20 @@ def test_errors_of_use_are_one_line(tmp_path) -> None:
         result = run("launch.quickstart", f"--workdir={tmp_path}", *arguments)
         assert result.returncode == 2
         assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_one_argument_may_be_given_without_its_flag(tmp_path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    for arguments, message in [
+        ([nowhere, "--port=0"], f"error: no dataset at {nowhere}"),
+        (["--port=0", nowhere], f"error: no dataset at {nowhere}"),
+        ([], "error: no dataset is given; write python -m launch.inspect DIR"),
+        ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --dataset"),
+        (["stray", f"--dataset={nowhere}"], "error: unexpected argument 'stray'"),
+    ]:
+        result = run("launch.inspect", *arguments)
+        assert result.returncode == 2 and message in result.stderr, result.stderr
+        assert "Traceback" not in result.stderr
 
 
 def test_every_program_is_tested() -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from msgspec.structs import replace
+from viewing import INJECTION, ROOT, basic, command, follow, rows, send, serving, text_of, until
 
 from synthesis.datasets import write_dataset
 from synthesis.records import (
@@ -33,7 +30,6 @@ from synthesis.records import (
     ToolSpec,
 )
 
-ROOT = Path(__file__).parent.parent.parent
 TOKEN = "open sesame"
 
 CAPITALS = """
@@ -112,7 +108,6 @@ CHINESE = replace(
     quality=None,
     difficulty=None,
 )
-INJECTION = "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&"
 ECHO = f"# {INJECTION}\ndef echo(text):\n    return text\n"
 HOSTILE = replace(
     NORWAY,
@@ -137,43 +132,10 @@ def dataset(tmp_path_factory) -> Path:
     return path
 
 
-def command(dataset: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "launch.inspect", f"--environments={dataset}", "--port=0", *more]
-
-
-@contextmanager
-def serving(dataset: Path, *more: str) -> Iterator[int]:
-    """The port of a server that is there for a while, and then ends as it should."""
-    process = subprocess.Popen(command(dataset, *more), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        found = re.fullmatch(r"\d+ environments on http://[^:]+:(\d+)/, sandbox tier [ABC]\n", line)
-        assert found, line
-        yield int(found[1])
-    finally:
-        process.terminate()
-        rest, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and rest == "stopped\n"
-
-
 @pytest.fixture(scope="module")
 def port(dataset) -> Iterator[int]:
     with serving(dataset) as port:
         yield port
-
-
-def send(
-    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-) -> tuple[int, Mapping[str, str], str]:
-    """Status, headers and text of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request(method, path, body, dict(headers or {}))
-        response = connection.getresponse()
-        return response.status, dict(response.getheaders()), response.read().decode()
-    finally:
-        connection.close()
 
 
 def call(port: int, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -282,7 +244,7 @@ def test_beyond_loopback_a_token_is_needed(dataset, tmp_path) -> None:
     token.write_text(f"{TOKEN}\n")
     with serving(dataset, "--host=0.0.0.0", f"--token_file={token}") as port:
         for given in ("", "Basic", "Basic !", basic("wrong"), basic(""), f"Basic {TOKEN}", "Bearer wrong"):
-            for path in ("/", "/environment/norway", "/inspection.js", "/none"):
+            for path in ("/", "/card", "/environment/norway", "/viewer.js", "/none"):
                 status, headers, text = send(port, "GET", path, headers={"Authorization": given})
                 assert status == 401 and headers["WWW-Authenticate"].startswith("Basic "), (given, path)
                 assert "Norway" not in text
@@ -293,12 +255,8 @@ def test_beyond_loopback_a_token_is_needed(dataset, tmp_path) -> None:
         assert call(port, wanted(), Authorization=basic(TOKEN), Origin="http://evil.example")[0] == 403
 
 
-def basic(password: str) -> str:
-    return f"Basic {base64.b64encode(f'me:{password}'.encode()).decode()}"
-
-
 def test_every_answer_forbids_what_is_not_its_own(port) -> None:
-    for path in ("/", "/environment/norway", "/inspection.js", "/inspection.css", "/call", "/none", "/?page=x"):
+    for path in ("/", "/environment/norway", "/viewer.js", "/viewer.css", "/card", "/call", "/none", "/?page=x"):
         _, headers, text = send(port, "GET", path)
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
@@ -345,7 +303,11 @@ def test_bad_input_is_one_line_and_exit_code_2(dataset, port, tmp_path) -> None:
     (tmp_path / "corrupt" / "records.array_record").write_bytes(b"nothing")
     for path, flags, words in [
         (tmp_path / "none", [], "no dataset at"),
-        (tmp_path / "servers", [], "holds ToolServer records, expected ToolEnvironment"),
+        (
+            tmp_path / "servers",
+            [],
+            "it holds ToolServer records; give a dataset of Trajectory or ToolEnv",
+        ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),
         (dataset, ["--token_file=/none"], "--token_file=/none is no file with a token"),
@@ -436,28 +398,6 @@ def test_a_browser_shows_the_token_as_a_password(dataset, tmp_path, browser) -> 
         browser.get(f"http://me:sesame@127.0.0.1:{port}/environment/norway")
         assert "solves sub-question 1 (string)" in run(browser, "capital_of_country")
         assert browser.get_log("browser") == []
-
-
-def follow(browser, selector: str) -> None:
-    """Click on what leads to another page, and wait until this one is gone."""
-    browser.execute_script("window.before = true")
-    browser.find_element("css selector", selector).click()
-    until(lambda: browser.execute_script("return document.readyState === 'complete' && !window.before"))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def rows(browser) -> list[Any]:
-    return browser.find_elements("css selector", "table.list tbody tr")
-
-
-def text_of(browser) -> str:
-    return browser.find_element("tag name", "body").text
 
 
 def run(browser, tool: str, arguments: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -217,6 +218,8 @@ async def test_statistics_add_up(environments: list[ToolEnvironment]) -> None:
         1
     )
     assert statistics_of([]) == {"samples": 0} and table({"samples": 0})
+    # A card sorts by name: the table ranks by share all the same.
+    assert table(json.loads(json.dumps(found, sort_keys=True))) == table(found)
     hops = [max(step.hop for step in one.sub_questions) for one in environments]
     assert found["hops"]["median"] == sorted(hops)[len(hops) // 2] and found["quality"] == 1.0
     assert sum(found["rules"].values()) == pytest.approx(1, abs=1e-3) and found["modes"] == {"unconditional": 1.0}

@@ -1,0 +1,78 @@
+"""What the tests of `launch.inspect` share: its server as a process, requests to it, and a browser's steps."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+INJECTION = "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&"
+
+
+def command(dataset: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "launch.inspect", f"--dataset={dataset}", "--port=0", *more]
+
+
+@contextmanager
+def serving(dataset: Path, *more: str) -> Iterator[int]:
+    """The port of a server that is there for a while, and then ends as it should."""
+    process = subprocess.Popen(command(dataset, *more), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.fullmatch(
+            r"\d+ (?:environments|trajectories) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
+        )
+        assert found, line
+        yield int(found[1])
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and rest == "stopped\n"
+
+
+def send(
+    port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, Mapping[str, str], str]:
+    """Status, headers and text of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read().decode()
+    finally:
+        connection.close()
+
+
+def basic(password: str) -> str:
+    return f"Basic {base64.b64encode(f'me:{password}'.encode()).decode()}"
+
+
+def follow(browser, selector: str) -> None:
+    """Click on what leads to another page, and wait until this one is gone."""
+    browser.execute_script("window.before = true")
+    browser.find_element("css selector", selector).click()
+    until(lambda: browser.execute_script("return document.readyState === 'complete' && !window.before"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def rows(browser) -> list[Any]:
+    return browser.find_elements("css selector", "table.list tbody tr")
+
+
+def text_of(browser) -> str:
+    return browser.find_element("tag name", "body").text
