@@ -100,7 +100,9 @@ class McpConnection:
             raise self._unavailable(f"tools/list did not end in {self.timeout_seconds:g} s") from None
         except ValidationError as error:
             raise self._malformed("tools/list", error) from None
-        except (MCPError, RuntimeError, *_BROKEN) as error:
+        except ServerUnavailable:
+            raise
+        except Exception as error:  # it fails in as many ways as there are servers
             raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
@@ -239,8 +241,9 @@ class McpConnection:
         )
 
     def _unavailable(self, what: str, remedy: str = "try it by hand to see why") -> ServerUnavailable:
-        address = " ".join(self.execution.command) if isinstance(self.execution, StdioExecution) else self.execution.url
-        return ServerUnavailable(" ".join(f"MCP server `{address}`: {what}; {remedy}".split()))
+        execution = self.execution
+        address = " ".join(execution.command) if isinstance(execution, StdioExecution) else execution.url
+        return ServerUnavailable(" ".join(f"MCP server `{address:.200}`: {what}; {remedy}".split()))
 
 
 ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
