@@ -66,14 +66,17 @@ class McpConnection:
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._opening = asyncio.Lock()
+        self._entered = False
 
     async def __aenter__(self) -> McpConnection:
+        self._entered = True
         await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered = False
         await self._close()
 
     async def list_tools(self) -> list[Any]:
@@ -112,7 +115,7 @@ class McpConnection:
             ServerUnavailable: the server gave no answer in time, or went away and did not come back.
         """
         for attempt in (0, 1):
-            client = self._client_or_raise()
+            client = self._client or await self._open_again()
             try:
                 async with asyncio.timeout(self.timeout_seconds):
                     result = await client.call_tool(tool, dict(arguments))
@@ -132,6 +135,20 @@ class McpConnection:
                 text = "\n".join(block.text for block in result.content if block.type == "text")
                 return text, not result.is_error
         raise self._unavailable("the connection broke twice in one call")
+
+    async def _open_again(self) -> Client:
+        """For a server that could not be reached when its connection broke, and may be back by now."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._opening.acquire()
+        except TimeoutError:
+            raise self._unavailable("it is not running") from None
+        try:
+            if self._client is None and self._entered:
+                await self._open()
+            return self._client_or_raise()
+        finally:
+            self._opening.release()
 
     async def _reopen(self, broken: Client, attempt: int, error: Exception) -> None:
         if attempt:
@@ -269,9 +286,10 @@ class McpConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._open.values():
-            if task.done() and not task.cancelled() and task.exception() is None:
-                await task.result().__aexit__(kind, error, trace)
+        opened = [task for task in self._open.values() if task.done() and not task.cancelled()]
+        connections = [task.result() for task in opened if task.exception() is None]
+        # At the same time: each may take as long as the timeout.
+        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in connections))
         self._open.clear()
 
     async def get(self, execution: McpExecution) -> McpConnection:

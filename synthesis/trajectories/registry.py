@@ -14,6 +14,7 @@ Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`: one 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -129,12 +130,16 @@ def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
 
 def _parsed(data: bytes, read: Callable[[bytes], Any]) -> Any:
     try:
-        return read(data)
+        return read(data.removeprefix(codecs.BOM_UTF8))
     except (msgspec.MsgspecError, yaml.YAMLError, ValueError, RecursionError) as error:
         return Unmappable("not_json", f"{type(error).__name__}: {error}")
 
 
-class _Loader(yaml.SafeLoader):
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: a large API's document takes a minute without."""
+
+
+class _Loader(_SafeLoader):
     """YAML's values that JSON has too: a date stays the text it was written as."""
 
 

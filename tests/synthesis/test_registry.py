@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from synthesis.runner import Journal, Rejected
 from synthesis.trajectories.collect import ServerDocument, ServerSource, collect, source_key
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.duplicates import normalize_all, with_own_ids
-from synthesis.trajectories.mcp_client import McpConnections
+from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import normalize
 from synthesis.trajectories.pipeline import synthesize
 from synthesis.trajectories.registry import read_registries
@@ -185,7 +186,7 @@ def test_files_that_cannot_be_read_are_rejected(tmp_path):
 
 def test_lists_of_tools_in_both_forms_and_servers_as_such(tmp_path):
     bare = function()["function"]
-    write(tmp_path / "a.json", [function(), bare])
+    write(tmp_path / "a.json", "\ufeff" + json.dumps([function(), bare]))
     write(tmp_path / "b.jsonl", "\n".join(json.dumps([function(f"f{i}")]) for i in range(2)))
     write(tmp_path / "c.json", {"name": "Küche & Co", "description": "Rezepte", "domain": "food", "tools": [bare]})
     mcp = {"name": "t", "description": "d", "inputSchema": {"type": "object"}}
@@ -550,6 +551,9 @@ async def test_a_server_over_streamable_http(tmp_path, monkeypatch):
             assert await running.call("add", {"first": 2, "second": 3}) == ("5", True)
             assert (await running.call("add", {"first": "two"}))[1] is False
             first, _ = await running.call("process.id", {})
+        for _ in range(2):
+            with pytest.raises(ServerUnavailable, match="did not connect"):
+                await running.call("process.id", {})
         with http_server(tmp_path, port) as url:  # another process at the same address: connected to again
             second, ok = await running.call("process.id", {})
             assert ok and second != first
@@ -613,6 +617,26 @@ async def test_nobody_listens(tmp_path):
         with pytest.raises(Rejected, match="mcp_server_unavailable"):
             await collect(http_source("no address at all", {}), connections)
     assert source_key(http_source("http://x/mcp")) == "own http://x/mcp"
+
+
+async def test_a_server_that_hangs_in_the_handshake_and_is_deaf_to_signals(tmp_path):
+    code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); open('pid', 'w').write(str(os.getpid()))"
+    code += "; time.sleep(99)"
+    hanging = ServerSource("h", "H", "Hangs.", "test", "en", StdioExecution([sys.executable, "-c", code]))
+    async with McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
+        with pytest.raises(Rejected, match="did not answer in 2 s after its start"):
+            await collect(hanging, connections)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_sources_are_written_as_json():
+    """As a config's override gives them."""
+    given = {"id": "own", "title": "Own", "description": "A server.", "domain": "test", "language": "en"}
+    execution = {"type": "mcp_http", "url": "http://x/mcp", "headers": TOKEN}
+    assert msgspec.convert({**given, "execution": execution}, ServerSource) == http_source("http://x/mcp")
+    stdio = msgspec.convert({**given, "execution": {"type": "mcp_stdio", "command": ["a"]}}, ServerSource)
+    assert stdio.execution == StdioExecution(["a"])
 
 
 LIAR = textwrap.dedent(
