@@ -53,6 +53,17 @@ class StdioExecution(msgspec.Struct, tag="mcp_stdio", frozen=True):
     env: dict[str, str] = {}
 
 
+class HttpExecution(msgspec.Struct, tag="mcp_http", frozen=True):
+    """Calls go to a real MCP server over streamable HTTP (MCP specification, transports).
+
+    `url` and the values of `headers` may name environment variables, `Bearer ${TOKEN}`: they are filled in when the
+    connection is opened, so a dataset never holds the secret itself.
+    """
+
+    url: str
+    headers: dict[str, str] = {}
+
+
 class CodeExecution(msgspec.Struct, tag="code", frozen=True):
     """Calls run in the sandbox: one module implements all tools of the server."""
 
@@ -63,7 +74,9 @@ class EmulatedExecution(msgspec.Struct, tag="emulated", frozen=True):
     """Only a document exists: a stateful emulator (the teacher) answers the calls."""
 
 
-Execution = StdioExecution | CodeExecution | EmulatedExecution
+McpExecution = StdioExecution | HttpExecution
+"""A running MCP server, which all runs share."""
+Execution = StdioExecution | HttpExecution | CodeExecution | EmulatedExecution
 
 
 class ToolServer(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""Collect: tool documents from real MCP servers over stdio, and from the relational fact tools (paper 2.1.1)."""
+"""Collect: tool documents from real MCP servers, and from the relational fact tools (paper 2.1.1).
+
+Servers that do not run, of which a registry holds the document, are read in `synthesis.trajectories.registry`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 import msgspec
 
 from synthesis.facts.servers import fact_servers
-from synthesis.records import CodeExecution, EmulatedExecution, Execution, Language, StdioExecution
+from synthesis.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
 from synthesis.runner import Rejected
 from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable, find_command
 
@@ -23,18 +26,29 @@ CLOCK = "2026-01-15T12:00:00+00:00"
 
 
 class ServerSource(msgspec.Struct, frozen=True):
-    """An MCP server to read tool documents from."""
+    """A running MCP server to read tool documents from, over stdio or streamable HTTP."""
 
     id: str
     title: str
     description: str
     domain: str
     language: Language
-    execution: StdioExecution
+    execution: McpExecution
+
+
+class RejectedTool(msgspec.Struct, frozen=True):
+    """A tool that was left out: `reason` is counted, `detail` is one line for a person."""
+
+    name: str
+    reason: str
+    detail: str
 
 
 class ServerDocument(msgspec.Struct, frozen=True):
-    """A server's tools as they were found: OpenAI's form, not normalised, anything may be wrong with them."""
+    """A server's tools as they were found: OpenAI's form, not normalised, anything may be wrong with them.
+
+    `rejected` holds what was read but could not even be brought into that form.
+    """
 
     id: str
     title: str
@@ -43,6 +57,7 @@ class ServerDocument(msgspec.Struct, frozen=True):
     language: Language
     tools: list[Any]
     execution: Execution
+    rejected: list[RejectedTool] = []
 
 
 _TIME = StdioExecution(
@@ -70,6 +85,10 @@ def npm_source(package: str, *arguments: str, id: str, title: str, domain: str) 
 
 def source_key(source: ServerSource) -> str:
     """The journal's key: a server whose command was missing is tried again once the command is there."""
+    if not isinstance(source.execution, StdioExecution):
+        return f"{source.id} {source.execution.url}"
+    if not source.execution.command:
+        return f"{source.id} missing"
     return f"{source.id} {'found' if find_command(source.execution.command[0]) else 'missing'}"
 
 
@@ -77,9 +96,9 @@ async def collect(source: ServerSource, connections: McpConnections) -> list[Ser
     """The document of one running server.
 
     Raises:
-        Rejected: `mcp_server_unavailable`, with the command and the remedy.
+        Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
     """
-    if PROJECT in source.execution.command:
+    if isinstance(source.execution, StdioExecution) and PROJECT in source.execution.command:
         make_project(connections.cwd / PROJECT)
     try:
         tools = await (await connections.get(source.execution)).list_tools()
@@ -128,7 +147,7 @@ def fact_documents(
         for name, server in servers.items():
             if only and name not in only:
                 continue
-            execution: CodeExecution | EmulatedExecution | StdioExecution = server.execution
+            execution: Execution = server.execution
             if name in emulated:
                 execution = EmulatedExecution()
             tools: list[Any] = [tool.to_openai() for tool in server.tools]

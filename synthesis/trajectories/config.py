@@ -26,13 +26,20 @@ class TrajectoriesConfig:
         trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
         surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
         languages: weights; the default is the paper's share (71.2 % English).
-        sources: MCP servers to collect from; None: the installed ones, time and git.
+        sources: running MCP servers to collect from, over stdio or streamable HTTP; None: the installed ones, time and
+            git. Those that cannot be reached are left out with a reason.
+        registries: files or folders of documents of servers that do not run: the emulator answers their calls. What
+            they are is found from their content: Smithery-style dumps, OpenAPI 3, RapidAPI documents, lists of tools in
+            OpenAI's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.trajectories.registry`).
         mcp_share: share of the tasks for MCP servers.
         server_weights: by server id, how often tasks are about it, relative to the others' 1.
         fact_servers: ids of the fact servers to take; empty: all.
         emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
         partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
         min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
+        max_tools: servers with more tools are dropped; the default is what OpenAI's interface takes in one request.
+        server_similarity: least share of common tools (Jaccard, 0 to 1) that makes two servers of one language the
+            same; the first is kept. Above 1: only exact duplicates are dropped.
         read_only: drop tools of MCP servers that change state: concurrent runs share the servers.
         proposals: independent answers per server whose chains are counted.
         pairs: task-chain pairs asked for in one answer.
@@ -52,7 +59,8 @@ class TrajectoriesConfig:
         system_prompt: of the agent; no system message when empty.
         reward_threshold: least mean of the seven axes.
         final_answer_threshold: least score of the axis `final_answer`.
-        mcp_timeout_seconds: for starting an MCP server and for each request.
+        mcp_timeout_seconds: for starting or connecting to an MCP server, and for each request.
+        collect_concurrency: MCP servers started or connected to at a time.
         concurrency: records in work at a time.
     """
 
@@ -60,12 +68,15 @@ class TrajectoriesConfig:
     surplus: float = 0.3
     languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     sources: tuple[ServerSource, ...] | None = None
+    registries: tuple[str, ...] = ()
     mcp_share: float = 0.05
     server_weights: Mapping[str, float] = field(default_factory=dict)
     fact_servers: tuple[str, ...] = ()
     emulated_servers: tuple[str, ...] = ("http",)
     partition: Partition | None = None
     min_tools: int = 3
+    max_tools: int = 128
+    server_similarity: float = 0.7
     read_only: bool = True
     proposals: int = 8
     pairs: int = 6
@@ -86,11 +97,20 @@ class TrajectoriesConfig:
     reward_threshold: float = 0.8
     final_answer_threshold: float = 0.75
     mcp_timeout_seconds: float = 20.0
+    collect_concurrency: int = 4
     concurrency: int = 32
 
     def __post_init__(self) -> None:
         if self.trajectories < 1:
             raise ValueError(f"trajectories: {self.trajectories} is not positive; ask for at least 1")
+        for name in ("mcp_timeout_seconds", "collect_concurrency", "server_similarity"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not positive; give more than 0")
+        if self.max_tools < self.min_tools:
+            raise ValueError(f"min_tools {self.min_tools}, max_tools {self.max_tools}: need min <= max")
+        ids = [source.id for source in self.sources or ()]
+        if repeated := [one for one in ids if ids.count(one) > 1]:
+            raise ValueError(f"sources: the id {repeated[0]!r} is used twice; give each server its own")
         for name in ("mcp_share", "server_tasks", "augmented"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")

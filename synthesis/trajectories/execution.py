@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import msgspec
 
-from synthesis.records import CodeExecution, StdioExecution, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.runner import Rejected, Transient, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import EmulatedResult
@@ -93,7 +93,7 @@ class Executor:
             return ToolResult(compact(result.value), True)
         return ToolResult(compact({"error": result.error.strip() or str(result.kind)}), False)
 
-    async def mcp(self, server: ToolServer, execution: StdioExecution, call: ToolCall) -> ToolResult:
+    async def mcp(self, server: ToolServer, execution: McpExecution, call: ToolCall) -> ToolResult:
         """On the running MCP server.
 
         Raises:
@@ -178,7 +178,7 @@ class Session:
         execution = self.server.execution
         if isinstance(execution, CodeExecution):
             result = await self.executor.code(execution, call, number)
-        elif isinstance(execution, StdioExecution):
+        elif isinstance(execution, McpExecution):
             result = await self.executor.mcp(self.server, execution, call)
         else:
             result = await self.executor.emulate(self.server, spec, self.task, call, history, number)

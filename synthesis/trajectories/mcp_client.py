@@ -1,4 +1,4 @@
-"""Connections to MCP servers over stdio, through the official SDK.
+"""Connections to MCP servers over stdio and streamable HTTP, through the official SDK.
 
 The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
 but hold it open; calls come from any task. A connection that breaks is opened again, once a call.
@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import anyio
+import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from synthesis.records import StdioExecution
+from synthesis.records import McpExecution, StdioExecution
 
 _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)
 _CONNECTION_CLOSED = -32000
+_SESSION_LOST = ("Session terminated", "Session not found")
+"""What the SDK's client and servers say over HTTP once the server has forgotten the session: it was started again."""
+_LEAVE_OUT = "mend the server, or leave it out of trajectories.sources"
 _PACKAGES = Path(__file__).resolve().parents[2]
+_LOG = "servers.log"
 
 
 class ServerUnavailable(Exception):
@@ -44,12 +52,13 @@ class McpConnection:
     """One running server. Use as `async with McpConnection(...) as connection`.
 
     Args:
-        execution: the command and what its environment adds to the SDK's safe default.
-        cwd: where the server runs; relative paths of its arguments and calls are relative to this folder.
-        timeout_seconds: for starting, and for each request.
+        execution: over stdio, the command and what its environment adds to the SDK's safe default; over streamable
+            HTTP, the address and headers.
+        cwd: where a stdio server runs; relative paths of its arguments and calls are relative to this folder.
+        timeout_seconds: for starting or connecting (the handshake `initialize` included), and for each request.
     """
 
-    def __init__(self, execution: StdioExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+    def __init__(self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.execution = execution
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
@@ -57,14 +66,17 @@ class McpConnection:
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._opening = asyncio.Lock()
+        self._entered = False
 
     async def __aenter__(self) -> McpConnection:
+        self._entered = True
         await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered = False
         await self._close()
 
     async def list_tools(self) -> list[Any]:
@@ -89,10 +101,12 @@ class McpConnection:
                     seen.add(cursor)
         except TimeoutError:
             raise self._unavailable(f"tools/list did not end in {self.timeout_seconds:g} s") from None
-        except (MCPError, *_BROKEN) as error:
-            raise self._unavailable(f"tools/list failed: {error}") from error
         except ValidationError as error:
             raise self._malformed("tools/list", error) from None
+        except ServerUnavailable:
+            raise
+        except Exception as error:  # it fails in as many ways as there are servers
+            raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The text of the tool's result, and whether the server says that the call succeeded.
@@ -101,24 +115,40 @@ class McpConnection:
             ServerUnavailable: the server gave no answer in time, or went away and did not come back.
         """
         for attempt in (0, 1):
-            client = self._client_or_raise()
+            client = self._client or await self._open_again()
             try:
                 async with asyncio.timeout(self.timeout_seconds):
                     result = await client.call_tool(tool, dict(arguments))
             except TimeoutError:
                 raise self._unavailable(f"{tool} did not answer in {self.timeout_seconds:g} s") from None
             except MCPError as error:
-                if error.code != _CONNECTION_CLOSED:
+                if error.code != _CONNECTION_CLOSED and error.message not in _SESSION_LOST:
                     return error.message, False  # the protocol's own errors (unknown tool …) are answers
                 await self._reopen(client, attempt, error)
             except ValidationError as error:
                 raise self._malformed(tool, error) from None
+            except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
+                raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
             except _BROKEN as error:
                 await self._reopen(client, attempt, error)
             else:
                 text = "\n".join(block.text for block in result.content if block.type == "text")
                 return text, not result.is_error
         raise self._unavailable("the connection broke twice in one call")
+
+    async def _open_again(self) -> Client:
+        """For a server that could not be reached when its connection broke, and may be back by now."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._opening.acquire()
+        except TimeoutError:
+            raise self._unavailable("it is not running") from None
+        try:
+            if self._client is None and self._entered:
+                await self._open()
+            return self._client_or_raise()
+        finally:
+            self._opening.release()
 
     async def _reopen(self, broken: Client, attempt: int, error: Exception) -> None:
         if attempt:
@@ -129,13 +159,17 @@ class McpConnection:
                 await self._open()
 
     async def _open(self) -> None:
-        command = find_command(self.execution.command[0])
-        if command is None:
-            raise self._unavailable("the command is not found", "install it into this environment or put it on PATH")
+        if isinstance(self.execution, StdioExecution):
+            if not self.execution.command or find_command(self.execution.command[0]) is None:
+                raise self._unavailable(
+                    "the command is not found", "install it into this environment or put it on PATH"
+                )
+        else:
+            self._fill_in(self.execution.url, *self.execution.headers.values())
         self.cwd.mkdir(parents=True, exist_ok=True)
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
-        self._owner = asyncio.create_task(self._hold(command, ready, self._stop))
+        self._owner = asyncio.create_task(self._hold(ready, self._stop))
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 self._client = await asyncio.shield(ready)
@@ -143,25 +177,55 @@ class McpConnection:
             await self._cancel()
             raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
 
-    async def _hold(self, command: str, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
-        path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
-        parameters = StdioServerParameters(
-            command=command,
-            args=list(self.execution.command[1:]),
-            env={"PYTHONPATH": path, **self.execution.env},
-            cwd=str(self.cwd),
-        )
-        log = self.cwd / "servers.log"
+    async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
+        stdio = isinstance(self.execution, StdioExecution)
         try:
-            with open(log, "a", encoding="utf-8") as errors:
-                async with Client(
-                    stdio_client(parameters, errlog=errors), read_timeout_seconds=self.timeout_seconds
-                ) as client:
-                    ready.set_result(client)
-                    await stop.wait()
+            async with (
+                self._transport() as transport,
+                Client(transport, read_timeout_seconds=self.timeout_seconds) as client,
+            ):
+                ready.set_result(client)
+                await stop.wait()
         except Exception as error:  # start-up fails in as many ways as there are servers
             if not ready.done():
-                ready.set_exception(self._unavailable(f"it did not start: {_innermost(error)}", f"see {log.name}"))
+                what, remedy = ("start", f"see {_LOG}") if stdio else ("connect", "check its address and headers")
+                ready.set_exception(self._unavailable(f"it did not {what}: {_innermost(error)}", remedy))
+        finally:
+            if not ready.done():  # the transport cancels this task when the server goes away in the handshake
+                ready.set_exception(self._unavailable("it went away before it was ready"))
+                ready.exception()  # seen: nobody waits for it when it was the wait that ended
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        if isinstance(self.execution, StdioExecution):
+            path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
+            parameters = StdioServerParameters(
+                command=find_command(self.execution.command[0]) or self.execution.command[0],
+                args=list(self.execution.command[1:]),
+                env={"PYTHONPATH": path, **self.execution.env},
+                cwd=str(self.cwd),
+            )
+            with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
+                yield stdio_client(parameters, errlog=errors)
+        else:
+            url, *values = self._fill_in(self.execution.url, *self.execution.headers.values())
+            headers = dict(zip(self.execution.headers, values, strict=True))
+            # Reading has no limit of its own: servers hold streams open, and each request is timed where it is made.
+            timeout = httpx2.Timeout(self.timeout_seconds, read=None)
+            async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
+                yield streamable_http_client(url, http_client=http)
+
+    def _fill_in(self, *texts: str) -> list[str]:
+        """The texts with `${NAME}` replaced from the environment."""
+
+        def value(name: re.Match[str]) -> str:
+            if name[1] not in os.environ:
+                raise self._unavailable(
+                    f"the environment variable {name[1]} is not set", "set it, as its url or headers name it"
+                )
+            return os.environ[name[1]]
+
+        return [re.sub(r"\$\{(\w+)\}", value, text) for text in texts]
 
     async def _close(self) -> None:
         self._stop.set()
@@ -190,28 +254,31 @@ class McpConnection:
         place = ".".join(map(str, first["loc"]))
         return self._unavailable(
             f"its answer to {what} is not what the protocol wants: {place}: {first['msg']}",
-            "mend the server, or leave it out of trajectories.sources",
+            _LEAVE_OUT,
         )
 
-    def _unavailable(self, what: str, remedy: str = "run the command by hand to see why") -> ServerUnavailable:
-        return ServerUnavailable(f"MCP server `{' '.join(self.execution.command)}`: {what}; {remedy}")
+    def _unavailable(self, what: str, remedy: str = "try it by hand to see why") -> ServerUnavailable:
+        execution = self.execution
+        address = " ".join(execution.command) if isinstance(execution, StdioExecution) else execution.url
+        return ServerUnavailable(" ".join(f"MCP server `{address:.200}`: {what}; {remedy}".split()))
 
 
-StdioKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
-"""A command and its environment: what makes two executions the same server."""
+ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""A command and its environment, or an address and its headers: what makes two executions the same server."""
 
 
 class McpConnections:
-    """The stdio servers of one run: each started when first called, all stopped at the end.
+    """The MCP servers of one run: each started or connected to when first called, all closed at the end.
 
     Args:
-        cwd: the servers' working folder.
+        cwd: the stdio servers' working folder.
+        timeout_seconds: for starting or connecting, and for each request.
     """
 
     def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
-        self._open: dict[StdioKey, asyncio.Task[McpConnection]] = {}
+        self._open: dict[ServerKey, asyncio.Task[McpConnection]] = {}
 
     async def __aenter__(self) -> McpConnections:
         return self
@@ -219,18 +286,22 @@ class McpConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._open.values():
-            if task.done() and not task.cancelled() and task.exception() is None:
-                await task.result().__aexit__(kind, error, trace)
+        opened = [task for task in self._open.values() if task.done() and not task.cancelled()]
+        connections = [task.result() for task in opened if task.exception() is None]
+        # At the same time: each may take as long as the timeout.
+        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in connections))
         self._open.clear()
 
-    async def get(self, execution: StdioExecution) -> McpConnection:
-        """The running server of this command.
+    async def get(self, execution: McpExecution) -> McpConnection:
+        """The running server of this command or address.
 
         Raises:
-            ServerUnavailable: it does not start.
+            ServerUnavailable: it does not start, or cannot be reached.
         """
-        key = (tuple(execution.command), tuple(sorted(execution.env.items())))
+        if isinstance(execution, StdioExecution):
+            key = (tuple(execution.command), tuple(sorted(execution.env.items())))
+        else:
+            key = ((execution.url,), tuple(sorted(execution.headers.items())))
         if key not in self._open:
             connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
             self._open[key] = asyncio.create_task(connection.__aenter__())

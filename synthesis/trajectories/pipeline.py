@@ -18,7 +18,7 @@ import msgspec
 import networkx as nx
 
 from synthesis.datasets import write_dataset
-from synthesis.records import Language, StdioExecution, Task, ToolChain, ToolServer, Trajectory
+from synthesis.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
 from synthesis.runner import Journal, Rejected, StageResult, rng_for, run_stage
 from synthesis.teacher import Teacher
 from synthesis.trajectories import graph as tool_graph
@@ -32,10 +32,11 @@ from synthesis.trajectories.collect import (
     source_key,
 )
 from synthesis.trajectories.config import PERSONAS, TrajectoriesConfig
+from synthesis.trajectories.duplicates import normalize_all
 from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.interact import AgentRun, interact
 from synthesis.trajectories.mcp_client import McpConnections
-from synthesis.trajectories.normalize import normalize
+from synthesis.trajectories.registry import read_registries
 from synthesis.trajectories.reward import judge
 from synthesis.trajectories.tasks import TaskSeed, augment, score, without_duplicates, write_task
 
@@ -165,20 +166,31 @@ class _Run:
 
         result = await run_stage(
             "collect", one, sources, key=source_key, out=ServerDocument, journal=self.journal,
-            concurrency=4, description="collect tool documents",
+            concurrency=config.collect_concurrency, description="collect tool documents",
         )  # fmt: skip
         self.note("collect", result)
         facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
-        return [*result.outputs, *facts]
+        registries = read_registries(config.registries, languages=languages)
+        if config.registries:
+            _log.info("registries: %d of %d servers read", len(registries.documents), registries.read)
+        self.rejected["registries"] = registries.reasons()
+        self.details["registries"] = {}
+        for record in registries.rejected:
+            self.details["registries"].setdefault(record.reason, f"{record.place}: {record.detail}")
+        # What runs comes first: of servers that are there twice, the first is kept.
+        return [*result.outputs, *facts, *registries.documents]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         reasons: Counter[str] = Counter()
         details: dict[str, str] = {}
-        for document in documents:
-            done = normalize(document, min_tools=self.config.min_tools, read_only=self.config.read_only)
+        config = self.config
+        for done in normalize_all(
+            documents, min_tools=config.min_tools, max_tools=config.max_tools, read_only=config.read_only,
+            similarity=config.server_similarity,
+        ):  # fmt: skip
             reasons += done.reasons()
             for tool in done.rejected:
-                details.setdefault(tool.reason, f"{document.id}.{tool.name}: {tool.detail}")
+                details.setdefault(tool.reason, f"{done.server_id}.{tool.name}: {tool.detail}")
             if done.server is not None:
                 self.servers[done.server.id] = done.server
         if not self.servers:
@@ -320,7 +332,7 @@ def task_seeds(
     pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
     for server in servers:
         if server.id in by_server:
-            pools[server.language, isinstance(server.execution, StdioExecution)].append(server)
+            pools[server.language, isinstance(server.execution, McpExecution)].append(server)
     languages = [language for language in config.languages if (language, False) in pools or (language, True) in pools]
     if not languages:
         raise ValueError("no chain passed verification; allow more walks or fewer operators")

@@ -7,10 +7,19 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from synthesis.records import CodeExecution, EmulatedExecution, StdioExecution, Task, ToolChain, ToolServer, Trajectory
+from synthesis.records import (
+    CodeExecution,
+    EmulatedExecution,
+    HttpExecution,
+    StdioExecution,
+    Task,
+    ToolChain,
+    ToolServer,
+    Trajectory,
+)
 from synthesis.trajectories.reward import AXES
 
-_KINDS = {CodeExecution: "code", StdioExecution: "mcp", EmulatedExecution: "emulated"}
+_KINDS = {CodeExecution: "code", StdioExecution: "mcp", HttpExecution: "mcp", EmulatedExecution: "emulated"}
 
 
 def histogram(values: Collection[object]) -> dict[str, int]:
