@@ -16,7 +16,7 @@ from astra_jax.run_identity import run_identity
 from configs.quickstart import QuickstartConfig
 from launch.ledger import Ledger, write_json
 from synthesis.datasets import read_dataset
-from synthesis.records import ToolServer
+from synthesis.records import McpExecution, ToolServer
 
 MODELS = ("untrained", "sft", "grpo")
 _MEASURED = ("seconds", "peak_rss_bytes", "sandbox")  # what every stage has beside its own results
@@ -55,7 +55,7 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
         "digests": digests,
         "servers": len(servers),
         "tools": sum(len(server.tools) for server in servers),
-        "mcp_servers": sum(type(server.execution).__name__ == "StdioExecution" for server in servers),
+        "mcp_servers": sum(isinstance(server.execution, McpExecution) for server in servers),
         "trajectories": stages["trajectories"]["counts"]["trajectories"],
         "environments": stages["environments"]["counts"],
         "rejected": {name: stages[name]["rejected"] for name in ("trajectories", "environments")},
