@@ -130,6 +130,7 @@ class Index:
         """
         rows = self._rows(tools)
         own, above, below = self._own[rows], self._above[rows, None], self._below[rows, None]
+        blocked = self._blocked(tools, without)
         chosen: dict[Band, list[int]] = {band: [] for band in BANDS}
         high = np.concatenate([self._high[row] for row in rows])
         whose = np.repeat(np.arange(len(rows)), [len(self._high[row]) for row in rows])
@@ -140,11 +141,11 @@ class Index:
             part = high[steps]
             # Who is close to several needed tools counts once: for the first of them.
             first = (own @ self._vectors[part].T > above).argmax(axis=0) == whose[steps]
-            chosen["high"] += list(self._eligible(part[first], tools, without))
+            chosen["high"] += list(self._eligible(part[first], blocked))
         for steps in walks[1]:
             if all(len(chosen[band]) >= counts.get(band, 0) for band in ("medium", "low")):
                 break
-            part = self._eligible(self._order[steps], tools, without)
+            part = self._eligible(self._order[steps], blocked)
             similarity = own @ self._vectors[part].T  # [tools, part]
             far, near = (similarity < below).all(axis=0), (similarity > above).any(axis=0)
             chosen["low"] += list(part[far & ~near])
@@ -159,14 +160,22 @@ class Index:
     def _rows(self, tools: Sequence[NeededTool]) -> list[int]:
         return [self._row[document_text(tool.tool.spec), tool.domain] for tool in tools]
 
-    def _eligible(self, rows: np.ndarray, tools: Sequence[NeededTool], without: Collection[str]) -> np.ndarray:
+    def _blocked(self, tools: Sequence[NeededTool], without: Collection[str]) -> tuple[np.ndarray, ...]:
+        """The domains, intents and names that none of the drawn may have."""
+        names = [*(tool.tool.spec.name for tool in tools), *without]
+        return (
+            np.array([self._ids.get(("domain", tool.domain), -1) for tool in tools], np.int64),
+            np.array([self._ids.get(("intent", tool.intent), -1) for tool in tools], np.int64),
+            np.array([self._ids.get(("name", name), -1) for name in names], np.int64),
+        )
+
+    def _eligible(self, rows: np.ndarray, blocked: tuple[np.ndarray, ...]) -> np.ndarray:
         """Those of the rows that are of another domain, intent and name than every needed tool, and not left out."""
-        domains = [self._ids.get(("domain", tool.domain), -1) for tool in tools]
-        intents = [self._ids.get(("intent", tool.intent), -1) for tool in tools]
-        names = [self._ids.get(("name", tool.tool.spec.name), -1) for tool in tools]
-        names += [self._ids.get(("name", name), -1) for name in without]
-        bad = (self._domains[rows, None] == domains).any(axis=1) | (self._intents[rows, None] == intents).any(axis=1)
-        return rows[~(bad | (self._names[rows, None] == names).any(axis=1))]
+        domains, intents, names = blocked
+        bad = (self._domains[rows, None] == domains).any(axis=1)
+        bad |= (self._intents[rows, None] == intents).any(axis=1)
+        bad |= (self._names[rows, None] == names).any(axis=1)
+        return rows[~bad]
 
 
 def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
