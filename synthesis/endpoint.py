@@ -10,6 +10,8 @@ import asyncio
 import dataclasses
 import random
 import time
+import urllib.parse
+import urllib.request
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -160,6 +162,7 @@ class Endpoint:
         self._recording = recording
         self._url = f"{config.base_url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {config.api_key}", "Content-Type": "application/json"}
+        self._proxy = _proxy_of(config.base_url)
         self._opened: _Line | None = None
         self._mean: dict[str, float] = {}
         self._paused_until = 0.0
@@ -252,7 +255,9 @@ class Endpoint:
 
         TRAFFIC.requests += 1
         try:
-            async with self._line().session.post(self._url, data=body, headers=self._headers) as response:
+            async with self._line().session.post(
+                self._url, data=body, headers=self._headers, proxy=self._proxy
+            ) as response:
                 status, data = response.status, await response.read()
                 asked_wait = retry_after(response.headers.get("Retry-After")) if status != 200 else None
         except TimeoutError:
@@ -304,7 +309,6 @@ class Endpoint:
             session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
                 timeout=aiohttp.ClientTimeout(total=config.timeout_seconds),
-                trust_env=True,
             )
             weakref.finalize(self, _hang_up, session)
             self._opened = _Line(
@@ -321,6 +325,14 @@ class Endpoint:
                 ),
             )
         return self._opened
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an address; aiohttp would look it up for each request, in a thread."""
+    address = urllib.parse.urlsplit(url)
+    if not address.hostname or urllib.request.proxy_bypass(address.hostname):
+        return None
+    return urllib.request.getproxies().get(address.scheme)
 
 
 def _hang_up(session: Any) -> None:

@@ -100,19 +100,23 @@ class Journal(Store):
         found = self._db.execute("SELECT key, outputs, reason, detail FROM done WHERE stage = ?", (stage,))
         return {key: (outputs, reason, detail) for key, outputs, reason, detail in found}
 
-    def has(self, stage: str, key: str) -> bool:
-        """Whether an input is finished."""
-        asked = self._db.execute("SELECT 1 FROM done WHERE stage = ? AND key = ?", (stage, key))
-        return asked.fetchone() is not None
+    def keys(self, stage: str) -> set[str]:
+        """The keys of the stage's finished inputs."""
+        return {key for (key,) in self._db.execute("SELECT key FROM done WHERE stage = ?", (stage,))}
 
     def rows(self, stage: str, keys: Iterable[str]) -> Iterator[Row]:
         """The rows of finished inputs, read one at a time in the order of the keys. Raises `KeyError`."""
         asked = "SELECT outputs, reason, detail FROM done WHERE stage = ? AND key = ?"
-        for key in keys:
-            row = self._db.execute(asked, (stage, key)).fetchone()
-            if row is None:
-                raise KeyError(f"stage {stage}: the input {key!r} is not finished")
-            yield row
+        self.commit()
+        self._db.execute("BEGIN")  # or every row would lock and unlock the file, which takes longer than to read it
+        try:
+            for key in keys:
+                row = self._db.execute(asked, (stage, key)).fetchone()
+                if row is None:
+                    raise KeyError(f"stage {stage}: the input {key!r} is not finished")
+                yield row
+        finally:
+            self._db.commit()
 
     def add(self, stage: str, key: str, outputs: bytes | None, reason: str = "", detail: str = "") -> None:
         """Write down one finished input."""

@@ -118,7 +118,8 @@ class Budget:
             BudgetSpent: nothing is left.
         """
         while True:
-            if self.spent.tokens >= self._tokens or self.spent.money >= self._money:
+            # A sum of prices falls short of its cap by a rounding error.
+            if self.spent.tokens >= self._tokens or self.spent.money >= self._money * (1 - 1e-9):
                 raise self._exhausted()
             usage = expected()
             tokens = self.spent.tokens + self._flying_tokens + usage.tokens

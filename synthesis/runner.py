@@ -124,11 +124,12 @@ async def run_stage(
     """
     total = len(inputs) if isinstance(inputs, Sequence) else None
     keys = _Keys(name)
+    known = journal.keys(name)
     resumed = 0
     if isinstance(inputs, Sequence):
         for item in inputs:
             keys.add(key(item))
-        resumed = sum(journal.has(name, item_key) for item_key in keys.order)
+        resumed = sum(item_key in known for item_key in keys.order)
         keys.seen.clear()
     encoder = msgspec.json.Encoder()
     progress = Progress(description or name, total, resumed)
@@ -139,7 +140,7 @@ async def run_stage(
         nonlocal resumed, finished
         for index, item in enumerate(inputs):
             item_key = keys.order[index] if total is not None else keys.add(key(item))
-            if not journal.has(name, item_key):
+            if item_key not in known:
                 yield item_key, item
             elif total is None:
                 resumed, finished = resumed + 1, finished + 1

@@ -62,7 +62,11 @@ def prompt_name(answer: type[msgspec.Struct]) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PROMPTS), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(PROMPTS),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,  # it would look at the file for each request
     )
     # Records appear in prompts as JSON; msgspec knows how to write them, jinja's own filter does not.
     environment.filters["json"] = lambda value: msgspec.json.encode(value).decode()

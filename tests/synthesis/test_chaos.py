@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flaky import Flaky
+from flaky_endpoint import Flaky
 
 ROOT = Path(__file__).parent.parent.parent
 KILLS = 10

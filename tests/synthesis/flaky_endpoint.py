@@ -42,7 +42,7 @@ class Flaky:
         await self._runner.cleanup()
 
     def content(self, body: dict[str, Any]) -> str:
-        drawn = hashlib.sha256(f"{body['messages'][0]['content']}|{body['seed']}".encode()).hexdigest()
+        drawn = hashlib.sha256(f"{body['messages'][0]['content']}|{body.get('seed')}".encode()).hexdigest()
         return json.dumps({"value": int(drawn[:4], 16), "note": drawn * 2})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
