@@ -167,7 +167,6 @@ class Endpoint:
         self._mean: dict[str, float] = {}
         self._paused_until = 0.0
         self._answered = 0.0
-        self._failing_since: float | None = None
         self._probed = 0.0
 
     async def complete(self, kind: str, body: bytes, rng: random.Random) -> Reply:
@@ -193,7 +192,6 @@ class Endpoint:
                 now = time.monotonic()
                 failures, faults = failures + 1, faults + (not failure.busy)
                 first_failure = first_failure or now
-                self._failing_since = self._failing_since or now
                 pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
                 if failure.wait is not None:
                     # It speaks for the endpoint, not for the request: nobody asks before.
@@ -203,7 +201,7 @@ class Endpoint:
                     raise Refused(
                         f"{config.base_url} failed {failures} times and answers other requests: {failure}"
                     ) from None
-                silent = now - (self._failing_since or now)
+                silent = now - max(first_failure, self._answered)
                 if max(silent, failure.wait or 0.0) > config.outage_seconds:
                     raise EndpointDown(
                         f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
@@ -242,7 +240,7 @@ class Endpoint:
                         line.tokens.give_back(taken - (used.tokens if used else 0))
             finally:
                 line.budget.settle(reserved, used)
-        self._answered, self._failing_since = time.monotonic(), None
+        self._answered = time.monotonic()
         TRAFFIC.tokens += used.tokens
         seen = self._mean.get(kind, float(used.completion))
         self._mean[kind] = seen + (used.completion - seen) / 32
@@ -297,7 +295,7 @@ class Endpoint:
             return False
         except Refused:
             pass
-        self._answered, self._failing_since = time.monotonic(), None
+        self._answered = time.monotonic()
         return True
 
     def _line(self) -> _Line:
