@@ -335,12 +335,14 @@ def _proxy_of(url: str) -> str | None:
 
 def _hang_up(session: Any) -> None:
     """Close a session that nobody closed, without a loop to wait in."""
+    import aiohttp
+
     if not session.closed:
         connector = session.connector
         session.detach()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, and has closed all the same
-            if asyncio.iscoroutine(waiting := connector.close()):
+            warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, but has closed them already
+            if asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
                 waiting.close()
 
 
