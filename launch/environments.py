@@ -39,7 +39,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.runner import Journal
 
     workdir = Path(_WORKDIR.value).absolute()
-    teacher, embedder = teachers.teacher_from_flags(), teachers.embedder_from_flags()
+    teacher, embedder = teachers.teacher_from_flags(workdir), teachers.embedder_from_flags()
     async with sandboxes.sandbox_from_flags() as pool:
         with Journal(workdir / "journal.sqlite") as journal:
             summary = await synthesize(
@@ -65,8 +65,9 @@ def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.datasets import DatasetError
     from synthesis.environments.embedding import EmbeddingError
+    from synthesis.runner import Stopped
 
-    return (DatasetError, EmbeddingError, SandboxError, ValueError)
+    return (DatasetError, EmbeddingError, SandboxError, Stopped, ValueError)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -10,13 +11,35 @@ from launch import cli
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.environments.embedding import Embedder
-    from synthesis.teacher import Teacher
+    from synthesis.teacher import Mode, Teacher
 
 _URL = flags.DEFINE_string(
     "teacher_url", None, "OpenAI-compatible endpoint of the teacher, ending in /v1; by default the offline teacher."
 )
 _MODEL = flags.DEFINE_string("teacher_model", None, "The served model's name; with --teacher_url.")
 _KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the endpoint's key.")
+_CONCURRENCY = flags.DEFINE_integer("teacher_concurrency", 256, "Requests in flight at most.", lower_bound=1)
+_REQUESTS = flags.DEFINE_float("teacher_requests_per_minute", None, "Rate limit; by default none.", lower_bound=0)
+_TOKENS = flags.DEFINE_float("teacher_tokens_per_minute", None, "Rate limit, prompts and answers; by default none.")
+_OUTAGE = flags.DEFINE_float(
+    "teacher_outage_minutes", 60.0, "How long the endpoint may answer nothing before the run stops.", lower_bound=0
+)
+_TOKEN_BUDGET = flags.DEFINE_integer(
+    "teacher_token_budget", None, "Tokens of the whole run, restarts included; when they are spent it stops."
+)
+_MONEY_BUDGET = flags.DEFINE_float("teacher_money_budget", None, "The same in money, at the prices given.")
+_PRICES = flags.DEFINE_list(
+    "teacher_prices", None, "Prices of a million prompt tokens and a million answer tokens, as 0.5,2; any currency."
+)
+_RECORDING = flags.DEFINE_string(
+    "teacher_recording", None, "SQLite file of answers and of what was spent; by default teacher.sqlite in the workdir."
+)
+_MODE = flags.DEFINE_enum(
+    "teacher_mode",
+    "off",
+    ["off", "record", "replay"],
+    "record: keep all answers, and ask only for those not kept yet. replay: ask nothing, the answers are all kept.",
+)
 _EMBEDDER_URL = flags.DEFINE_string(
     "embedder_url", None, "OpenAI-compatible endpoint for embeddings, ending in /v1; by default a small packaged model."
 )
@@ -24,13 +47,52 @@ _EMBEDDER_MODEL = flags.DEFINE_string("embedder_model", None, "Its model's name;
 _EMBEDDER_KEY_FILE = flags.DEFINE_string("embedder_key_file", None, "File whose first line is its key.")
 
 
-def teacher_from_flags() -> Teacher:
-    """The teacher. Raises `cli.UsageError`."""
+_OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
+    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, _RECORDING, _MODE,
+)  # fmt: skip
+
+
+def teacher_from_flags(workdir: Path | None = None) -> Teacher:
+    """The teacher.
+
+    Args:
+        workdir: of the run: where it is noted what was spent, and answers where they are recorded.
+
+    Raises:
+        cli.UsageError: flags contradict each other or have bad values.
+    """
     from synthesis.offline.teacher import OfflineTeacher
+    from synthesis.recording import Recording
     from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig
 
-    url, model, key = _endpoint(_URL, _MODEL, _KEY_FILE)
-    return OpenAITeacher(OpenAITeacherConfig(url, model, key)) if url else OfflineTeacher()
+    url, model, key = _endpoint(_URL, _MODEL, _KEY_FILE, *_OF_THE_TEACHER)
+    if not url:
+        return OfflineTeacher()
+    path = _RECORDING.value or (workdir / "teacher.sqlite" if workdir else None)
+    if path is None and _MODE.value != "off":
+        raise cli.UsageError(f"--{_MODE.name}={_MODE.value} wants --{_RECORDING.name}, the file of the answers")
+    prices = _PRICES.value or ["0", "0"]
+    try:
+        price_prompt, price_completion = map(float, prices)
+    except ValueError:
+        raise cli.UsageError(f"--{_PRICES.name}={','.join(prices)}: write two numbers, as 0.5,2") from None
+    try:
+        config = OpenAITeacherConfig(
+            url,
+            model,
+            key,
+            concurrency=_CONCURRENCY.value,
+            requests_per_minute=_REQUESTS.value,
+            tokens_per_minute=_TOKENS.value,
+            outage_seconds=_OUTAGE.value * 60,
+            token_budget=_TOKEN_BUDGET.value,
+            money_budget=_MONEY_BUDGET.value,
+            price_prompt=price_prompt,
+            price_completion=price_completion,
+        )
+        return OpenAITeacher(config, Recording(path) if path else None, cast("Mode", _MODE.value))
+    except ValueError as error:
+        raise cli.UsageError(f"--teacher_*: {error}") from None
 
 
 def embedder_from_flags() -> Embedder:
@@ -42,11 +104,14 @@ def embedder_from_flags() -> Embedder:
 
 
 def _endpoint(
-    url: flags.FlagHolder[str | None], model: flags.FlagHolder[str | None], key_file: flags.FlagHolder[str | None]
+    url: flags.FlagHolder[str | None],
+    model: flags.FlagHolder[str | None],
+    key_file: flags.FlagHolder[str | None],
+    *others: flags.FlagHolder[Any],
 ) -> tuple[str, str, str]:
     """Address, model and key; all "" without an address."""
     if not url.value:
-        if given := next((flag.name for flag in (model, key_file) if flag.value), None):
+        if given := next((flag.name for flag in (model, key_file, *others) if flag.value != flag.default), None):
             raise cli.UsageError(f"--{given} is for an endpoint: give --{url.name} too")
         return "", "", ""
     if not url.value.startswith(("http://", "https://")):

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import sqlite3
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from tqdm import tqdm
+
+from synthesis.journal import Journal, Row
+from synthesis.progress import Progress
+
+__all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -43,12 +44,31 @@ class Transient(Exception):
     """Raised by a stage for a failure that another try may mend (a busy endpoint, a dropped connection)."""
 
 
+class Stopped(Exception):
+    """Raised by a stage to end the whole run where nothing is wrong with its record: it is neither done nor rejected.
+
+    Attributes:
+        problem: why the run cannot go on.
+        remedy: what to do before the same command is run again.
+        finished: what is done and where it is kept; the runner fills it in.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+        self.finished = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.problem, self.finished, self.remedy) if part)
+
+
 @dataclass
 class StageResult(Generic[Out]):
     """What a stage made of its inputs.
 
     Attributes:
-        outputs: in the order of the inputs.
+        outputs: in the order of the inputs; empty where a sink took them.
         rejected: how many inputs were dropped, by reason.
         details: one example detail for each reason.
         resumed: how many inputs were taken from the journal.
@@ -66,58 +86,10 @@ def rng_for(seed: int, *parts: object) -> random.Random:
     return random.Random(int.from_bytes(hashlib.sha256(material.encode()).digest()[:8], "big"))
 
 
-class Journal:
-    """The finished inputs of all stages of one run, in one SQLite file.
-
-    Commits are batched (at most `COMMIT_SECONDS` of work is done again after a kill); a transaction is atomic, so what
-    is read back is always whole.
-    """
-
-    COMMIT_SECONDS = 0.25
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = sqlite3.connect(self.path)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS done (stage TEXT, key TEXT, outputs BLOB, reason TEXT, detail TEXT, "
-                "PRIMARY KEY (stage, key)) WITHOUT ROWID"
-            )
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path} is not a journal ({error}); delete it to synthesise anew") from None
-        self._committed = time.monotonic()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def load(self, stage: str) -> dict[str, tuple[bytes | None, str, str]]:
-        """key -> (encoded outputs or None when rejected, reason, detail) of the stage's finished inputs."""
-        rows = self._db.execute("SELECT key, outputs, reason, detail FROM done WHERE stage = ?", (stage,))
-        return {key: (outputs, reason, detail) for key, outputs, reason, detail in rows}
-
-    def add(self, stage: str, key: str, outputs: bytes | None, reason: str = "", detail: str = "") -> None:
-        self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail))
-        if time.monotonic() - self._committed > self.COMMIT_SECONDS:
-            self.commit()
-
-    def commit(self) -> None:
-        self._db.commit()
-        self._committed = time.monotonic()
-
-    def close(self) -> None:
-        self.commit()
-        self._db.close()
-
-
 async def run_stage(
     name: str,
     function: Callable[[In], Awaitable[Sequence[Out]]],
-    inputs: Sequence[In],
+    inputs: Iterable[In],
     *,
     key: Callable[[In], str],
     out: type[Out],
@@ -126,34 +98,55 @@ async def run_stage(
     retries: int = 3,
     backoff_seconds: float = 0.5,
     description: str = "",
+    sink: Callable[[Out], object] | None = None,
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
+    Encoded outputs are kept in the journal only. With `sink` and inputs that are made as they are taken (a generator),
+    memory holds the keys and what is in work.
+
     Args:
         name: the stage's name in the journal; unique in a run.
-        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be tried again.
+        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be tried again, `Stopped` to
+            end the run.
+        inputs: a sequence, or any iterable, which is taken from only as work begins.
         key: names an input; must be unique and the same in every run.
         out: the type of the outputs, to read them back from the journal.
         retries: how often a `Transient` failure is tried again before the input is rejected as `transient_failure`.
         backoff_seconds: the first pause; doubles with each try, with seeded jitter.
         description: the progress bar's label; the name when empty.
+        sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
 
     Raises:
-        ValueError: two inputs have the same key.
+        ValueError: two inputs have the same key; for a sequence before any work.
+        Stopped: a stage ended the run; no further input was begun, what was in work was finished where it could be.
         Exception: whatever else `function` raises; finished inputs stay in the journal.
     """
-    keys = [key(item) for item in inputs]
-    if len(set(keys)) != len(keys):
-        repeated = next(k for k, n in Counter(keys).items() if n > 1)
-        raise ValueError(f"stage {name}: two inputs have the key {repeated!r}; keys must be unique")
-    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    total = len(inputs) if isinstance(inputs, Sequence) else None
+    keys = _Keys(name)
+    known = journal.keys(name)
+    resumed = 0
+    if isinstance(inputs, Sequence):
+        for item in inputs:
+            keys.add(key(item))
+        resumed = sum(item_key in known for item_key in keys.order)
+        keys.seen.clear()
     encoder = msgspec.json.Encoder()
-    done = journal.load(name)
-    todo = iter([(k, item) for k, item in zip(keys, inputs, strict=True) if k not in done])
-    finished = sum(k in done for k in keys)
-    bar = tqdm(total=len(inputs), initial=finished, desc=description or name, leave=True)
+    progress = Progress(description or name, total, resumed)
+    finished, dropped = resumed, 0
+    stopped: Stopped | None = None
 
-    async def one(item_key: str, item: In) -> tuple[bytes | None, str, str]:
+    def unfinished() -> Iterator[tuple[str, In]]:
+        nonlocal resumed, finished
+        for index, item in enumerate(inputs):
+            item_key = keys.order[index] if total is not None else keys.add(key(item))
+            if item_key not in known:
+                yield item_key, item
+            elif total is None:
+                resumed, finished = resumed + 1, finished + 1
+                progress.count(rejected=False)
+
+    async def one(item_key: str, item: In) -> Row:
         for attempt in range(retries + 1):
             try:
                 return encoder.encode(list(await function(item))), "", ""
@@ -167,28 +160,62 @@ async def run_stage(
         return None, "transient_failure", last
 
     async def worker() -> None:
+        nonlocal finished, dropped, stopped
         for item_key, item in todo:  # a shared iterator is the queue: each input is taken once
-            row = await one(item_key, item)
-            done[item_key] = row
+            try:
+                row = await one(item_key, item)
+            except Stopped as stop:
+                stopped = stopped or stop
+                return
             journal.add(name, item_key, *row)
-            bar.update()
+            finished, dropped = finished + 1, dropped + (row[0] is None)
+            progress.count(rejected=row[0] is None)
+            if stopped is not None:  # others still finish what they have begun: it may be paid for
+                return
 
+    todo = unfinished()
+    ticking = asyncio.create_task(progress.ticking())
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, max(1, len(inputs)))):
+            for _ in range(concurrency if total is None else min(concurrency, max(1, total))):
                 group.create_task(worker())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     finally:
+        ticking.cancel()
         journal.commit()
-        bar.close()
+        progress.close()
+    if stopped is not None:
+        of = "" if total is None else f" of {total}"
+        rejections = f" ({dropped} rejected since it began)" if dropped else ""
+        stopped.finished = f"stage {name}: {finished}{of} inputs are finished{rejections} and kept in {journal.path}"
+        raise stopped
 
-    result: StageResult[Any] = StageResult(outputs=[], resumed=finished)
-    for item_key in keys:
-        outputs, reason, detail = done[item_key]
+    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    result: StageResult[Any] = StageResult(outputs=[], resumed=resumed)
+    for outputs, reason, detail in journal.rows(name, keys.order):
         if outputs is None:
             result.rejected[reason] += 1
             result.details.setdefault(reason, detail)
-        else:
+        elif sink is None:
             result.outputs.extend(decoder.decode(outputs))
+        else:
+            for output in decoder.decode(outputs):
+                sink(output)
     return result
+
+
+class _Keys:
+    """The keys of a stage's inputs in their order, each once."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.order: list[str] = []
+        self.seen: set[str] = set()
+
+    def add(self, key: str) -> str:
+        if key in self.seen:
+            raise ValueError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
+        self.seen.add(key)
+        self.order.append(key)
+        return key

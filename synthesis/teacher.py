@@ -7,22 +7,29 @@ Fail closed: an answer that does not fit its schema is asked for again, then `Te
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import jinja2
 import msgspec
 
+from synthesis.endpoint import Endpoint, OpenAITeacherConfig, Refused
+from synthesis.limits import Spent
+from synthesis.recording import NotRecorded, Recording
 from synthesis.records import Language
+from synthesis.runner import rng_for
+
+__all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
 PROMPTS = Path(__file__).parent / "prompts"
 
 T = TypeVar("T", bound=msgspec.Struct)
+Mode = Literal["off", "record", "replay"]
 
 
 class TeacherError(Exception):
@@ -55,7 +62,11 @@ def prompt_name(answer: type[msgspec.Struct]) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PROMPTS), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(PROMPTS),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,  # it would look at the file for each request
     )
     # Records appear in prompts as JSON; msgspec knows how to write them, jinja's own filter does not.
     environment.filters["json"] = lambda value: msgspec.json.encode(value).decode()
@@ -79,69 +90,119 @@ def strip_answer(text: str) -> str:
     return fenced.group(1) if fenced else text
 
 
-@dataclass(frozen=True)
-class OpenAITeacherConfig:
-    """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
+class OpenAITeacher:
+    """A `Teacher` behind an OpenAI-compatible endpoint, with the answer's JSON schema as `response_format`.
 
-    Attributes:
-        base_url: ends in `/v1`.
-        model: the served model's name.
-        api_key: sent as a bearer token; local servers take any.
-        temperature: of sampling.
-        max_tokens: of one answer, thinking included.
-        timeout_seconds: of one request.
-        tries: how often a request is made before `TeacherError`.
+    An endpoint that fails changes no answer: the same request is sent again, with the same seed. Only a model's own bad
+    answer is asked for with another seed: JSON that does not fit the schema at once, other text when it comes twice.
+
+    Args:
+        recording: keeps answers (see `mode`) and, in any mode, what was spent.
+        mode: `off` asks the endpoint. `record` asks what is not recorded yet, and records it; a request that had no
+            valid answer is asked again. `replay` asks nothing: what is not recorded is `NotRecorded`.
+
+    Raises:
+        ValueError: `mode` wants a recording.
     """
 
-    base_url: str
-    model: str
-    api_key: str = "EMPTY"
-    temperature: float = 1.0
-    max_tokens: int = 16_384
-    timeout_seconds: float = 300.0
-    tries: int = 4
-
-
-class OpenAITeacher:
-    """A `Teacher` behind an OpenAI-compatible endpoint, with the answer's JSON schema as `response_format`."""
-
-    def __init__(self, config: OpenAITeacherConfig) -> None:
-        import openai  # half a second, and the offline teacher needs none of it
-
+    def __init__(self, config: OpenAITeacherConfig, recording: Recording | None = None, mode: Mode = "off") -> None:
+        if mode not in get_args(Mode) or (mode != "off" and recording is None):
+            raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; all but off want a recording")
         self.config = config
-        self._refused = openai.APIStatusError
-        self._passing = (openai.RateLimitError, openai.APIConnectionError, openai.InternalServerError)
-        self._client = openai.AsyncOpenAI(
-            base_url=config.base_url, api_key=config.api_key, timeout=config.timeout_seconds, max_retries=0
-        )
+        self.mode = mode
+        self.recording = recording
+        self.endpoint = Endpoint(config, recording)
+
+    @property
+    def spent(self) -> Spent:
+        """On this model, by this run and by those before it with the same recording."""
+        return self.endpoint.spent
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
+        """See `Teacher.ask`.
+
+        Raises:
+            TeacherError: no valid answer, or the endpoint refused the request.
+            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown` or `NotRecorded`.
+        """
         prompt = render_prompt(answer, variables, language)
-        schema = _self_contained_schema(answer)
+        if self.mode == "off" or self.recording is None:
+            return (await self._ask(answer, prompt, seed))[0]
+        digest = hashlib.sha256(self._request(answer, prompt, seed)).digest()
+        if (known := self.recording.answer(digest)) is not None:
+            text, problem = known
+            if not problem:
+                with contextlib.suppress(msgspec.DecodeError):  # the type may check more than it did when recorded
+                    return msgspec.json.decode(text, type=answer)
+            elif self.mode == "replay":
+                raise TeacherError(problem)
+        if self.mode == "replay":
+            raise NotRecorded(
+                f"{self.recording.path} has no answer to a request for {answer.__name__} (seed {seed}, model "
+                f"{self.config.model})",
+                "another configuration, prompt or seed was recorded: run with these, or record with mode 'record'",
+            )
+        try:
+            given, text = await self._ask(answer, prompt, seed)
+        except TeacherError as error:
+            self.recording.keep(digest, "", str(error))
+            raise
+        self.recording.keep(digest, text)
+        return given
+
+    async def close(self) -> None:
+        """Hang up. The recording stays open."""
+        await self.endpoint.close()
+
+    async def _ask(self, answer: type[T], prompt: str, seed: int) -> tuple[T, str]:
+        """The answer, and its text."""
+        kind = prompt_name(answer)
+        rng = rng_for(seed, "pauses", kind)
         problem = ""
-        for attempt in range(self.config.tries):
+        last: str | None = None
+        for _ in range(self.config.tries):
             try:
-                response = await self._client.chat.completions.create(
-                    model=self.config.model,
-                    messages=[{"role": "user", "content": prompt}],
-                    response_format={
-                        "type": "json_schema",
-                        "json_schema": {"name": prompt_name(answer), "schema": schema, "strict": True},
-                    },
-                    temperature=self.config.temperature,
-                    max_tokens=self.config.max_tokens,
-                    # Another seed for another try: the same one would give the same bad answer.
-                    seed=(seed + attempt) % 2**31,
-                )
-                return msgspec.json.decode(strip_answer(response.choices[0].message.content or ""), type=answer)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                problem = f"the answer does not fit its schema: {error}"
-            except self._passing as error:
-                problem = f"the endpoint failed: {error}"
-                await asyncio.sleep(min(30.0, 0.5 * 2**attempt))
-            except self._refused as error:
-                raise TeacherError(f"{answer.__name__}: {self.config.base_url} refused the request: {error}") from None
+                reply = await self.endpoint.complete(kind, self._request(answer, prompt, seed), rng)
+            except Refused as error:
+                raise TeacherError(f"{answer.__name__}: {error}") from None
+            text = strip_answer(reply.text)
+            if not reply.truncated:
+                try:
+                    return msgspec.json.decode(text, type=answer), text
+                except msgspec.ValidationError as error:
+                    problem = f"the answer does not fit its schema: {error}"
+                    seed, last = seed + 1, None
+                    continue
+                except msgspec.DecodeError as error:
+                    problem = f"the answer is not JSON: {error}"
+            else:
+                problem = f"the answer was cut off at max_tokens={self.config.max_tokens}"
+            # The endpoint may have cut or garbled it: then the same seed gives another text. The same text is the
+            # model's own, and only another seed changes it.
+            if reply.text == last:
+                seed, last = seed + 1, None
+            else:
+                last = reply.text
         raise TeacherError(f"{answer.__name__}: no valid answer in {self.config.tries} tries; {problem}")
+
+    def _request(self, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:
+        return msgspec.json.encode(
+            {
+                "model": self.config.model,
+                "messages": [{"role": "user", "content": prompt}],
+                "response_format": _response_format(answer),
+                "temperature": self.config.temperature,
+                "max_tokens": self.config.max_tokens,
+                "seed": seed % 2**31,
+            }
+        )
+
+
+@cache
+def _response_format(answer: type[msgspec.Struct]) -> msgspec.Raw:
+    """Encoded once: a schema is larger than many a prompt."""
+    schema = {"name": prompt_name(answer), "schema": _self_contained_schema(answer), "strict": True}
+    return msgspec.Raw(msgspec.json.encode({"type": "json_schema", "json_schema": schema}))
 
 
 @cache

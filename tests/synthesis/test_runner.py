@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import tracemalloc
 from collections import Counter
 
 import pytest
 
+from synthesis.progress import TRAFFIC, Progress
 from synthesis.records import Answer
-from synthesis.runner import Journal, Rejected, Transient, rng_for, run_stage
+from synthesis.runner import Journal, Rejected, Stopped, Transient, rng_for, run_stage
 
 
 async def run(function, inputs, path, **options):
@@ -107,3 +110,110 @@ def test_rng_depends_on_all_parts():
     draws = {rng_for(0, "a", "b").random(), rng_for(0, "a", "c").random(), rng_for(1, "a", "b").random()}
     assert len(draws) == 3
     assert rng_for(0, "a", "b").random() in draws
+
+
+async def test_inputs_are_taken_as_work_begins_and_outputs_go_to_a_sink(tmp_path):
+    taken, given = [], []
+
+    def numbers():
+        for number in range(30):
+            taken.append(number)
+            yield number
+
+    async def same(number):
+        assert len(taken) <= number + 4
+        await asyncio.sleep(0.001)
+        return [Answer(value=number)]
+
+    for resumed in (0, 30):
+        taken.clear()
+        given.clear()
+        result = await run(same, numbers(), tmp_path / "journal", concurrency=4, sink=given.append)
+        assert result.outputs == [] and result.resumed == resumed
+        assert [answer.value for answer in given] == list(range(30))
+
+
+async def test_keys_of_inputs_that_are_made_must_be_unique_too(tmp_path):
+    async def nothing(_):
+        return []
+
+    with pytest.raises(ValueError, match="two inputs have the key '1'"):
+        await run(nothing, iter([0, 1, 1]), tmp_path / "journal")
+
+
+async def test_a_stop_lets_others_finish_and_says_what_is_done(tmp_path):
+    async def stops_at_five(number):
+        if number == 5:
+            raise Stopped("no more money", "earn some")
+        await asyncio.sleep(0.05)
+        return [Answer(value=number)]
+
+    with pytest.raises(Stopped) as caught:
+        await run(stops_at_five, range(20), tmp_path / "journal", concurrency=4)
+    assert str(caught.value) == (
+        f"no more money; stage stage: 5 of 20 inputs are finished and kept in {tmp_path / 'journal'}; earn some"
+    )
+    with Journal(tmp_path / "journal") as journal:
+        assert set(journal.load("stage")) == {"0", "1", "2", "3", "4"}
+
+
+async def test_what_is_finished_is_committed_without_waiting_for_more(tmp_path):
+    """A stage whose second input takes long, killed meanwhile: the first is kept."""
+    second = asyncio.Event()
+
+    async def slow(number):
+        if number:
+            await second.wait()
+        return [Answer(value=number)]
+
+    running = asyncio.create_task(run(slow, range(2), tmp_path / "journal", concurrency=1))
+    await asyncio.sleep(4 * Journal.COMMIT_SECONDS)
+    rows = sqlite3.connect(tmp_path / "journal").execute("SELECT key FROM done").fetchall()
+    second.set()
+    await running
+    assert rows == [("0",)]
+
+
+async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Progress, "SECONDS", 0.02)
+
+    async def half(number):
+        TRAFFIC.requests += 1
+        TRAFFIC.tokens += 100
+        await asyncio.sleep(0.05)
+        if number % 2:
+            raise Rejected("odd")
+        return []
+
+    await run(half, range(10), tmp_path / "journal", concurrency=2)
+    shown = capsys.readouterr().err
+    assert "10/10" in shown and "rejected=5" in shown and "requests=10" in shown and "tokens/s=" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_memory_stays_flat_over_many_records(tmp_path, lazy):
+    """100,000 records of 1 kB are 100 MB; with a sink, memory holds their keys (at most 300 bytes each)."""
+    text = "x" * 1000
+
+    async def thousand(number):
+        return [Answer(value=f"{number}{text}")]
+
+    async def work(count, name):
+        total = 0
+
+        def add(answer):
+            nonlocal total
+            total += len(answer.value)
+
+        with Journal(tmp_path / name) as journal:
+            inputs = iter(range(count)) if lazy else range(count)
+            tracemalloc.start()
+            await run_stage("s", thousand, inputs, key=str, out=Answer, journal=journal, sink=add)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert total > count * 1000
+        return peak
+
+    small, large = await work(1_000, "small"), await work(100_000, "large")
+    assert large - small < 30e6

@@ -1,0 +1,169 @@
+"""Requests a second of the teacher's client on an endpoint with a known latency, of what so many in flight could make.
+
+`stage` is a stage as it is run: prompt, request, answer checked by its type, journal. `teacher` is the client alone,
+`openai` the same requests through the `openai` package, `openai_raw` through it without its parsing of the answer.
+The endpoint is a process of its own. Processor time a request tells what a rate would be on a processor of its own.
+
+    python -m benchmarks.teacher --requests=20000 --save
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from absl import app, flags, logging
+
+from benchmarks import rows
+
+_REQUESTS = flags.DEFINE_integer("requests", 20_000, "Requests of one measurement.", lower_bound=100)
+_IN_FLIGHT = flags.DEFINE_integer("in_flight", 256, "Requests in flight.", lower_bound=1)
+_LATENCY = flags.DEFINE_float("latency", 0.1, "Seconds from a request to its answer.", lower_bound=0)
+_TURNS = flags.DEFINE_integer("turns", 3, "Measurements of each side; the figures are medians.", lower_bound=1)
+_SIDES = flags.DEFINE_list("sides", ["stage", "teacher", "openai_raw", "openai"], "What to measure.")
+_UVLOOP = flags.DEFINE_bool("uvloop", False, "uvloop's event loop for the client, where it is installed.")
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/teacher.jsonl.")
+
+PROMPT = "What is the capital of {{ country }}?" + " Think of rivers, of roads and of what was built there." * 20
+
+
+class CapitalAnswer(msgspec.Struct, frozen=True):
+    city: str
+    certain: bool
+
+
+Ask = Callable[[int], Awaitable[object]]
+
+
+async def rate(ask: Ask, requests: int, in_flight: int) -> tuple[float, float]:
+    """Seconds and processor seconds of so many requests, once all connections are open."""
+    numbers = iter(range(in_flight, requests + in_flight))
+
+    async def worker() -> None:
+        for number in numbers:
+            await ask(number)
+
+    await asyncio.gather(*map(ask, range(in_flight)))
+    started, processor = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(worker() for _ in range(in_flight)))
+    return time.perf_counter() - started, time.process_time() - processor
+
+
+async def measure(side: str, url: str, requests: int, in_flight: int, folder: Path) -> tuple[float, float]:
+    import openai
+
+    from synthesis.runner import Journal, run_stage
+    from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, render_prompt
+
+    def variables(number: int) -> dict[str, Any]:
+        return {"country": f"number {number}"}
+
+    if side in ("teacher", "stage"):
+        teacher = OpenAITeacher(OpenAITeacherConfig(url, "m", concurrency=in_flight))
+
+        async def ask(number: int) -> list[CapitalAnswer]:
+            return [await teacher.ask(CapitalAnswer, variables(number), language="en", seed=number)]
+
+        if side == "teacher":
+            return await rate(ask, requests, in_flight)
+        with Journal(folder / f"{time.time_ns()}.sqlite") as journal:
+            await asyncio.gather(*map(ask, range(in_flight)))
+            started, processor = time.perf_counter(), time.process_time()
+            await run_stage(
+                "ask", ask, range(requests), key=str, out=CapitalAnswer, journal=journal, concurrency=in_flight
+            )
+            return time.perf_counter() - started, time.process_time() - processor
+
+    schema = msgspec.json.schema(CapitalAnswer)
+    options: dict[str, Any] = {
+        "model": "m",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "capital_answer", "schema": schema, "strict": True},
+        },
+        "temperature": 1.0,
+        "max_tokens": 16_384,
+    }
+    limits = openai.DEFAULT_CONNECTION_LIMITS.__class__(max_connections=in_flight, max_keepalive_connections=in_flight)
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="EMPTY", max_retries=0, http_client=openai.DefaultAsyncHttpxClient(limits=limits)
+    ) as client:
+        create: Any = client.chat.completions.create
+        if side == "openai_raw":
+            create = client.chat.completions.with_raw_response.create
+
+        async def asked(number: int) -> CapitalAnswer:
+            prompt = render_prompt(CapitalAnswer, variables(number), "en")
+            given = await create(messages=[{"role": "user", "content": prompt}], seed=number, **options)
+            text = (
+                msgspec.json.decode(given.content)["choices"][0]["message"]["content"]
+                if side == "openai_raw"
+                else given.choices[0].message.content
+            )
+            return msgspec.json.decode(text, type=CapitalAnswer)
+
+        return await rate(asked, requests, in_flight)
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    import synthesis.teacher
+
+    (folder / "en").mkdir()
+    (folder / "en" / "capital_answer.jinja").write_text(PROMPT)
+    synthesis.teacher.PROMPTS = folder
+    endpoint = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.teacher_side", str(_LATENCY.value)],
+        cwd=rows.ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run: Any = asyncio.run
+    if _UVLOOP.value:
+        import uvloop
+
+        run = uvloop.run
+    measured: dict[str, list[tuple[float, float]]] = {side: [] for side in _SIDES.value}
+    try:
+        assert endpoint.stdout is not None
+        url = f"http://127.0.0.1:{int(endpoint.stdout.readline())}/v1"
+        for _ in range(_TURNS.value):
+            for side, of_side in measured.items():
+                # The slow sides need not take ten minutes to be measured.
+                count = _REQUESTS.value if not side.startswith("openai") else max(100, _REQUESTS.value // 4)
+                seconds, processor = run(measure(side, url, count, _IN_FLIGHT.value, folder))
+                of_side.append((seconds / count, processor / count))
+    finally:
+        endpoint.kill()
+        endpoint.wait()
+    ideal = _IN_FLIGHT.value / _LATENCY.value if _LATENCY.value else float("inf")
+    row: dict[str, Any] = {
+        "in_flight": _IN_FLIGHT.value,
+        "latency_seconds": _LATENCY.value,
+        "ideal_per_second": round(ideal),
+        "uvloop": _UVLOOP.value,
+    }
+    for side, of_side in measured.items():
+        per_second = 1 / statistics.median(one[0] for one in of_side)
+        row[side] = {
+            "per_second": round(per_second),
+            "of_ideal": round(per_second / ideal, 3),
+            "processor_us_a_request": round(statistics.median(one[1] for one in of_side) * 1e6),
+        }
+    return row
+
+
+def main(argv: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)  # the openai package would log each request
+    with tempfile.TemporaryDirectory() as folder:
+        row = figures(Path(folder))
+    rows.report("teacher", row, save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    app.run(main)
