@@ -124,9 +124,7 @@ def write_records(
     """
     if form == "openai":
         chats = (to_chat_record(one) for one in trajectories)
-        if (
-            Path(path).suffix == ".parquet"
-        ):  # a column has one schema; tools have one each
+        if Path(path).suffix == ".parquet":  # a column has one schema; tools have one each
             chats = ({name: json.dumps(value, ensure_ascii=False) for name, value in one.items()} for one in chats)
         return write_rows(path, chats)
     if form != "qwen":
