@@ -43,27 +43,28 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
     from datasketch import MinHash, MinHashLSH  # half a second, and only this stage needs it
 
     rows, bands = _bands(threshold)
-    found: list[int | None] = []
-    indices: dict[Hashable, MinHashLSH] = {}
-    exact: dict[tuple[Hashable, str], int] = {}
-    kept: dict[Hashable, dict[int, frozenset[str]]] = defaultdict(dict)
     blank = MinHash(num_perm=_PERMUTATIONS)
+    groups: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)
     for index, (group, text) in enumerate(texts):
-        earlier = exact.setdefault((group, normal_text(text)), index)
-        if earlier < index:  # a text of the same words, or what that one repeats
-            found.append(earlier if found[earlier] is None else found[earlier])
-            continue
-        mine = shingles(text)
-        sketch = blank.copy()
-        sketch.update_batch([one.encode() for one in mine])
-        if group not in indices:
-            indices[group] = MinHashLSH(num_perm=_PERMUTATIONS, params=(bands, rows))
-        candidates = sorted(indices[group].query(sketch))
-        repeated = next((one for one in candidates if _jaccard(kept[group][one], mine) >= threshold), None)
-        found.append(repeated)
-        if repeated is None:
-            indices[group].insert(index, sketch, check_duplication=False)
-            kept[group][index] = mine
+        groups[group].append((index, text))
+    found: list[int | None] = [None] * sum(map(len, groups.values()))
+    for members in groups.values():  # one index at a time: it takes 15 KB a text
+        lsh = MinHashLSH(num_perm=_PERMUTATIONS, params=(bands, rows))
+        exact: dict[str, int] = {}
+        kept: dict[int, frozenset[str]] = {}
+        for index, text in members:
+            earlier = exact.setdefault(normal_text(text), index)
+            if earlier < index:  # a text of the same words, or what that one repeats
+                found[index] = earlier if found[earlier] is None else found[earlier]
+                continue
+            mine = shingles(text)
+            sketch = blank.copy()
+            sketch.update_batch([one.encode() for one in mine])
+            candidates = sorted(lsh.query(sketch))
+            found[index] = next((one for one in candidates if _jaccard(kept[one], mine) >= threshold), None)
+            if found[index] is None:
+                lsh.insert(index, sketch, check_duplication=False)
+                kept[index] = mine
     return found
 
 
