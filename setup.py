@@ -24,6 +24,7 @@ setup(
         "absl-py>=2.1",
         "aiohttp>=3.10",
         "array-record>=0.8",
+        "datasketch>=1.6",
         "etils[epath]",
         "flax>=0.12",
         "grain>=0.2.15",

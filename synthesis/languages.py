@@ -10,6 +10,11 @@ _CHINESE = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _LATIN_WORD = re.compile(r"[A-Za-zÀ-ɏ][\w]*")
 
 
+def has_words(text: str) -> bool:
+    """Whether there is a word at all: a text of digits and signs is in no language."""
+    return bool(_CHINESE.search(text) or _LATIN_WORD.search(text))
+
+
 _SHARE = 0.3
 """Of a Chinese text's words, a character counted as one: it may quote names and code."""
 

@@ -158,6 +158,13 @@ class AxisScore(msgspec.Struct, frozen=True):
     reason: str
 
 
+class InjectedFailure(msgspec.Struct, frozen=True):
+    """A call whose result was replaced: `timeout`, `error`, `empty` or `rate_limit` (paper §2.1.4)."""
+
+    call_id: str
+    kind: str
+
+
 class Trajectory(msgspec.Struct, frozen=True):
     """A scored multi-turn agent run. `injected_failures` counts the calls whose result was replaced by a failure."""
 
@@ -172,6 +179,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     scores: dict[str, AxisScore]
     reward: float
     """Mean of the seven axis scores."""
+    failures: list[InjectedFailure] = []
+    """Which calls the injected failures were; records of older versions have only their number."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +103,39 @@ def read_rows(path: Path | str) -> list[bytes]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} cannot be read ({error}); fetch or write it again") from None
+
+
+def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as a .jsonl or .parquet file, whole or not at all; returns how many.
+
+    Raises:
+        ValueError: another suffix, or .parquet without pyarrow.
+    """
+    path = Path(path)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ValueError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    try:
+        if path.suffix == ".parquet":
+            module = parquet(path)
+            import pyarrow
+
+            every = list(rows)
+            count = len(every)
+            module.write_table(pyarrow.Table.from_pylist(every), partial)
+        else:
+            with open(partial, "w", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    count += 1
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
 
 
 def parquet(path: Path) -> Any:

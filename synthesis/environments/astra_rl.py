@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ from synthesis.environments.astra_records import (
     Defect,
     answer_text,
     defects,
-    parquet,
     parse,
     read_records,
     read_rows,
     spec_of,
     typed_answer,
+    write_rows,
 )
 from synthesis.environments.candidates import leaves, names_value
 from synthesis.environments.proof import shown
@@ -92,32 +91,7 @@ def write_records(path: Path | str, environments: Iterable[ToolEnvironment], see
     Raises:
         ValueError: another suffix, .parquet without pyarrow, or an environment that cannot be scored.
     """
-    path = Path(path)
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
-    partial = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records = (to_record(environment, seed=seed) for environment in environments)
-    count = 0
-    try:
-        if path.suffix == ".parquet":
-            module = parquet(path)
-            import pyarrow
-
-            rows = list(records)
-            count = len(rows)
-            module.write_table(pyarrow.Table.from_pylist(rows), partial)
-        else:
-            with open(partial, "w", encoding="utf-8") as file:
-                for record in records:
-                    file.write(_json(record) + "\n")
-                    count += 1
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
+    return write_rows(path, (to_record(environment, seed=seed) for environment in environments))
 
 
 def _json(value: Any) -> str:

@@ -32,7 +32,7 @@ from synthesis.offline.plans import (
     terminals,
 )  # fmt: skip
 from synthesis.offline.sampling import random_plan
-from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame
+from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, without_persona
 from synthesis.records import Language
 
 __all__ = [
@@ -130,8 +130,7 @@ def parse(question: str, language: Language) -> Plan:
 
 
 def _without_style(text: str, language: Language) -> str:
-    for persona in PERSONAS[language]:
-        text = text.removeprefix(persona)
+    text = without_persona(text, language)
     for complication in COMPLICATIONS[language]:
         text = text.removesuffix(complication)
     return text.strip()

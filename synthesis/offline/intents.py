@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar, templates
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import COMPLICATIONS, PERSONAS
+from synthesis.offline.wording import COMPLICATIONS, without_persona
 from synthesis.records import Language, Message, ToolCall
 
 ATTEMPTS = 3
@@ -134,9 +134,7 @@ def understand(question: str, language: Language) -> Intent:
     Raises:
         ValueError: neither knows these words.
     """
-    text = question.strip()
-    for persona in PERSONAS[language]:
-        text = text.removeprefix(persona)
+    text = without_persona(question.strip(), language)
     for complication in COMPLICATIONS[language]:
         text = text.removesuffix(complication)
     if found := templates.match(text.strip(), language):

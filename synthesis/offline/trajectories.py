@@ -20,9 +20,10 @@ from synthesis.facts.relations import all_relations, joinable
 from synthesis.offline import grammar, judges, sampling, templates
 from synthesis.offline.intents import FactIntent, TemplateIntent, ready, replay, understand, understand_run
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import COMPLICATIONS, PERSONAS
+from synthesis.offline.wording import COMPLICATIONS, PERSONAS, introduction
 from synthesis.records import Language, Message, Task, ToolCall, ToolServer
 from synthesis.trajectories import answers as a
+from synthesis.trajectories.personas import Persona
 
 Variables = Mapping[str, Any]
 Path = tuple[str, ...]
@@ -200,20 +201,29 @@ def _parallel_plan(every: Sequence[Path], count: int, keep: _Keep, rng: random.R
 def variation(variables: Variables, language: Language, rng: random.Random) -> a.TaskVariation:
     task: Task = variables["task"]
     intent = understand(task.question, language)
+    assert isinstance(intent, FactIntent | TemplateIntent)
     mode: grammar.Style = variables["mode"]
     keep = _keep(variables)
+    space = " " if language == "en" else ""
+    persona: str | Persona = variables["persona"]
+    if mode == "persona" and isinstance(persona, Persona):
+        return a.TaskVariation("", f"{introduction(persona, language)}{space}{_plain(intent, language, rng)}")
     if isinstance(intent, FactIntent):
         plan = _other_subjects(intent.plan, keep, rng) if mode == "diverse" else intent.plan
         return a.TaskVariation("", grammar.question(plan, rng, language, mode))
-    assert isinstance(intent, TemplateIntent)
     slots = templates.draw_slots(intent.template, rng, keep.entity) if mode == "diverse" else dict(intent.slots)
     text = templates.fill(intent.template, slots, rng, language)
-    space = " " if language == "en" else ""
     if mode == "persona":
         text = f"{rng.choice(PERSONAS[language])}{space}{text}"
     elif mode == "complicate":
         text = f"{text}{space}{rng.choice(COMPLICATIONS[language])}"
     return a.TaskVariation("", text)
+
+
+def _plain(intent: FactIntent | TemplateIntent, language: Language, rng: random.Random) -> str:
+    if isinstance(intent, FactIntent):
+        return grammar.question(intent.plan, rng, language)
+    return templates.fill(intent.template, dict(intent.slots), rng, language)
 
 
 def _other_subjects(plan: Plan, keep: _Keep, rng: random.Random) -> Plan:

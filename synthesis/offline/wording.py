@@ -5,11 +5,13 @@ They are data of the grammar (`synthesis.offline.grammar`), which parses every o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from synthesis.records import Language
+from synthesis.trajectories.personas import Persona
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,29 @@ PERSONAS: Mapping[Language, tuple[str, ...]] = {
         "我在客服中心工作。",
     ),
 }
+
+_INTRODUCTIONS = {
+    "en": ("I work as {}.", "I work as {} and am {} years old."),
+    "zh": ("我的职业是{}。", "我的职业是{}，今年{}岁。"),
+}
+_INTRODUCTION = {"en": re.compile(r"I work as [^.]+\. "), "zh": re.compile(r"我的职业是[^。]+。")}
+
+
+def introduction(persona: Persona, language: Language) -> str:
+    """A sentence in which a person of a file says who he is."""
+    alone, with_age = _INTRODUCTIONS[language]
+    # Its end must be found again.
+    occupation = persona.occupation.replace(".", "").replace("。", "")
+    return alone.format(occupation) if persona.age is None else with_age.format(occupation, persona.age)
+
+
+def without_persona(text: str, language: Language) -> str:
+    """The text without the sentence in front that says who asks."""
+    for persona in PERSONAS[language]:
+        text = text.removeprefix(persona)
+    found = _INTRODUCTION[language].match(text)
+    return text[found.end() :] if found else text
+
 
 COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
     "en": (

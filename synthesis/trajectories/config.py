@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from synthesis.environments.partition import Partition
 from synthesis.records import Language, TaskScores
 from synthesis.trajectories.collect import ServerSource
 from synthesis.trajectories.execution import Failures
+from synthesis.trajectories.graph import check_operators
 from synthesis.trajectories.tasks import Augmentation
-
-PERSONAS: Mapping[Language, tuple[str, ...]] = {
-    "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),
-    "zh": ("旅行社职员", "老师", "学生", "记者", "软件开发人员", "客服人员"),
-}
 
 
 @dataclass(frozen=True)
@@ -47,15 +42,19 @@ class TrajectoriesConfig:
         min_length: shortest chain; 1 makes each tool a chain of its own.
         max_length: longest chain (paper: 5).
         acyclic: no tool twice in a chain.
-        operators: verification operators in order, of `vote` and `back_translation`; a chain must pass all.
+        operators: verification operators in order, by their names in `graph.OPERATORS`; a chain must pass all.
         votes: votes of the first, tries of the second.
         server_tasks: share of the tasks that are made from the server alone, without a chain.
         tool_counts: numbers of different tools of such tasks.
         augmentations: modes that variations are drawn from.
         augmented: share of original tasks that get a variation.
+        personas: file of personas, see `personas.read_personas`; empty, or none in a task's language: built-in ones.
+        near_duplicate: least similarity of the words of two tasks of a server at which the later one is dropped.
         thresholds: least scores of a task (1 to 5).
         failures: injection of failures (paper: 20 % of calls).
         max_turns: most assistant turns of a run.
+        max_tokens: most tokens that a run may show the agent in one turn, tools included, as `interact` estimates
+            them; the original cuts the conversation there, we reject it.
         system_prompt: of the agent; no system message when empty.
         reward_threshold: least mean of the seven axes.
         final_answer_threshold: least score of the axis `final_answer`.
@@ -84,15 +83,18 @@ class TrajectoriesConfig:
     min_length: int = 1
     max_length: int = 3
     acyclic: bool = True
-    operators: tuple[Literal["vote", "back_translation"], ...] = ("vote", "back_translation")
+    operators: tuple[str, ...] = ("vote", "back_translation")
     votes: int = 3
     server_tasks: float = 0.4
     tool_counts: tuple[int, ...] = (1, 2, 3)
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: float = 0.5
+    personas: str = ""
+    near_duplicate: float = 0.8
     thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
     failures: Failures = Failures()
     max_turns: int = 12
+    max_tokens: int = 58_000
     system_prompt: str = ""
     reward_threshold: float = 0.8
     final_answer_threshold: float = 0.75
@@ -116,8 +118,12 @@ class TrajectoriesConfig:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
-        if unknown := set(self.operators) - {"vote", "back_translation"}:
-            raise ValueError(f"operators: unknown {sorted(unknown)[0]!r}; use vote, back_translation")
+        check_operators(self.operators)
+        if not 0 < self.near_duplicate <= 1:
+            raise ValueError(f"near_duplicate: {self.near_duplicate} is no similarity; use a number above 0, up to 1")
+        for name in ("votes", "max_turns", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not positive; use at least 1")
         if self.server_weights and min(self.server_weights.values()) <= 0:
             raise ValueError(f"server_weights: {dict(self.server_weights)} has one that is not positive")
         if not self.languages:

@@ -34,6 +34,10 @@ FAILURES: Mapping[str, str] = {
 """What the agent sees instead of the result, by kind of injected failure. Short: each is read again every turn."""
 RESULT_CHARACTERS = 4_000
 """Longer results are cut: one listing must not fill the context."""
+RAW_RESULT_BYTES = 10_000_000
+"""What a server sent beyond this is not even parsed."""
+CUT = " [cut]"
+"""Marks the end of a result that was cut."""
 _HISTORY = 5
 """How many earlier calls the emulator sees (the original's number)."""
 
@@ -105,10 +109,7 @@ class Executor:
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
             raise Transient(str(error)) from error
-        try:
-            content = compact(json.loads(text))
-        except json.JSONDecodeError:
-            content = text.strip()
+        content = readable(text)
         return ToolResult(content if ok else compact({"error": content}), ok)
 
     async def _names(self, server: ToolServer, connection: McpConnection) -> dict[str, str]:
@@ -142,7 +143,7 @@ class Executor:
             return ToolResult(compact(json.loads(answer.result)), not answer.is_error)
         except TeacherError as error:
             raise Rejected("emulator_failed", str(error)) from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise Rejected("emulator_failed", f"{call.name}: the emulated result is not JSON: {error}") from error
 
 
@@ -171,6 +172,8 @@ class Session:
             jsonschema.Draft202012Validator(spec.parameters).validate(call.arguments)
         except jsonschema.ValidationError as problem:
             return ToolResult(compact({"error": f"invalid arguments: {problem.message[:200]}"}), False)
+        except Exception as problem:  # a pattern that is no regular expression, a reference that leads nowhere …
+            raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem!r:.200}") from problem
         seed = self.executor.seed
         if kind := self.failures.draw(seed, self.task.id, call.id):
             return ToolResult(FAILURES[kind], False, kind)
@@ -182,12 +185,27 @@ class Session:
             result = await self.executor.mcp(self.server, execution, call)
         else:
             result = await self.executor.emulate(self.server, spec, self.task, call, history, number)
-        if len(result.content) > RESULT_CHARACTERS:
-            cut = result.content[:RESULT_CHARACTERS] + " [cut]"
-            result = msgspec.structs.replace(result, content=cut)
-        return result
+        return msgspec.structs.replace(result, content=_shown(result.content))
 
 
 def compact(value: Any) -> str:
     """One line of JSON, non-ASCII text as it is."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def readable(text: str) -> str:
+    """A tool's text: one line of JSON if it is JSON that can be read, else as it is; cut at `RAW_RESULT_BYTES`."""
+    data = text.encode("utf-8", "replace")
+    if len(data) > RAW_RESULT_BYTES:
+        return data[:RAW_RESULT_BYTES].decode("utf-8", "ignore").strip() + CUT
+    try:
+        return compact(json.loads(text))
+    except (ValueError, RecursionError):  # no JSON, an endless number, or brackets a thousand deep
+        return text.strip()
+
+
+def _shown(content: str) -> str:
+    """The result as the agent sees it: not too long, and of characters that a record can hold."""
+    if len(content) > RESULT_CHARACTERS:
+        content = content[:RESULT_CHARACTERS] + CUT
+    return content.encode("utf-8", "replace").decode()

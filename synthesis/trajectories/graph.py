@@ -71,6 +71,12 @@ def transition_graph(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> n
     return graph
 
 
+def unknown_tools(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> Counter[str]:
+    """How often the chains have each name that is not a tool."""
+    known = set(tools)
+    return Counter(name for chain in chains for name in chain if name not in known)
+
+
 def random_walks(
     graph: nx.DiGraph,
     walks: int,
@@ -136,6 +142,8 @@ def write_graphml(graph: nx.DiGraph, path: Path) -> None:
 # `extra` holds what a rule-based teacher may use beside the prompt, see `tasks.write_task`.
 
 Operator = Callable[[ToolServer, ToolChain, Teacher, int], Awaitable[Verdict]]
+MakeOperator = Callable[[int, Mapping[str, Any] | None], Operator]
+"""How often the operator asks, and `extra` → the operator."""
 
 
 def vote(votes: int, extra: Mapping[str, Any] | None = None) -> Operator:
@@ -194,6 +202,30 @@ def back_translation(tries: int, extra: Mapping[str, Any] | None = None) -> Oper
         return Verdict(valid, f"{passed} of {tries} came back" if valid else reason)
 
     return judge
+
+
+OPERATORS: dict[str, MakeOperator] = {"vote": vote, "back_translation": back_translation}
+"""By the names that a config uses. Another check is another entry."""
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raises `ValueError` for a name that no operator has, or one that stands there twice."""
+    for name in names:
+        if name not in OPERATORS:
+            raise ValueError(f"operators: unknown {name!r}; use {', '.join(OPERATORS)}")
+        if names.count(name) > 1:
+            # One verdict for each name: the second would hide the first.
+            raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+
+
+def make_operators(names: Sequence[str], votes: int, extra: Mapping[str, Any] | None = None) -> dict[str, Operator]:
+    """The named operators, in this order.
+
+    Raises:
+        ValueError: see `check_operators`.
+    """
+    check_operators(names)
+    return {name: OPERATORS[name](votes, extra) for name in names}
 
 
 async def verify(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Sequence
 
 import msgspec
 
-from synthesis.records import Message, Task, ToolCall, ToolServer
+from synthesis.records import Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import AgentCall, AgentTurn
@@ -39,22 +40,30 @@ async def interact(
     max_turns: int,
     system_prompt: str,
     seed: int,
+    max_tokens: int = 58_000,
 ) -> list[AgentRun]:
     """One run: the agent calls tools, several at once where they do not depend on each other, until it answers.
 
     Args:
         max_turns: most assistant turns.
         system_prompt: no system message when empty.
+        max_tokens: most tokens, as `estimated_tokens` has it, that the agent may be shown in a turn. A run beyond is
+            rejected: one that goes on with half its past teaches calls that nothing explains.
 
     Raises:
-        Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `empty_answer`, `emulator_failed`.
+        Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `token_limit`, `empty_answer`, `emulator_failed`,
+            `bad_schema`.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
     messages = [Message("system", system_prompt)] if system_prompt else []
     messages.append(Message("user", task.question))
     session = executor.session(server, task, failures)
     statuses: list[CallStatus] = []
+    tokens, counted = estimated_tokens([], server.tools), 0
     for turn in range(max_turns):
+        tokens, counted = tokens + estimated_tokens(messages[counted:]), len(messages)
+        if tokens > max_tokens:
+            raise Rejected("token_limit", f"{task.id}: about {tokens} tokens at turn {turn + 1} of {max_tokens}")
         answer = await _turn(task, server, messages, turn, max_turns, teacher=teacher, seed=seed)
         calls = [_tool_call(call, len(statuses) + index) for index, call in enumerate(answer.tool_calls, start=1)]
         messages.append(Message("assistant", answer.content.strip(), answer.reasoning.strip(), calls))
@@ -82,9 +91,17 @@ async def _turn(
 def _tool_call(call: AgentCall, number: int) -> ToolCall:
     """The call with an id that is unique in its run."""
     try:
-        arguments = json.loads(call.arguments)
-    except json.JSONDecodeError as error:
+        # Strict JSON: what a reader of the record could not read again (NaN, half a surrogate pair) is refused here.
+        arguments = msgspec.json.decode(call.arguments)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Rejected("malformed_call", f"{call.name}: the arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise Rejected("malformed_call", f"{call.name}: the arguments are {call.arguments[:80]!r}, not an object")
     return ToolCall(f"call_{number}", call.name, arguments)
+
+
+def estimated_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """About how many tokens a model reads: one for a Chinese character, one for four others of the JSON."""
+    text = msgspec.json.encode([messages, tools]).decode()
+    chinese = len(re.findall(r"[\u3400-\u9fff]", text))
+    return chinese + (len(text) - chinese) // 4

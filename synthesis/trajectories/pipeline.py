@@ -31,14 +31,15 @@ from synthesis.trajectories.collect import (
     fact_documents,
     source_key,
 )
-from synthesis.trajectories.config import PERSONAS, TrajectoriesConfig
+from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.duplicates import normalize_all
 from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.interact import AgentRun, interact
 from synthesis.trajectories.mcp_client import McpConnections
+from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.registry import read_registries
 from synthesis.trajectories.reward import judge
-from synthesis.trajectories.tasks import TaskSeed, augment, score, without_duplicates, write_task
+from synthesis.trajectories.tasks import TaskSeed, augment, repeated_tasks, score, write_task
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -106,6 +107,9 @@ class _Run:
         self.digests: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         self.extra: dict[str, Any] = {"partition": config.partition}
+        self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
+        if config.personas:
+            self.personas.update(read_personas(config.personas))
 
     async def run(self) -> TrajectoriesSummary:
         config = self.config
@@ -118,12 +122,13 @@ class _Run:
         self.write("tasks", Task, tasks, statistics.task_statistics)
         runs = await self.interact(tasks)
         trajectories = (await self.judge(runs))[: config.trajectories]
-        injected = sum(bool(call.injected) for run in runs for call in run.calls)
+        injected = Counter(call.injected for run in runs for call in run.calls if call.injected)
         figures = statistics.trajectory_statistics(trajectories, self.servers)
         figures["all_runs"] = {
             "runs": len(runs),
             "calls": sum(len(run.calls) for run in runs),
-            "injected_failure_rate": statistics.share(injected, sum(len(run.calls) for run in runs)),
+            "injected_failure_rate": statistics.share(injected.total(), sum(len(run.calls) for run in runs)),
+            "injected_failures": dict(sorted(injected.items())),
         }
         self.write("trajectories", Trajectory, trajectories, lambda _: figures)
         return TrajectoriesSummary(
@@ -217,8 +222,11 @@ class _Run:
             by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
         candidates: list[ToolChain] = []
         files: list[Path] = []
+        unknown: Counter[str] = Counter()
         for server in self.servers.values():
-            graph: nx.DiGraph = tool_graph.transition_graph([tool.name for tool in server.tools], by_server[server.id])
+            names = [tool.name for tool in server.tools]
+            graph: nx.DiGraph = tool_graph.transition_graph(names, by_server[server.id])
+            unknown += tool_graph.unknown_tools(names, by_server[server.id])
             files.append(self.out_dir / "graphs" / f"{server.id}.graphml")
             tool_graph.write_graphml(graph, files[-1])
             walks = tool_graph.random_walks(
@@ -226,11 +234,10 @@ class _Run:
                 acyclic=config.acyclic, rng=rng_for(self.seed, "walks", server.id),
             )  # fmt: skip
             candidates += tool_graph.chains_of(server, walks)
-        known: dict[str, tool_graph.Operator] = {
-            "vote": tool_graph.vote(config.votes, self.extra),
-            "back_translation": tool_graph.back_translation(config.votes, self.extra),
-        }
-        operators = {str(name): known[name] for name in config.operators}
+        if unknown:  # left out of the graph; the rest of their proposals counts
+            self.rejected["graph"] = Counter({"unknown_tool": unknown.total()})
+            self.details["graph"] = {"unknown_tool": ", ".join(name for name, _ in unknown.most_common(5))}
+        operators = tool_graph.make_operators(config.operators, config.votes, self.extra)
 
         async def verify(chain: ToolChain) -> list[ToolChain]:
             server = self.servers[chain.server_id]
@@ -260,7 +267,7 @@ class _Run:
 
         async def vary(task: Task) -> list[Task]:
             rng = rng_for(self.seed, "variation", task.id)
-            mode, persona = rng.choice(config.augmentations), rng.choice(PERSONAS[task.language])
+            mode, persona = rng.choice(config.augmentations), rng.choice(self.personas[task.language])
             server = self.servers[task.server_id]
             return await augment(
                 task, mode, server, persona=persona, teacher=self.teacher, seed=self.seed, extra=self.extra
@@ -268,8 +275,10 @@ class _Run:
 
         varied = await self.stage("augment", vary, chosen, lambda task: task.id, Task, "vary tasks")
         every = written + varied
-        unique = without_duplicates(every)
-        self.rejected["duplicates"] = Counter({"near_duplicate": len(every) - len(unique)})
+        repeated = repeated_tasks(every, config.near_duplicate)
+        unique = [task for task in every if task.id not in repeated]
+        self.rejected["duplicates"] = Counter({"near_duplicate": len(repeated)})
+        self.details["duplicates"] = {"near_duplicate": next(iter(repeated.values()), "")}
 
         async def rate(task: Task) -> list[Task]:
             server = self.servers[task.server_id]
@@ -291,6 +300,7 @@ class _Run:
                 executor=self.executor,
                 failures=config.failures,
                 max_turns=config.max_turns,
+                max_tokens=config.max_tokens,
                 system_prompt=config.system_prompt,
                 seed=self.seed,
             )

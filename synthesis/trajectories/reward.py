@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from synthesis.records import AxisScore, Message, ToolServer, Trajectory
+from synthesis.languages import has_words, language_of
+from synthesis.records import AxisScore, InjectedFailure, Message, ToolServer, Trajectory
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import (
@@ -26,7 +27,6 @@ from synthesis.trajectories.answers import (
     ToolUnderstandingScore,
 )
 from synthesis.trajectories.interact import AgentRun
-from synthesis.trajectories.tasks import language_of
 
 AXES = (
     "query_understanding",
@@ -78,6 +78,7 @@ async def judge(
             injected_failures=sum(bool(call.injected) for call in run.calls),
             scores=scores,
             reward=reward,
+            failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
         )
     ]
 
@@ -175,7 +176,7 @@ class _Judge:
 
     async def final_answer(self) -> AxisScore:
         question, answer = self._run.task.question, self._run.messages[-1].content
-        if language_of(answer) not in (None, language_of(question)):
+        if has_words(answer) and language_of(answer) != language_of(question):
             return AxisScore(0.0, "the answer is not in the language of the question")
         given = await self._ask(FinalAnswerScore, self._run.messages)
         return AxisScore((POINTS[given.solves] + POINTS[given.faithful]) / 2, given.reason)

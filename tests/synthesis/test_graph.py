@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+import time
 from collections import Counter
 
 import networkx as nx
@@ -13,12 +15,16 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import ToolChain, Verdict
 from synthesis.runner import Rejected
 from synthesis.trajectories.answers import BackTranslatedChain, BackTranslatedQuery, ChainVote
+from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.graph import (
+    OPERATORS,
     back_translation,
     chains_of,
+    make_operators,
     propose,
     random_walks,
     transition_graph,
+    unknown_tools,
     verify,
     vote,
     write_graphml,
@@ -122,3 +128,63 @@ async def test_only_sensible_chains_pass_all_operators():
     (odd,) = chains_of(COUNTRIES, {("capital_of_country", "area_of_country"): 1.0})
     with pytest.raises(Rejected, match="chain_failed_vote.*area_of_country needs no value of capital_of_country"):
         await verify(odd, COUNTRIES, operators, teacher=OfflineTeacher(), seed=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operators by name
+
+
+def test_unknown_tools_are_counted():
+    assert unknown_tools("ab", ["ab", "a?b", "??"]) == {"?": 3}
+
+
+async def test_the_config_says_which_operators_run_in_which_order(monkeypatch):
+    """A new check is one more entry; the first that says no ends it."""
+    asked = []
+
+    def named(name, valid):
+        async def judge(server, chain, teacher, seed):
+            asked.append(name)
+            return Verdict(valid, name)
+
+        return lambda times, extra: judge
+
+    monkeypatch.setitem(OPERATORS, "yes", named("yes", True))
+    monkeypatch.setitem(OPERATORS, "no", named("no", False))
+    order = ("yes", "no", "back_translation")
+    operators = make_operators(TrajectoriesConfig(operators=order).operators, 3)
+    with pytest.raises(Rejected, match="chain_failed_no: c: no"):
+        await verify(CHAIN, COUNTRIES, operators, teacher=OfflineTeacher(), seed=0)
+    assert tuple(operators) == order and asked == ["yes", "no"]
+    (kept,) = await verify(CHAIN, COUNTRIES, make_operators((), 3), teacher=OfflineTeacher(), seed=0)
+    assert kept == CHAIN
+
+
+def test_operators_are_checked():
+    with pytest.raises(ValueError, match="operators: unknown 'guess'; use vote, back_translation"):
+        TrajectoriesConfig(operators=("vote", "guess"))
+    with pytest.raises(ValueError, match="operators: 'vote' stands there twice"):
+        TrajectoriesConfig(operators=("vote", "vote"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("servers", "tools"), [(1_585, 12), (1, 500)])
+def test_a_hundred_thousand_proposals(tmp_path, servers, tools):
+    """The paper's number of servers, and one with all: at most 30 s of CPU and 1 GiB."""
+    rng = random.Random(0)
+    names = [f"tool_{index}" for index in range(tools)]
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    walks = 0
+    for server in range(servers):
+        chains = (rng.choices([*names, "unknown"], k=rng.randint(2, 5)) for _ in range(100_000 // servers))
+        graph = transition_graph(names, chains)
+        assert "unknown" not in graph
+        write_graphml(graph, tmp_path / f"{server}.graphml")
+        walks += len(random_walks(graph, 60, min_length=2, max_length=5, acyclic=True, rng=rng))
+    assert walks > 50 * servers
+    assert time.process_time() - started < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
