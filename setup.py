@@ -83,6 +83,7 @@ setup(
             "jax[tpu]>=0.8",
             "jsonschema",
             "mypy",
+            "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",
             "ruff",
