@@ -31,6 +31,7 @@ FLAGS = {
     "launch.inspect": "dataset",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
+    "launch.trajectories": "teacher_model",
 }
 """One flag of each program."""
 

@@ -1,0 +1,83 @@
+"""Trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
+
+    python -m launch.trajectories --workdir=DIR --config.trajectories=3000
+    python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+        '--config.registries=["registry.jsonl.gz"]'
+
+Writes the datasets DIR/servers, chains, tasks and trajectories, and the tool graphs, and prints the statistics. Without
+--teacher_url the offline teacher answers by rules about real tables; then only their servers, and those of installed
+MCP servers, can be asked about (docs/trajectories.md). Run the same command again after an interruption: finished work
+is not done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from absl import flags
+
+from launch import cli, sandboxes, teachers
+
+flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(teachers)
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+
+
+def main() -> None:
+    from synthesis.trajectories.config import TrajectoriesConfig
+
+    asyncio.run(_synthesize(cli.overridden(TrajectoriesConfig())))
+
+
+async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+    from synthesis.runner import Journal
+    from synthesis.trajectories.pipeline import synthesize
+    from synthesis.trajectories.statistics import rows
+
+    workdir = Path(_WORKDIR.value).absolute()
+    teacher = teachers.teacher_from_flags(workdir)
+    journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
+    async with sandboxes.sandbox_from_flags() as pool:
+        with Journal(journal_file) as journal:
+            summary = await synthesize(
+                config, teacher=teacher, pool=pool, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
+            )
+    for name, folder in summary.datasets.items():
+        print(f"{folder}: {summary.counts[name]:,}")
+    print()
+    for name, value in rows(summary.statistics).items():
+        print(f"{name:<32} {value}")
+    print()
+    for stage, reasons in summary.rejected.items():
+        for reason, count in reasons.items():
+            print(f"rejected by {stage}: {count} {reason}, such as {summary.details[stage].get(reason, '')[:200]}")
+
+
+def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
+    """Names the journal: another configuration, seed or content of the files that are read starts anew."""
+    import dataclasses
+    import hashlib
+
+    import msgspec
+
+    quiet = dataclasses.replace(config, concurrency=1, collect_concurrency=1)
+    digest = hashlib.sha256(msgspec.json.encode([quiet, seed], order="deterministic"))
+    for name in (*config.registries, *([config.personas] if config.personas else [])):
+        path = Path(name)
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()[:12]
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from sandbox import SandboxError
+    from synthesis.runner import Stopped
+
+    return (SandboxError, Stopped, ValueError)
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)

@@ -1,0 +1,70 @@
+"""`launch.trajectories` as a user runs it: what it writes and says, twice, and what it says about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synthesis.datasets import read_card, read_dataset
+from synthesis.records import Trajectory
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = ("--config.trajectories=12", '--config.fact_servers=["numbers", "elements", "http"]', "--config.mcp_share=0")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "launch.trajectories", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
+
+
+@pytest.mark.slow
+def test_trajectories_are_written_once_and_described(tmp_path: Path) -> None:
+    arguments = (f"--workdir={tmp_path}", "--seed=3", *SMALL)
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr[-3000:]
+    made = read_dataset(tmp_path / "trajectories", Trajectory)
+    assert len(made) == 12 and {one.language for one in made} <= {"en", "zh"}
+    card = read_card(tmp_path / "trajectories")
+    assert card["config"]["trajectories"] == 12 and card["seed"] == 3
+    assert f"{tmp_path / 'trajectories'}: 12" in first.stdout and "tool calls" in first.stdout
+    second = run(*arguments)
+    assert second.stdout == first.stdout and read_card(tmp_path / "trajectories") == card
+    assert len(list((tmp_path / "journals").glob("*.sqlite"))) == 1
+
+
+@pytest.mark.slow
+def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> None:
+    """The offline teacher knows nothing of foreign tools: their server is normalised, and asked about in vain."""
+    tools = [
+        {"name": f"find_{thing}", "description": f"Find a {thing} by its name.",
+         "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+        for thing in ("book", "song", "film")
+    ]  # fmt: skip
+    registry = tmp_path / "tools.json"
+    registry.write_text(json.dumps([{"type": "function", "function": tool} for tool in tools]), encoding="utf-8")
+    (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
+    registries = json.dumps([str(registry), str(tmp_path / "broken.jsonl")])
+    result = run(f"--workdir={tmp_path / 'run'}", *SMALL, f"--config.registries={registries}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "rejected by registries: 1 not_json" in result.stdout
+    assert read_card(tmp_path / "run" / "servers")["statistics"]["execution"]["emulated"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--teacher_model=m",), "--teacher_model is for an endpoint: give --teacher_url too"),
+        (("--config.max_length=0",), "need 1 <= min <= max"),
+        (("--config.operators=[\"vot\"]",), "vot"),
+        (("--config.trajectory=1",), "the nearest is --config.trajectories"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run(f"--workdir={tmp_path}", *arguments)
+    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "trajectories").exists()
