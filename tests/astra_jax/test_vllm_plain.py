@@ -9,11 +9,26 @@ from collections.abc import Iterator
 import jax
 import pytest
 from aiohttp import web
-from vllm_world import GREEDY, PROMPTS, Server, World, assert_same, drawn_during, post, require_vllm, serving, weights
+from vllm_world import (
+    GREEDY,
+    KEY,
+    PROMPTS,
+    Server,
+    World,
+    assert_same,
+    drawn_during,
+    post,
+    require_vllm,
+    serving,
+    weights,
+)
 
 from astra_jax.models.qwen3.weights import load_hf
 from astra_jax.rollout.publishing import FolderPublisher
 from astra_jax.rollout.vllm import PolicyError, VLLMConfig
+from synthesis.environments.answers import DependencyConsistencyAnswer
+from synthesis.records import Answer, SubQuestion
+from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
 
 require_vllm()
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -21,7 +36,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> World:
-    return World.make(tmp_path_factory.mktemp("plain"), tie=False)
+    made = World.make(tmp_path_factory.mktemp("plain"), tie=False)
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (made.folder / "serve" / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +63,27 @@ async def test_a_server_as_it_comes_follows_the_trainer(world, plain) -> None:
         assert policy._servers[0].sync_seconds.keys() == {"pause", "load", "resume", "probe"}
         completions = await drawn_during(policy, weights(world.model, 2), 4)
         assert {one.policy_version for one in completions} == {4} and policy.stats.stale > 0
+
+
+async def test_synthesis_can_ask_it(plain) -> None:
+    """The model's words are noise; that they are a teacher's answer at all is the schema's doing, over the wire."""
+    step = SubQuestion(2, "How many people live in Tokyo?", Answer(1), [1], 2, True, "population_of_city")
+    first = SubQuestion(1, "What is the capital of Japan?", Answer("Tokyo"), [], 1, True, "capital_of_country")
+    variables = {"question": "How many?", "dependencies": [first], "step": step, "feedback": ""}
+    # Hot, so that a string ends some time: of 600 tokens only a few hold the quote that does it.
+    config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, temperature=20.0, max_tokens=1000, tries=8)
+    teacher = OpenAITeacher(config)
+    asked = [
+        teacher.ask(DependencyConsistencyAnswer, variables, language=language, seed=seed)
+        for language in ("en", "zh")
+        for seed in range(2)
+    ]
+    answers = await asyncio.gather(*asked)
+    assert {type(one) for one in answers} == {DependencyConsistencyAnswer}
+    assert all(one.verdict in ("matched", "missing", "redundant") for one in answers)
+    with pytest.raises(TeacherError, match="refused"):
+        other = OpenAITeacher(dataclasses.replace(config, model="another"))
+        await other.ask(DependencyConsistencyAnswer, variables, language="en", seed=0)
 
 
 async def test_a_failed_reload_leaves_a_server_paused_until_a_good_one(world, plain) -> None:
