@@ -26,6 +26,7 @@ from vllm_world import (
     World,
     assert_same,
     drawn_during,
+    generated_tokens,
     model,
     post,
     require_vllm,
@@ -147,8 +148,10 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
         "token_ids": PROMPTS[0],
         "sampling_params": {"max_tokens": 1500, "temperature": 0.0, "logprobs": 0, "ignore_eos": True},
     }
+    before = generated_tokens(server)
     running = asyncio.create_task(asyncio.to_thread(post, server, "/inference/v1/generate", body))
-    await asyncio.sleep(0.7)
+    while await asyncio.to_thread(generated_tokens, server) < before + 20:
+        await asyncio.sleep(0.02)
     status, _ = await asyncio.to_thread(post, server, "/v1/policy/sync", {"item": items[2], "version": "2"})
     assert status == 200
     status, answer = await running

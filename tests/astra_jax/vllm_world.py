@@ -185,6 +185,13 @@ def serving(*servers: Server) -> Iterator[tuple[Server, ...]]:
             server.kill()
 
 
+def generated_tokens(server: Server) -> float:
+    """How many tokens a server has sampled since it was started."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
 def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndarray:
     """Of each token but the first, as the trainer computes them."""
     ids = jnp.asarray([tokens])

@@ -180,8 +180,11 @@ def service(tmp_path) -> Iterator[list[str]]:
     process.stdout.close()
 
 
-def kill_in(stage: str, workdir: Path, seconds: float, *more: str) -> None:
-    """Start the run, and end it with SIGKILL some time after it has begun a stage."""
+def kill_in(stage: str, workdir: Path, seconds: float, after: str, *more: str) -> None:
+    """Start the run, and end it with SIGKILL some time after it has begun a stage and written what `after` matches.
+
+    A fast machine is done with a stage in four seconds, a slow one has not begun its first step.
+    """
     process = subprocess.Popen(
         command(workdir, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -192,6 +195,9 @@ def kill_in(stage: str, workdir: Path, seconds: float, *more: str) -> None:
             read = os.read(process.stderr.fileno(), 65536)
             assert read, log[-3000:].decode()
             log += read
+        while not list(workdir.glob(after)):
+            assert process.poll() is None
+            time.sleep(0.02)
         with pytest.raises(subprocess.TimeoutExpired):  # so the kill falls into the stage
             process.wait(timeout=seconds)
     finally:
@@ -206,8 +212,13 @@ def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(finished
     """The run it is compared with had the sandbox in its own process; this one has it behind HTTP."""
     workdir = tmp_path / "run"
     finished_stages: dict[str, int] = {}
-    for stage, seconds in (("trajectories", 1.5), ("environments", 1.0), ("sft_tools", 4.0), ("grpo", 2.0)):
-        kill_in(stage, workdir, seconds, *service)
+    for stage, seconds, after in (
+        ("trajectories", 1.0, "run.json"),
+        ("environments", 1.0, "run.json"),
+        ("sft_tools", 0.0, "sft/tools/checkpoints/states/5"),
+        ("grpo", 1.0, "run.json"),
+    ):
+        kill_in(stage, workdir, seconds, after, *service)
         files = list((workdir / "stages").glob("*.json"))
         assert {file.stem for file in files} == set(STAGES[: STAGES.index(stage)])
         assert not (workdir / "summary.json").exists()
