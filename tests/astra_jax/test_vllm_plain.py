@@ -71,7 +71,7 @@ async def test_synthesis_can_ask_it(plain) -> None:
     first = SubQuestion(1, "What is the capital of Japan?", Answer("Tokyo"), [], 1, True, "capital_of_country")
     variables = {"question": "How many?", "dependencies": [first], "step": step, "feedback": ""}
     # Hot, so that a string ends some time: of 600 tokens only a few hold the quote that does it.
-    config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, temperature=20.0, max_tokens=1000, tries=8)
+    config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, temperature=2.0, max_tokens=1000, tries=8)
     teacher = OpenAITeacher(config)
     asked = [
         teacher.ask(DependencyConsistencyAnswer, variables, language=language, seed=seed)
