@@ -30,6 +30,7 @@ from synthesis.environments.embedding import Embedder, SentenceEmbedder
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.partition import Side
+from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
 from synthesis.environments.verify import finish
@@ -85,7 +86,7 @@ async def synthesize(
         embedder: for choosing irrelevant tools; `SentenceEmbedder()` by default.
 
     Raises:
-        SourceError: a file that the configuration names cannot be used.
+        SourceError: a file that the configuration names cannot be used, or `tools_of` holds no environment.
         DatasetError: `tools_of` is no dataset of environments.
     """
     context = Context(config, teacher, pool, seed, embedder or SentenceEmbedder())
@@ -93,6 +94,8 @@ async def synthesize(
     details: dict[str, str] = {}
     resolved = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
     given = {one.id: one for one in read_dataset(config.tools_of, ToolEnvironment)} if config.tools_of else {}
+    if config.tools_of and not given:
+        raise SourceError(f"tools_of: {config.tools_of} holds no environment; give a dataset that does")
     seeds = question_seeds(config, seed, list(given.values()))
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}

@@ -277,8 +277,10 @@ class _Run:
         every = written + varied
         repeated = repeated_tasks(every, config.near_duplicate)
         unique = [task for task in every if task.id not in repeated]
-        self.rejected["duplicates"] = Counter({"near_duplicate": len(repeated)})
-        self.details["duplicates"] = {"near_duplicate": next(iter(repeated.values()), "")}
+        self.rejected["duplicates"], self.details["duplicates"] = Counter(), {}
+        if repeated:
+            self.rejected["duplicates"]["near_duplicate"] = len(repeated)
+            self.details["duplicates"]["near_duplicate"] = next(iter(repeated.values()))
 
         async def rate(task: Task) -> list[Task]:
             server = self.servers[task.server_id]

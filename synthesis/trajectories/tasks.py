@@ -119,7 +119,7 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
     """The ids of tasks that say nearly what an earlier task of the same server says → one line for a person.
 
     Args:
-        threshold: see `duplicates.near_duplicates`.
+        threshold: see `near_duplicates.near_duplicates`.
     """
     earlier = near_duplicates(((task.server_id, task.question) for task in tasks), threshold)
     return {

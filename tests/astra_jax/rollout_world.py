@@ -6,9 +6,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
+
+
+def tiny_model(vocab_size: int, max_positions: int) -> Qwen3Config:
+    """The least that runs: what it says is noise."""
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        d_model=32,
+        n_layers=1,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=16,
+        d_ff=32,
+        tie_embeddings=True,
+        max_positions=max_positions,
+    )
 
 
 def table_tool(name: str, parameter: str, rows: dict) -> CodeTool:

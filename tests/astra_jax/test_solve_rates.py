@@ -7,14 +7,13 @@ import dataclasses
 import jax
 import msgspec
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 
 from astra_jax.difficulty import Measured, measure, recorded, statistics
 from astra_jax.evaluate import EvalConfig
 from astra_jax.grpo import train
 from astra_jax.grpo_config import GRPOConfig
 from astra_jax.models.qwen3.modules import init_params
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.checks import select_environments
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.groups import GroupSampler
@@ -204,17 +203,7 @@ async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, t
     environments = [
         recorded(make_environment(name, countries[name]), Measured([rate], 0), "p") for name, rate in rates.items()
     ]
-    model = Qwen3Config(
-        vocab_size=chat_tokenizer.vocab_size,
-        d_model=32,
-        n_layers=1,
-        n_heads=2,
-        n_kv_heads=1,
-        head_dim=16,
-        d_ff=32,
-        tie_embeddings=True,
-        max_positions=1024,
-    )
+    model = tiny_model(chat_tokenizer.vocab_size, 1024)
     params = init_params(model, jax.random.key(0))
 
     class Reading(ScriptedPolicy):

@@ -15,11 +15,10 @@ from pathlib import Path
 import jax
 import msgspec
 import pytest
-from rollout_world import make_environment
+from rollout_world import make_environment, tiny_model
 
 from astra_jax.chat import render
 from astra_jax.models.qwen3.modules import init_params
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.weights import copy_tokenizer, save_hf, save_orbax
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import read_card, read_dataset, write_dataset
@@ -40,17 +39,7 @@ def world(tmp_path_factory) -> Path:
     tools = [*environments[0].tools, *(tool for band in environments[0].distractors.values() for tool in band)]
     segments = render([Message("user", environments[0].question)], [tool.spec for tool in tools])
     tokenizer = ChatTokenizer.train(["".join(segment.text for segment in segments)] * 4, 512, folder / "hf")
-    model = Qwen3Config(
-        vocab_size=tokenizer.vocab_size,
-        d_model=32,
-        n_layers=1,
-        n_heads=2,
-        n_kv_heads=1,
-        head_dim=16,
-        d_ff=32,
-        tie_embeddings=True,
-        max_positions=640,
-    )
+    model = tiny_model(tokenizer.vocab_size, 640)
     params = init_params(model, jax.random.key(0))
     save_hf(params, model, folder / "hf")
     for step in (20, 40):

@@ -210,6 +210,13 @@ async def test_new_questions_over_existing_tools(pool: SandboxPool, tmp_path: Pa
     assert read_card(tmp_path / "second" / "train")["statistics"]["modes"] == {"augmented": 1.0}
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_environments_have_no_tools_to_ask_about(pool: SandboxPool, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "empty", ToolEnvironment, [], card={})
+    with pytest.raises(SourceError, match="tools_of: .*empty holds no environment"):
+        await made(pool, tmp_path / "run", count=2, tools_of=str(tmp_path / "empty"))
+
+
 SPEC = ToolSpec(
     "price", "Price of an item.", {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
 )
