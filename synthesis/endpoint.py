@@ -95,12 +95,33 @@ class Refused(Exception):
     """The endpoint will not answer this request, and asking it again does not help."""
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One completion: its text, and whether the token limit cut it off."""
+class Reply(msgspec.Struct, frozen=True):
+    """One completion.
+
+    Attributes:
+        text: the message's content; "" where it has none.
+        finish_reason: as the endpoint gave it (`stop`, `length`, `tool_calls`, ...); "" where it gave none.
+        usage: tokens as the endpoint counted them, estimated by size where it did not.
+        sent: the message's JSON.
+    """
 
     text: str
-    truncated: bool
+    finish_reason: str
+    usage: Usage
+    sent: msgspec.Raw
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut it off."""
+        return self.finish_reason == "length"
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message with all that the endpoint put in it (`role`, `content`, `tool_calls`, `reasoning_content`, ...).
+
+        Decoded at each access: who only wants the text does not pay for it.
+        """
+        return msgspec.json.decode(self.sent, type=dict[str, Any])
 
 
 class _Failure(Exception):
@@ -117,7 +138,7 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Message
+    message: msgspec.Raw
     finish_reason: str | None = None
 
 
@@ -132,6 +153,7 @@ class _Completion(msgspec.Struct):
 
 
 _completions = msgspec.json.Decoder(_Completion)
+_messages = msgspec.json.Decoder(_Message)
 
 
 @dataclass
@@ -226,7 +248,7 @@ class Endpoint:
 
         async with line.slots:
             reserved = await line.budget.reserve(expected)
-            used: Usage | None = None
+            reply: Reply | None = None
             try:
                 while (wait := self._paused_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
@@ -234,12 +256,13 @@ class Endpoint:
                     await line.requests.take(lambda: 1)
                 taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
                 try:
-                    reply, used = await self._send(body)
+                    reply = await self._send(body)
                 finally:
                     if line.tokens is not None:
-                        line.tokens.give_back(taken - (used.tokens if used else 0))
+                        line.tokens.give_back(taken - (reply.usage.tokens if reply else 0))
             finally:
-                line.budget.settle(reserved, used)
+                line.budget.settle(reserved, reply.usage if reply else None)
+        used = reply.usage
         self._answered = time.monotonic()
         TRAFFIC.tokens += used.tokens
         seen = self._mean.get(kind, float(used.completion))
@@ -248,7 +271,7 @@ class Endpoint:
             self._recording.touch()
         return reply
 
-    async def _send(self, body: bytes) -> tuple[Reply, Usage]:
+    async def _send(self, body: bytes) -> Reply:
         import aiohttp
 
         TRAFFIC.requests += 1
@@ -271,16 +294,16 @@ class Endpoint:
         try:
             completion = _completions.decode(data)
             choice = completion.choices[0]
+            text = _messages.decode(choice.message).content or ""
         except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
             raise _Failure(f"the body is no chat completion ({error}): {_shown(data)}") from None
-        text = choice.message.content or ""
         counts = completion.usage or _Counts()
         prompt, written = counts.prompt_tokens, counts.completion_tokens
         used = Usage(
             len(body) // self.BYTES_PER_TOKEN if prompt is None else prompt,
             len(text.encode()) // self.BYTES_PER_TOKEN if written is None else written,
         )
-        return Reply(text, choice.finish_reason == "length"), used
+        return Reply(text, choice.finish_reason or "", used, choice.message)
 
     async def _answers(self) -> bool:
         """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""

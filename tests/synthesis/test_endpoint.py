@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import email.utils
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from flaky_endpoint import Flaky, completion
 
 import synthesis.teacher
 from synthesis.endpoint import EndpointDown
-from synthesis.limits import BudgetSpent, TokenBucket, retry_after
+from synthesis.limits import BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.recording import NotRecorded, Recording
 from synthesis.runner import Journal, Rejected, run_stage
 from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
@@ -83,6 +84,7 @@ def status(code: int, **headers: str) -> web.Response:
         lambda: web.Response(body=b'{"choices": [{"mess', content_type="application/json"),
         lambda: web.Response(body=b"<html>gateway</html>"),
         lambda: web.json_response({"choices": []}),
+        lambda: web.json_response({"choices": [{"message": None}]}),
         lambda: web.Response(body=completion('{"value": 1, "note": ""}', "length")),
         lambda: web.Response(body=completion('{"value": 1, "no')),
     ],
@@ -94,6 +96,25 @@ async def test_what_an_endpoint_spoils_is_asked_for_again_as_it_was(bad: Any) ->
     async with endpoint as url:
         await ask(teacher_of(url))
     assert endpoint.requests[0] == endpoint.requests[1] and len(endpoint.requests) == 2
+
+
+async def test_a_reply_has_the_whole_message() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Zürich"}'}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "Ich denke …", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    counted = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    cut = {"choices": [{"message": {"role": "assistant", "content": "abcd" * 5}, "finish_reason": "length"}]}
+    bare = {"choices": [{"message": {"content": ""}}]}
+    given = [counted, cut, bare]
+    async with Scripted(lambda number, body: web.json_response(given[number])) as url:
+        endpoint = teacher_of(url).endpoint
+        request = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "Where?"}]})
+        called, long, empty = [await endpoint.complete("agent", request, random.Random(0)) for _ in given]
+    assert called.message == message and called.usage == Usage(7, 3)
+    assert (called.text, called.finish_reason, called.truncated) == ("", "tool_calls", False)
+    assert (long.text, long.finish_reason, long.truncated) == ("abcd" * 5, "length", True)
+    assert long.usage == Usage(len(request) // 4, 5)  # not counted by the endpoint: estimated
+    assert (empty.message, empty.finish_reason) == ({"content": ""}, "")
 
 
 async def test_a_model_that_repeats_its_bad_answer_gets_another_seed() -> None:
