@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.evaluate import EvalConfig, run_episodes
+from astra_jax.evaluation.episodes import EvalConfig, run_episodes
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer

@@ -61,7 +61,7 @@ def folder_of(run: Path, arm: str) -> Path:
 async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
     """Train an arm, unless its folder has it finished, and evaluate it."""
     from astra_jax import grpo
-    from astra_jax.evaluate import evaluate
+    from astra_jax.evaluation.episodes import evaluate
     from astra_jax.rollout.engine import Engine
     from configs.quickstart import PROFILES, seeded
     from launch import stages, summary

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from astra_jax.data import DataConfig
-from astra_jax.evaluate import EvalConfig
+from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.grpo_config import GRPOConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig

@@ -21,7 +21,7 @@ from absl import flags
 from launch import cli, policies, sandboxes
 
 if TYPE_CHECKING:
-    from astra_jax.evaluate import EvalConfig
+    from astra_jax.evaluation.episodes import EvalConfig
 
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(sandboxes)
@@ -96,7 +96,7 @@ async def _measure() -> str:
 
 
 def _config(max_positions: int) -> EvalConfig:
-    from astra_jax.evaluate import EvalConfig
+    from astra_jax.evaluation.episodes import EvalConfig
     from astra_jax.rollout.episode import EpisodeConfig
 
     left = max(1, min(49_152, max_positions - _PROMPT.value))

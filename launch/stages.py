@@ -28,7 +28,7 @@ import synthesis.trajectories.pipeline
 from astra_jax import grpo, sft
 from astra_jax.chat import render
 from astra_jax.checkpoints import Checkpointer
-from astra_jax.evaluate import evaluate
+from astra_jax.evaluation.episodes import evaluate
 from astra_jax.models.qwen3.copying import copying_params
 from astra_jax.models.qwen3.modules import Params, init_params
 from astra_jax.rollout.engine import Engine

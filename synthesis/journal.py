@@ -123,6 +123,11 @@ class Journal(Store):
         self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail))
         self._written()
 
+    def forget(self, stage: str, key: str) -> None:
+        """Let an input be done again by the next run."""
+        self._db.execute("DELETE FROM done WHERE stage = ? AND key = ?", (stage, key))
+        self._written()
+
 
 @atexit.register
 def _commit_all() -> None:

@@ -7,22 +7,21 @@ they were sampled, and only the new tool outputs are rendered and encoded, O(new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from astra_jax.chat import parse_assistant, render, tool_results_text
 from astra_jax.rollout.policy import Policy, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, execute
+from astra_jax.rollout.tool_calls import CallRecord, CallResult, execute
+from astra_jax.rollout.turns import Call, Finish, converse
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
 from synthesis.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
 from synthesis.runner import rng_for
-
-Finish = Literal["answered", "turn_limit", "token_limit", "voided"]
 
 
 @dataclass(frozen=True)
@@ -152,92 +151,111 @@ async def run_episode(
         seed: of sampling; with equal weights, the same seed gives the same episode.
         session: a name that is unique among the episodes under way.
     """
-    token_ids = list(task.prompt_ids)
-    loss_mask, logprobs = [0] * len(token_ids), [0.0] * len(token_ids)
-    versions: list[int] = []
+    speaker = _Tokens(policy, task, tokenizer, config, seed=seed, session=session)
     calls: list[CallRecord] = []
-    messages = [Message(role="user", content=task.environment.question)]
-    limit = len(token_ids) + config.max_response_tokens
-    finish: Finish = "turn_limit"
+
+    async def act(turn: int, requests: Sequence[Call]) -> list[str] | None:
+        results = await asyncio.gather(
+            *(
+                execute(
+                    pool, task.tools, request, turn=turn, call_id=f"call_{turn}_{i}", max_chars=config.max_output_chars
+                )
+                for i, request in enumerate(requests)
+            )
+        )
+        for result in results:
+            solved = solved_by(task.sub_tasks, result.record.name, result.value) if result.record.ok else []
+            calls.append(msgspec.structs.replace(result.record, solved=solved))
+        speaker.record(results)
+        if any(result.infrastructure for result in results):
+            return None
+        return [result.record.output for result in results]
 
     try:
-        for turn in range(config.max_turns):
-            room = limit - len(token_ids)
-            sampling = Sampling(
-                max_tokens=min(room, config.max_turn_tokens or room),
-                stop_ids=(tokenizer.eos_id,),
-                seed=seed,
-                temperature=config.temperature,
-                top_p=config.top_p,
-            )
-            completion = await policy.generate(token_ids, sampling, session=session)
-            token_ids += completion.token_ids
-            loss_mask += [1] * len(completion.token_ids)
-            logprobs += completion.logprobs
-            versions.append(completion.policy_version)
-            if completion.finish == "length":
-                finish = "token_limit"
-                messages.append(Message(role="assistant", content=tokenizer.decode(completion.token_ids)))
-                break
-
-            assistant = parse_assistant(tokenizer.decode(completion.token_ids[:-1]))
-            requests = [(f"call_{turn}_{i}", request) for i, request in enumerate(assistant.calls)]
-            results = await asyncio.gather(
-                *(
-                    execute(pool, task.tools, request, turn=turn, call_id=call_id, max_chars=config.max_output_chars)
-                    for call_id, request in requests
-                )
-            )
-            messages.append(
-                Message(
-                    role="assistant",
-                    content=assistant.content,
-                    reasoning=assistant.reasoning,
-                    tool_calls=[result.call for result in results if result.call is not None],
-                )
-            )
-            if not results:
-                finish = "answered"
-                break
-            for result in results:
-                solved = solved_by(task.sub_tasks, result.record.name, result.value) if result.record.ok else []
-                calls.append(msgspec.structs.replace(result.record, solved=solved))
-                shown, name = result.record.output, result.record.name
-                messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
-            if any(result.infrastructure for result in results):
-                finish = "voided"
-                break
-            # Calls of the last turn count like all others, though the policy never sees their outputs.
-            observation = tokenizer.encode(tool_results_text([result.record.output for result in results]))
-            if turn + 1 == config.max_turns:
-                break
-            if len(token_ids) + len(observation) >= limit:
-                finish = "token_limit"
-                break
-            token_ids += observation
-            loss_mask += [0] * len(observation)
-            logprobs += [0.0] * len(observation)
+        finish = await converse(speaker, act, max_turns=config.max_turns)
     finally:
         policy.release(session)
 
     return Episode(
         environment_id=task.environment.id,
-        token_ids=token_ids,
+        token_ids=speaker.token_ids,
         prompt_tokens=len(task.prompt_ids),
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        versions=versions,
+        loss_mask=speaker.loss_mask,
+        logprobs=speaker.logprobs,
+        versions=speaker.versions,
         calls=calls,
-        score=None if finish == "voided" else _score(task, calls, config),
-        turns=len(versions),
+        score=None if finish == "voided" else score(task.sub_tasks, calls, config),
+        turns=len(speaker.versions),
         finish=finish,
-        messages=messages,
+        messages=speaker.messages,
     )
 
 
-def _score(task: EpisodeTask, calls: list[CallRecord], config: EpisodeConfig) -> Reward:
+class _Tokens:
+    """A policy that speaks in token ids: appended to, never rendered again. Implements `Speaker`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        task: EpisodeTask,
+        tokenizer: ChatTokenizer,
+        config: EpisodeConfig,
+        *,
+        seed: int,
+        session: str,
+    ) -> None:
+        self.token_ids = list(task.prompt_ids)
+        self.loss_mask, self.logprobs = [0] * len(self.token_ids), [0.0] * len(self.token_ids)
+        self.versions: list[int] = []
+        self.messages = [Message(role="user", content=task.environment.question)]
+        self._policy, self._tokenizer, self._config = policy, tokenizer, config
+        self._seed, self._session = seed, session
+        self._limit = len(self.token_ids) + config.max_response_tokens
+
+    async def say(self) -> Sequence[Call] | None:
+        room = self._limit - len(self.token_ids)
+        sampling = Sampling(
+            max_tokens=min(room, self._config.max_turn_tokens or room),
+            stop_ids=(self._tokenizer.eos_id,),
+            seed=self._seed,
+            temperature=self._config.temperature,
+            top_p=self._config.top_p,
+        )
+        completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
+        self._append(completion.token_ids, completion.logprobs, mask=1)
+        self.versions.append(completion.policy_version)
+        if completion.finish == "length":
+            self.messages.append(Message(role="assistant", content=self._tokenizer.decode(completion.token_ids)))
+            return None
+        said = parse_assistant(self._tokenizer.decode(completion.token_ids[:-1]))
+        self.messages.append(Message(role="assistant", content=said.content, reasoning=said.reasoning))
+        return said.calls
+
+    def record(self, results: Sequence[CallResult]) -> None:
+        """Show people what became of the calls of the last turn."""
+        called = [result.call for result in results if result.call is not None]
+        self.messages[-1] = msgspec.structs.replace(self.messages[-1], tool_calls=called)
+        for result in results:
+            shown, name = result.record.output, result.record.name
+            self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
+
+    def hear(self, outputs: Sequence[str]) -> bool:
+        observation = self._tokenizer.encode(tool_results_text(list(outputs)))
+        if len(self.token_ids) + len(observation) >= self._limit:
+            return False
+        self._append(observation, [0.0] * len(observation), mask=0)
+        return True
+
+    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, mask: int) -> None:
+        self.token_ids += token_ids
+        self.loss_mask += [mask] * len(token_ids)
+        self.logprobs += logprobs
+
+
+def score(sub_tasks: Mapping[str, Sequence[SubQuestion]], calls: Sequence[CallRecord], config: EpisodeConfig) -> Reward:
+    """The reward of an episode that made these calls."""
     solved = {sub_id for call in calls for sub_id in call.solved}
-    needed = sum(len(subs) for subs in task.sub_tasks.values())
+    needed = sum(len(subs) for subs in sub_tasks.values())
     return f1_reward(
         solved=len(solved), needed=needed, calls=len(calls), epsilon=config.reward_epsilon, kind=config.reward
     )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import ScriptedPolicy, call, make_environment
 
-from astra_jax.evaluate import EvalConfig, evaluate
+from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo import train
 from astra_jax.grpo_config import GRPOConfig
 from astra_jax.grpo_update import accumulate, grpo_optimizer, update_step, with_episode_ratio, with_old_logps

@@ -10,7 +10,7 @@ import pytest
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 
 from astra_jax.difficulty import Measured, measure, recorded, statistics
-from astra_jax.evaluate import EvalConfig
+from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.grpo import train
 from astra_jax.grpo_config import GRPOConfig
 from astra_jax.models.qwen3.modules import init_params

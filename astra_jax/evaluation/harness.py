@@ -1,0 +1,228 @@
+"""A benchmark's own code in its own environment: made once, checked, and run in a process for every item."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from astra_jax.evaluation.suite import EvaluationError
+from synthesis.runner import Transient
+
+_WORKERS = Path(__file__).parent / "workers"
+_LINE_BYTES = 256 * 2**20
+"""Of one answer; a conversation with everything that tools returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A virtual environment for a harness.
+
+    Attributes:
+        name: of its folder, and in messages.
+        requirements: exact pins, all of them: nothing else is installed.
+        python: the lowest and the first too high minor version of Python 3; the running one where it fits.
+        wait_seconds: for the installation.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    python: tuple[int, int] = (11, 15)
+    wait_seconds: float = 1800.0
+
+    def folder(self, root: Path) -> Path:
+        """Where it is; another one for other requirements."""
+        digest = hashlib.sha256(json.dumps([self.requirements, self.python]).encode()).hexdigest()
+        return root / f"{self.name}-{digest[:12]}"
+
+    async def make(self, root: Path) -> Path:
+        """Install what is not there yet.
+
+        Returns:
+            Its interpreter.
+
+        Raises:
+            EvaluationError: no such Python, or an installation failed.
+        """
+        folder = self.folder(root)
+        interpreter, whole = folder / "bin" / "python", folder / "whole"
+        if whole.exists():
+            return interpreter
+        shutil.rmtree(folder, ignore_errors=True)
+        logging.info("making the environment of %s in %s", self.name, folder)
+        await self._run(self._base(), "-m", "venv", str(folder))
+        # Without dependencies: a harness may name gigabytes that the part we call never imports.
+        await self._run(
+            str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+            *self.requirements,
+        )  # fmt: skip
+        whole.touch()
+        return interpreter
+
+    def _base(self) -> str:
+        low, high = self.python
+        if low <= sys.version_info.minor < high:
+            return sys.executable
+        versions = [f"3.{minor}" for minor in range(low, high)]
+        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+        for version in versions:
+            found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
+            for python in filter(None, found):
+                # A version manager's stand-in is on PATH for versions that are not active.
+                if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
+                    return python
+        raise EvaluationError(
+            f"{self.name} wants Python {' or '.join(versions)}, and there is none on PATH; install one"
+        )
+
+    async def _run(self, *command: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), self.wait_seconds)
+        except TimeoutError:
+            process.kill()
+            raise EvaluationError(f"{' '.join(command)} took longer than {self.wait_seconds:g} s") from None
+        if process.returncode:
+            last = "\n".join(output.decode(errors="replace").strip().splitlines()[-5:])
+            raise EvaluationError(f"{self.name}: {' '.join(command)} failed with {process.returncode}:\n{last}")
+
+
+def check_files(folder: Path, sha256: dict[str, str], remedy: str) -> None:
+    """Compare files with their pinned digests.
+
+    Args:
+        sha256: hex digest by path below `folder`.
+        remedy: how to get the right ones.
+
+    Raises:
+        EvaluationError: one is missing or another version.
+    """
+    for name, expected in sha256.items():
+        file = folder / name
+        if not file.is_file():
+            raise EvaluationError(f"{file} is missing; {remedy}")
+        if (found := hashlib.sha256(file.read_bytes()).hexdigest()) != expected:
+            raise EvaluationError(f"{file} has sha256 {found[:16]}, not the pinned {expected[:16]}; {remedy}")
+
+
+class WorkerFailed(Transient):
+    """A harness's process ended, or its code raised: nothing may be concluded about the model."""
+
+
+class Connection:
+    """One process of a harness, for one item."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """Have a method of the worker program answer.
+
+        Raises:
+            WorkerFailed: it raised, or the process is gone.
+        """
+        self._writer.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
+        try:
+            await self._writer.drain()
+            line = await self._reader.readline()
+        except (OSError, ValueError) as error:
+            raise WorkerFailed(f"{method}: {error}") from None
+        if not line:
+            raise WorkerFailed(f"{method}: its process ended without an answer")
+        answer = json.loads(line)
+        if "error" in answer:
+            logging.debug("%s", answer["trace"])
+            raise WorkerFailed(f"{method}: {answer['error']}")
+        return answer["result"]
+
+
+class Workers:
+    """A worker program, which forks a process for each connection.
+
+    Args:
+        interpreter: of the harness's environment.
+        program: file name in `workers/`.
+        arguments: of the program, after its socket.
+        env: its environment variables beside PATH and HOME.
+        log: what it prints goes there.
+    """
+
+    START_SECONDS = 300.0
+
+    def __init__(
+        self,
+        interpreter: Path,
+        program: str,
+        arguments: Sequence[str] = (),
+        *,
+        env: dict[str, str] | None = None,
+        log: Path,
+    ) -> None:
+        self._command = [str(interpreter), "-s", str(_WORKERS / program)]
+        self._arguments = arguments
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        self._env = {**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        # A socket's path has 107 bytes at most, which a workdir may exceed.
+        self._folder = tempfile.TemporaryDirectory(prefix="astra-")
+        self._socket = str(Path(self._folder.name) / "socket")
+
+    async def start(self) -> None:
+        """Raises `EvaluationError` when the program does not come up."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                self._socket,
+                *self._arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), self.START_SECONDS)
+        except TimeoutError:
+            line = b""
+        if line != b"ready\n":
+            await self.close()
+            last = "\n".join(self._log.read_text(errors="replace").strip().splitlines()[-3:])
+            raise EvaluationError(f"{' '.join(self._command)} did not start ({self._log}):\n{last}")
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Connection]:
+        """A process of its own. Raises `WorkerFailed`."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket, limit=_LINE_BYTES)
+        except OSError as error:
+            raise WorkerFailed(f"{self._command[-1]} is gone ({error}); see {self._log}") from None
+        try:
+            yield Connection(reader, writer)
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        """End the program and all its processes."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        self._folder.cleanup()

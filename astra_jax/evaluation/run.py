@@ -1,0 +1,129 @@
+"""Runs suites: every item as often as its decoding says, each exactly once over all restarts, and scored or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from astra_jax.evaluation.results import ItemResult
+from astra_jax.evaluation.suite import Decoding, EvaluationError, Item, Suite
+from synthesis.runner import Journal, rng_for, run_stage
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How to run.
+
+    Attributes:
+        seed: of sampling and of all else that is drawn.
+        limit: items of each category; None is all of them. What is left out is said in the table.
+        trials: samples of each item; None is what each category's decoding says.
+        temperature: overrides the paper's.
+        max_tokens: of one completion; overrides the decoding's.
+        concurrency: items under way.
+        retries: how often an item is tried again where the infrastructure failed.
+    """
+
+    seed: int = 0
+    limit: int | None = None
+    trials: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    concurrency: int = 32
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "trials", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"RunConfig.{name} is {value}; use a positive number")
+
+    def decoding(self, paper: Decoding, extra: Mapping[str, object] | None = None) -> Decoding:
+        """A category's decoding with what this run overrides."""
+        return replace(
+            paper,
+            trials=self.trials or paper.trials,
+            temperature=paper.temperature if self.temperature is None else self.temperature,
+            max_tokens=self.max_tokens or paper.max_tokens,
+            extra={**paper.extra, **(extra or {})},
+        )
+
+
+class InfrastructureFailed(EvaluationError):
+    """Items could not be scored. A mean without them would hide that, so there is none.
+
+    Attributes:
+        failed: how many, by suite.
+    """
+
+    def __init__(self, failed: Mapping[str, int], examples: Mapping[str, str]) -> None:
+        self.failed = dict(failed)
+        what = "; ".join(f"{suite}: {count} items, such as {examples[suite]}" for suite, count in failed.items())
+        super().__init__(
+            f"the infrastructure failed, nothing is concluded about the model ({what}). What is finished is kept; run "
+            "the same command again for the rest"
+        )
+
+
+async def run_suites(
+    suites: Sequence[Suite],
+    *,
+    journal: Journal,
+    config: RunConfig,
+    extra: Mapping[str, object] | None = None,
+) -> list[ItemResult]:
+    """Run all items of all suites that the journal does not have yet.
+
+    Args:
+        suites: prepared.
+        extra: further fields of the scored model's requests.
+
+    Returns:
+        All results, by suite, category, item and trial.
+
+    Raises:
+        InfrastructureFailed: an item could not be scored; all others are in the journal.
+        Stopped: the endpoint answers nothing any more.
+    """
+    results: list[ItemResult] = []
+    failed: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    for suite in suites:
+        decodings = {one.name: config.decoding(one.decoding, extra) for one in suite.about.categories}
+        items = [
+            Item(category, id, trial, rng_for(config.seed, suite.about.name, category, id, trial).getrandbits(31))
+            for category, decoding in decodings.items()
+            for id in suite.ids(category)[: config.limit]
+            for trial in range(decoding.trials)
+        ]
+        stage = f"evaluate {suite.about.name}"
+        done = await run_stage(
+            stage,
+            partial(_run, suite, decodings),
+            items,
+            key=_key,
+            out=ItemResult,
+            journal=journal,
+            concurrency=config.concurrency,
+            retries=config.retries,
+            description=suite.about.title,
+        )
+        results += done.outputs
+        if lost := sum(done.rejected.values()):
+            failed[suite.about.name] = lost
+            examples[suite.about.name] = next(iter(done.details.values()))
+            for key, (encoded, _, _) in journal.load(stage).items():
+                if encoded is None:
+                    journal.forget(stage, key)
+    if failed:
+        raise InfrastructureFailed(failed, examples)
+    return results
+
+
+def _key(item: Item) -> str:
+    return f"{item.category}/{item.id}/{item.trial}"
+
+
+async def _run(suite: Suite, decodings: Mapping[str, Decoding], item: Item) -> list[ItemResult]:
+    return [await suite.run(item, decodings[item.category])]

@@ -1,0 +1,181 @@
+"""What a benchmark is to the runner: what it declares, its items, and one function that runs an item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from astra_jax.evaluation.results import ItemResult
+from sandbox import Sandbox
+from synthesis.endpoint import Endpoint
+
+Role = Literal["user", "judge"]
+"""A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
+
+
+class EvaluationError(Exception):
+    """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model behind an OpenAI-compatible endpoint; `url` ends in `/v1`."""
+
+    url: str
+    model: str
+    key: str = field(default="EMPTY", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How the scored model is sampled.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass.
+        top_k: the most likely tokens that are drawn from; -1 is all of them. Sent only where it is not -1, since not
+            every endpoint knows it.
+        trials: samples of each item.
+        max_tokens: of one completion; None leaves it to the endpoint.
+        extra: further fields of the request, such as `chat_template_kwargs`.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1
+    trials: int = 4
+    max_tokens: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"Decoding.temperature is {self.temperature}; use 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"Decoding.top_p is {self.top_p}; use a number in (0, 1]")
+        if self.trials < 1:
+            raise ValueError(f"Decoding.trials is {self.trials}; run each item at least once")
+
+    def request(self, seed: int) -> dict[str, Any]:
+        """The fields of a chat completions request that say how to sample."""
+        fields: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "seed": seed, **self.extra}
+        if self.top_k != -1:
+            fields["top_k"] = self.top_k
+        if self.max_tokens is not None:
+            fields["max_tokens"] = self.max_tokens
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category:
+    """A column of the table: items that are averaged.
+
+    Attributes:
+        name: of the column; unique in its suite; `snake_case`.
+        title: as the table shows it.
+        decoding: the paper's (§3.3), where it gives one.
+    """
+
+    name: str
+    title: str
+    decoding: Decoding
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a suite declares.
+
+    Attributes:
+        name: as in `--suites`.
+        title: as the table shows it.
+        harness: whose code scores, and its pinned version, such as `bfcl-eval 2026.3.23`.
+        licence: SPDX identifier of the harness and its data.
+        data_sha256: of the data that is asked, by file or part; checked before anything runs.
+        categories: in the table's order.
+        headline: the paper's figure over categories, each weighing the same: title -> names of categories.
+        needs: other models that it asks.
+        notes: known pitfalls of the harness and what is done about each, for the report.
+    """
+
+    name: str
+    title: str
+    harness: str
+    licence: str
+    data_sha256: Mapping[str, str]
+    categories: tuple[Category, ...]
+    headline: Mapping[str, tuple[str, ...]]
+    needs: frozenset[Role] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question to run once.
+
+    Attributes:
+        category: name of its category.
+        id: unique in the category.
+        trial: from 0.
+        seed: of sampling and of everything else that is drawn; another for each trial.
+    """
+
+    category: str
+    id: str
+    trial: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a suite is made of.
+
+    Attributes:
+        policy: the model that is scored.
+        endpoint: the client of its endpoint, shared by all suites that call it themselves.
+        models: who plays the roles that suites need.
+        harnesses: folder of the harnesses' environments, kept between runs.
+        sources: folders of what no package registry has, by suite: a benchmark's repository, or its data.
+        logs: folder of what harnesses print.
+        sandbox: runs the code of our own environments.
+    """
+
+    policy: Served
+    endpoint: Endpoint
+    models: Mapping[Role, Served]
+    harnesses: Path
+    sources: Mapping[str, Path]
+    logs: Path
+    sandbox: Sandbox | None = None
+
+
+class Suite(Protocol):
+    """A benchmark. Items may run at once, as many as the runner's concurrency says."""
+
+    @property
+    def about(self) -> About: ...
+
+    async def prepare(self) -> None:
+        """Install and check what it needs: harness, versions, data.
+
+        Raises:
+            EvaluationError: something is missing or not the pinned one.
+        """
+        ...
+
+    def ids(self, category: str) -> Sequence[str]:
+        """The ids of a category's items, in a fixed order; to be asked after `prepare`."""
+        ...
+
+    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+        """Run and score one item.
+
+        Raises:
+            Transient: the infrastructure failed (an endpoint, a worker, a judge): nothing may be concluded about the
+                model. The runner tries again, and fails the whole evaluation if that does not help.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop workers; also after a failed `prepare`."""
+        ...

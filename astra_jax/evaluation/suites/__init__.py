@@ -1,0 +1,19 @@
+"""One file a benchmark: what it declares, and how one of its items is run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from astra_jax.evaluation.suite import Context, EvaluationError, Suite
+
+_CLASSES: dict[str, str] = {}
+"""Module and class by the suite's name in `--suites`; imported when asked for."""
+
+
+def make(name: str, context: Context) -> Suite:
+    """A suite by its name. Raises `EvaluationError` for an unknown one."""
+    if name not in _CLASSES:
+        raise EvaluationError(f"there is no suite {name!r}; the suites are {', '.join(_CLASSES)}")
+    module, _, cls = _CLASSES[name].partition(":")
+    suite: Suite = getattr(import_module(f"{__name__}.{module}"), cls)(context)
+    return suite

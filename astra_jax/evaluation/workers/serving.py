@@ -1,0 +1,71 @@
+"""Inside a harness's environment: a program that forks a process for every item. Standard library only.
+
+    python worker.py SOCKET
+
+The program imports its harness once, listens on a Unix socket, prints `ready`, and forks at each connection: the child
+answers that connection's requests and ends with it. Whatever an item leaves behind in the harness's globals (BFCL keeps
+its simulators there) is gone with its process, and nothing is imported twice.
+
+A request is one line of JSON, {"method": NAME, "params": {...}}; an answer is one line, {"result": ...} or {"error":
+"TYPE: what", "trace": ...}. The program ends when its standard input does, that is with whoever started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+def serve(path: str, methods: Callable[[], Methods]) -> None:
+    """Serve until standard input ends.
+
+    Args:
+        path: of the Unix socket.
+        methods: called in every child before its first request; what it returns answers the requests by name.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(1024)
+        print("ready", flush=True)
+        while True:
+            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in ready and not os.read(0, 1):
+                os.killpg(0, signal.SIGKILL)  # children too: nobody hears them any more
+            if listener in ready:
+                connection, _ = listener.accept()
+                if os.fork() == 0:
+                    listener.close()
+                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                    os.dup2(2, 1)  # what a harness prints is no answer
+                    _answer(connection, methods)
+                    os._exit(0)
+                connection.close()
+
+
+def _answer(connection: socket.socket, methods: Callable[[], Methods]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a harness may wait for its own children
+    known: Methods | None = None
+    with connection.makefile("rb") as requests:
+        for line in requests:
+            try:
+                request = json.loads(line)
+                known = known if known is not None else methods()
+                answer = {"result": known[request["method"]](**request["params"])}
+                encoded = json.dumps(answer)
+            except BaseException as error:  # the other side decides what becomes of it
+                trace = traceback.format_exc()
+                encoded = json.dumps({"error": f"{type(error).__name__}: {error}", "trace": trace})
+            connection.sendall(encoded.encode() + b"\n")
