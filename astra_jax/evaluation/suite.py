@@ -15,6 +15,9 @@ Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
 
 
+_RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
+
+
 class EvaluationError(Exception):
     """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
 
@@ -56,6 +59,8 @@ class Decoding:
             raise ValueError(f"Decoding.top_p is {self.top_p}; use a number in (0, 1]")
         if self.trials < 1:
             raise ValueError(f"Decoding.trials is {self.trials}; run each item at least once")
+        if reserved := sorted(_RESERVED & self.extra.keys()):
+            raise ValueError(f"Decoding.extra has {reserved[0]}, which the evaluation itself decides; leave it out")
 
     def request(self, seed: int) -> dict[str, Any]:
         """The fields of a chat completions request that say how to sample."""

@@ -6,7 +6,6 @@ they were sampled, and only the new tool outputs are rendered and encoded, O(new
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +14,12 @@ import msgspec
 
 from astra_jax.chat import parse_assistant, render, tool_results_text
 from astra_jax.rollout.policy import Policy, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, CallResult, execute
+from astra_jax.rollout.tool_calls import CallRecord, CallResult, Desk, outputs_of
 from astra_jax.rollout.turns import Call, Finish, converse
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
-from synthesis.reward import Reward, RewardKind, f1_reward, solved_by, sub_tasks_by_tool
+from synthesis.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
 from synthesis.runner import rng_for
 
 
@@ -107,13 +106,11 @@ class EpisodeTask:
     sub_tasks: Mapping[str, list[SubQuestion]] = field(repr=False)
 
 
-def make_task(
-    environment: ToolEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
-) -> EpisodeTask:
-    """Choose distractors, shuffle all tools and render the prompt; the same seed gives the same task.
+def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: int) -> dict[str, CodeTool]:
+    """The tools of an episode by name, in the order in which they are shown: needed ones among irrelevant ones.
 
     Raises:
-        ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
+        ValueError: two tools have one name.
     """
     rng = rng_for(seed, "task", environment.id)
     offered = list(environment.tools)
@@ -124,8 +121,20 @@ def make_task(
     tools = {tool.spec.name: tool for tool in offered}
     if len(tools) != len(offered):
         raise ValueError(f"environment {environment.id}: two tools have one name; make the names unique")
+    return tools
+
+
+def make_task(
+    environment: ToolEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
+) -> EpisodeTask:
+    """Choose distractors, shuffle all tools and render the prompt; the same seed gives the same task.
+
+    Raises:
+        ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
+    """
+    tools = offered_tools(environment, config, seed=seed)
     question = Message(role="user", content=environment.question)
-    segments = render([question], [tool.spec for tool in offered], add_generation_prompt=True)
+    segments = render([question], [tool.spec for tool in tools.values()], add_generation_prompt=True)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
         raise ValueError(
@@ -152,24 +161,12 @@ async def run_episode(
         session: a name that is unique among the episodes under way.
     """
     speaker = _Tokens(policy, task, tokenizer, config, seed=seed, session=session)
-    calls: list[CallRecord] = []
+    desk = Desk(pool, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
 
     async def act(turn: int, requests: Sequence[Call]) -> list[str] | None:
-        results = await asyncio.gather(
-            *(
-                execute(
-                    pool, task.tools, request, turn=turn, call_id=f"call_{turn}_{i}", max_chars=config.max_output_chars
-                )
-                for i, request in enumerate(requests)
-            )
-        )
-        for result in results:
-            solved = solved_by(task.sub_tasks, result.record.name, result.value) if result.record.ok else []
-            calls.append(msgspec.structs.replace(result.record, solved=solved))
+        results = await desk.carry_out(turn, requests)
         speaker.record(results)
-        if any(result.infrastructure for result in results):
-            return None
-        return [result.record.output for result in results]
+        return outputs_of(results)
 
     try:
         finish = await converse(speaker, act, max_turns=config.max_turns)
@@ -183,8 +180,8 @@ async def run_episode(
         loss_mask=speaker.loss_mask,
         logprobs=speaker.logprobs,
         versions=speaker.versions,
-        calls=calls,
-        score=None if finish == "voided" else score(task.sub_tasks, calls, config),
+        calls=desk.calls,
+        score=None if finish == "voided" else score(task.sub_tasks, desk.calls, config),
         turns=len(speaker.versions),
         finish=finish,
         messages=speaker.messages,

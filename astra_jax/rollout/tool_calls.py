@@ -6,9 +6,10 @@ observation and counts as a call. What the infrastructure got wrong voids the ep
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +19,8 @@ import msgspec
 
 from astra_jax.chat import MalformedCall
 from sandbox import Sandbox
-from synthesis.records import CodeTool, ToolCall
+from synthesis.records import CodeTool, SubQuestion, ToolCall
+from synthesis.reward import solved_by
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -92,6 +94,56 @@ async def execute(
     shown = compact_json(result.value) if result.ok else _error(result.error or outcome)
     record = CallRecord(turn, call.name, call.arguments, outcome, truncate(shown, max_chars))
     return CallResult(call_id, call, record, result.value if result.ok else None, result.is_infrastructure)
+
+
+class Desk:
+    """Where the calls of one episode are carried out and remembered, with the sub-tasks that each solved.
+
+    Args:
+        tools: what the episode offers, by name.
+        sub_tasks: by the name of the tool that solves them.
+        max_chars: as `execute`.
+
+    Attributes:
+        calls: in the order in which they were made.
+    """
+
+    def __init__(
+        self,
+        pool: Sandbox,
+        tools: Mapping[str, CodeTool],
+        sub_tasks: Mapping[str, list[SubQuestion]],
+        *,
+        max_chars: int,
+    ) -> None:
+        self.calls: list[CallRecord] = []
+        self._pool, self._tools, self._sub_tasks, self._max_chars = pool, tools, sub_tasks, max_chars
+
+    async def carry_out(self, turn: int, requests: Sequence[ToolCall | MalformedCall]) -> list[CallResult]:
+        """Run the calls of a turn, all at once."""
+        results = await asyncio.gather(
+            *(
+                execute(
+                    self._pool,
+                    self._tools,
+                    request,
+                    turn=turn,
+                    call_id=f"call_{turn}_{i}",
+                    max_chars=self._max_chars,
+                )
+                for i, request in enumerate(requests)
+            )
+        )
+        for result in results:
+            record = result.record
+            solved = solved_by(self._sub_tasks, record.name, result.value) if record.ok else []
+            self.calls.append(msgspec.structs.replace(record, solved=solved))
+        return results
+
+
+def outputs_of(results: Sequence[CallResult]) -> list[str] | None:
+    """What the policy is shown of each call; None when the infrastructure failed."""
+    return None if any(result.infrastructure for result in results) else [result.record.output for result in results]
 
 
 _TAG = re.compile(r"<(?=\||/?tool_|/?think>)")

@@ -1,0 +1,67 @@
+"""Whether an endpoint answers, with this key, as this model: asked once before anything runs."""
+
+from __future__ import annotations
+
+import json
+
+import aiohttp
+
+from astra_jax.evaluation.suite import EvaluationError, Served
+
+_SECONDS = 60.0
+
+
+async def check(served: Served, flag: str) -> Served:
+    """Ask for a completion of one token.
+
+    Args:
+        served: where `model` is "", the only one that the endpoint serves is taken.
+        flag: that names the endpoint, for messages; the model's and the key's begin alike (`--user_endpoint`,
+            `--user_model`, `--user_key_file`).
+
+    Returns:
+        The endpoint with the model's name.
+
+    Raises:
+        EvaluationError: it cannot be reached, refuses the key, or does not serve the model.
+    """
+    prefix = flag.removesuffix("endpoint")
+    headers = {"Authorization": f"Bearer {served.key}"}
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=True) as session:
+        try:
+            names = await _models(session, served.url)
+            model = served.model or (names[0] if len(names) == 1 else "")
+            if not model:
+                raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{prefix}model")
+            body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+            async with session.post(f"{served.url}/chat/completions", json=body) as response:
+                status, text = response.status, await response.text(errors="replace")
+        except TimeoutError:
+            raise EvaluationError(f"--{flag}={served.url} has not answered in {_SECONDS:g} s; is it up?") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EvaluationError(
+                f"--{flag}={served.url} cannot be reached ({error}); start it, or correct it"
+            ) from None
+    if status in (401, 403):
+        raise EvaluationError(f"--{flag}={served.url} refuses the key ({status}); give it with --{prefix}key_file")
+    if status == 404 or (status == 400 and model in text and "model" in text.lower()):
+        raise EvaluationError(f"--{prefix}model={model} is not served by {served.url}, which has {_shown(names)}")
+    if status != 200:
+        raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
+    return Served(served.url, model, served.key)
+
+
+async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:
+    """The served names; none where the endpoint does not say."""
+    async with session.get(f"{url}/models") as response:
+        if response.status != 200:
+            return []
+        listed = json.loads(await response.text(errors="replace"))
+    data = listed.get("data") if isinstance(listed, dict) else None
+    return [str(one["id"]) for one in data or [] if isinstance(one, dict) and "id" in one]
+
+
+def _shown(names: list[str]) -> str:
+    few = ", ".join(names[:8])
+    return f"{len(names)} models ({few}{', ...' if len(names) > 8 else ''})" if names else "an unknown set of models"

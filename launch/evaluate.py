@@ -1,0 +1,180 @@
+"""The paper's table for a model behind any OpenAI-compatible endpoint: scores from the benchmarks' own harnesses.
+
+    python -m launch.evaluate --workdir=DIR --endpoint=http://HOST:8000/v1 --suites=bfcl_v3_mt
+    python -m launch.evaluate --workdir=DIR --endpoint=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
+        --user_endpoint=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_endpoint=...
+
+Each suite runs at a pinned version in an environment of its own, which is made when it is first needed. What no package
+registry has is named with --sources; without it the program says how to get it (docs/evaluation.md). Prints the table,
+and writes DIR/results (a record for each item), table.md, table.json and table.html; `launch.compare` sets several runs
+beside each other.
+
+Run the same command again after an interruption, or when the infrastructure failed: finished items are not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from launch import cli, sandboxes
+
+if TYPE_CHECKING:  # --help does not wait for them
+    from astra_jax.evaluation.suite import Role, Served, Suite
+
+flags.adopt_module_key_flags(sandboxes)
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the evaluation; made if it is not there.", required=True)
+_ENDPOINT = flags.DEFINE_string("endpoint", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "The served model's name; by default the only one that is served.")
+_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the endpoint's key.")
+_LABEL = flags.DEFINE_string("label", None, "What the table calls the model; by default its served name.")
+_SUITES = flags.DEFINE_list("suites", "bfcl_v3_mt", "Names of suites (docs/evaluation.md), separated by commas.")
+_SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
+_HARNESSES = flags.DEFINE_string(
+    "harnesses", str(Path.home() / ".cache" / "astra-jax" / "harnesses"), "Where the harnesses' environments are kept."
+)
+_USER = flags.DEFINE_string("user_endpoint", None, "Endpoint of who plays the user, where a suite has one.")
+_USER_MODEL = flags.DEFINE_string("user_model", None, "Its model.")
+_USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is its key.")
+_JUDGE = flags.DEFINE_string("judge_endpoint", None, "Endpoint of the judge, where a suite has one.")
+_JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Its model.")
+_JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is its key.")
+_LIMIT = flags.DEFINE_integer("limit", None, "Items of each category; by default all.", lower_bound=1)
+_TRIALS = flags.DEFINE_integer("trials", None, "Samples of each item; by default as the suite says.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float("temperature", None, "Of sampling; by default the paper's.", lower_bound=0)
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", None, "Of one completion; by default as the suite or the endpoint says.", lower_bound=1
+)
+_EXTRA = flags.DEFINE_string(
+    "extra", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
+)
+_CONCURRENCY = flags.DEFINE_integer("concurrency", 32, "Items under way.", lower_bound=1)
+_TIMEOUT = flags.DEFINE_float("timeout_minutes", 30.0, "Of one completion.", lower_bound=0.01)
+_SEED = flags.DEFINE_integer("seed", 0, "Of sampling and of all else that is drawn.", lower_bound=0)
+
+
+def main() -> None:
+    print(asyncio.run(_evaluate()))
+
+
+async def _evaluate() -> str:
+    from astra_jax.evaluation import preflight
+    from astra_jax.evaluation.chat import endpoint_of
+    from astra_jax.evaluation.run import RunConfig, run_suites
+    from astra_jax.evaluation.suite import Context, EvaluationError
+    from astra_jax.evaluation.suites import make
+    from synthesis.runner import Journal
+
+    workdir = Path(_WORKDIR.value).absolute()
+    if "://" in _WORKDIR.value:
+        raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder, and a bucket cannot be one yet")
+    config = RunConfig(
+        seed=_SEED.value,
+        limit=_LIMIT.value,
+        trials=_TRIALS.value,
+        temperature=_TEMPERATURE.value,
+        max_tokens=_MAX_TOKENS.value,
+        concurrency=_CONCURRENCY.value,
+    )
+    extra = _extra()
+    policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
+    models: dict[Role, Served] = {}
+    if _USER.value:
+        models["user"] = await preflight.check(_served(_USER, _USER_MODEL, _USER_KEY_FILE), _USER.name)
+    if _JUDGE.value:
+        models["judge"] = await preflight.check(_served(_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE), _JUDGE.name)
+    endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=_TIMEOUT.value * 60)
+    suites: list[Suite] = []
+    runs_tools = "environments" in _SUITES.value
+    async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as pool:
+        context = Context(
+            policy=policy,
+            endpoint=endpoint,
+            models=models,
+            harnesses=Path(_HARNESSES.value).expanduser().absolute(),
+            sources=_sources(),
+            logs=workdir / "logs",
+            sandbox=pool,
+        )
+        try:
+            for name in _SUITES.value:
+                suite = make(name, context)
+                if missing := sorted(suite.about.needs - models.keys()):
+                    raise EvaluationError(
+                        f"--suites={name} wants a {missing[0]}: give --{missing[0]}_endpoint and --{missing[0]}_model"
+                    )
+                suites.append(suite)
+            for suite in suites:
+                await suite.prepare()
+            with Journal(
+                workdir / "journals" / f"{_identity(policy, models, suites, config, extra)}.sqlite"
+            ) as journal:
+                results = await run_suites(suites, journal=journal, config=config, extra=extra)
+        finally:
+            for suite in suites:
+                await suite.close()
+            await endpoint.close()
+    return str(len(results))
+
+
+def _served(
+    url: flags.FlagHolder[str | None], model: flags.FlagHolder[str | None], key_file: flags.FlagHolder[str | None]
+) -> Served:
+    from astra_jax.evaluation.suite import Served
+
+    assert url.value
+    if not url.value.startswith(("http://", "https://")):
+        raise cli.UsageError(f"--{url.name}={url.value}: write http://HOST:PORT/v1")
+    return Served(url.value.rstrip("/"), model.value or "", cli.token_of(key_file) or "EMPTY")
+
+
+def _sources() -> dict[str, Path]:
+    sources = {}
+    for entry in _SOURCES.value:
+        name, equals, folder = entry.partition("=")
+        if not equals or not Path(folder).expanduser().is_dir():
+            raise cli.UsageError(f"--sources={entry}: write SUITE=FOLDER, a folder that is there")
+        sources[name] = Path(folder).expanduser().absolute()
+    return sources
+
+
+def _extra() -> dict[str, Any]:
+    try:
+        extra = json.loads(_EXTRA.value or "{}")
+    except json.JSONDecodeError as error:
+        raise cli.UsageError(f"--extra={_EXTRA.value} is not JSON ({error})") from None
+    if not isinstance(extra, dict):
+        raise cli.UsageError(f"--extra={_EXTRA.value} must be a JSON object, of fields of the request")
+    return extra
+
+
+def _identity(policy, models, suites, config, extra) -> str:  # type: ignore[no-untyped-def]
+    """Names the journal: what results depend on. Not how many items: more of them go on where fewer ended."""
+    import dataclasses
+    import hashlib
+
+    import msgspec
+
+    same = dataclasses.replace(config, limit=None, trials=None, concurrency=1)
+    asked = [policy.url, policy.model, {role: [one.url, one.model] for role, one in models.items()}]
+    abouts = [[one.about.name, one.about.harness, dict(one.about.data_sha256)] for one in suites]
+    encoded = msgspec.json.encode([asked, abouts, dataclasses.asdict(same), extra], order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:12]
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.evaluation.suite import EvaluationError
+    from sandbox import SandboxError
+    from synthesis.runner import Stopped
+
+    return (EvaluationError, SandboxError, Stopped, ValueError)
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)
