@@ -40,9 +40,7 @@ async def check(served: Served, flag: str) -> Served:
         except TimeoutError:
             raise EvaluationError(f"--{flag}={served.url} has not answered in {_SECONDS:g} s; is it up?") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EvaluationError(
-                f"--{flag}={served.url} cannot be reached ({error}); start it, or correct it"
-            ) from None
+            raise EvaluationError(f"--{flag}={served.url} cannot be reached ({error}); is it up?") from None
     if status in (401, 403):
         raise EvaluationError(f"--{flag}={served.url} refuses the key ({status}); give it with --{prefix}key_file")
     if status == 404 or (status == 400 and model in text and "model" in text.lower()):

@@ -17,7 +17,7 @@ import openai
 import optax
 from sft_world import TOOL
 
-from astra_jax.chat import render
+from astra_jax.chat import Segment, render
 from astra_jax.head import token_logprobs
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel, init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -60,16 +60,28 @@ def model(vocab_size: int, *, tie: bool = True) -> Qwen3Config:
     )
 
 
+def rendered() -> list[Segment]:
+    """`CONVERSATION` with its tool."""
+    return render(CONVERSATION, [TOOL])
+
+
 def decisive(config: Qwen3Config) -> Params:
     """Random weights, larger than the usual ones, so that greedy sampling has one clear answer."""
     return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, init_params(config, jax.random.key(1)))
 
 
-def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer) -> Params:
-    """Trained until it says the assistant's turns of `CONVERSATION`."""
-    tokens, mask = tokenizer.encode_segments(render(CONVERSATION, [TOOL]))
-    tokens_bt, mask_bt = jnp.asarray([tokens]), jnp.asarray([mask], jnp.float32)
-    ones_bt, places_bt = jnp.ones_like(tokens_bt), jnp.arange(len(tokens))[None]
+def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer, conversations: Sequence[Sequence[Segment]]) -> Params:
+    """Trained until it says the assistant's turns of all the conversations, rendered."""
+    encoded = [tokenizer.encode_segments(list(segments)) for segments in conversations]
+    longest = max(len(tokens) for tokens, _ in encoded)
+
+    def padded(rows: Sequence[Sequence[int]], dtype: Any = jnp.int32) -> jax.Array:
+        return jnp.asarray([[*row, *[0] * (longest - len(row))] for row in rows], dtype)
+
+    tokens_bt = padded([tokens for tokens, _ in encoded])
+    mask_bt = padded([mask for _, mask in encoded], jnp.float32)
+    ones_bt = padded([[1] * len(tokens) for tokens, _ in encoded])
+    places_bt = jnp.broadcast_to(jnp.arange(longest), tokens_bt.shape)
     optimizer = optax.adam(5e-3)
 
     def loss(params: Params) -> jax.Array:
@@ -90,7 +102,7 @@ def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer) -> Params:
         params, state, value = step(params, state)
         if value < 0.005:
             return params
-    raise AssertionError(f"the conversation was not learned: loss {value}")
+    raise AssertionError(f"the conversations were not learned: loss {value}")
 
 
 class Drip:

@@ -19,6 +19,7 @@ from serving_world import (
     decisive,
     model,
     on_engine,
+    rendered,
     serving,
     trainer_logps,
     without_ids,
@@ -52,7 +53,7 @@ def server(params, tokenizer):
 def learned(tokenizer):
     """The model that knows `CONVERSATION` by heart."""
     config = model(tokenizer.vocab_size)
-    with serving(on_engine(by_heart(config, tokenizer), config), tokenizer) as running:
+    with serving(on_engine(by_heart(config, tokenizer, [rendered()]), config), tokenizer) as running:
         yield running
 
 

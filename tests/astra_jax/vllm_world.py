@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,7 @@ class Server:
         plugin: ours; else vLLM's development endpoints.
         dummy: starts from dummy weights; else from those in the world's folder.
         logprobs: vLLM's `--logprobs-mode`.
+        arguments: further ones of `vllm serve`.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Server:
         dummy: bool = True,
         dtype: str = "float32",
         logprobs: str = "processed_logprobs",
+        arguments: Sequence[str] = (),
     ) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -127,7 +129,7 @@ class Server:
             str(VLLM), "serve", str(world.folder / "serve"), "--host=127.0.0.1", f"--port={self.port}",
             "--served-model-name=policy", f"--dtype={dtype}", f"--max-model-len={CONTEXT}", "--enforce-eager",
             "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
-            f"--tensor-parallel-size={ranks}",
+            f"--tensor-parallel-size={ranks}", *arguments,
         ]  # fmt: skip
         self._environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         if plugin:

@@ -24,6 +24,7 @@ FLAGS = {
     "launch.plan": "topology",
     "launch.difficulty": "policy_name",
     "launch.convert": "from_orbax",
+    "launch.evaluate": "user_model",
     "launch.astra_rl": "calls_per_answer",
     "launch.sandbox_server": "token_file",
     "launch.environments": "teacher_model",
