@@ -23,6 +23,7 @@ FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
     "launch.difficulty": "policy_name",
+    "launch.compare": "output",
     "launch.convert": "from_orbax",
     "launch.astra_rl": "calls_per_answer",
     "launch.sandbox_server": "token_file",
