@@ -83,6 +83,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """The falls that are watched, a line each."""
         return [
             f"{suite.title}, {change.title}: {change.after} is {-change.points.mean:.1f} points below {change.before} "
+            f"{'on a part of the items ' if change.partial else ''}"
             f"(95 % interval {-change.points.high:.1f} to {-change.points.low:.1f}); {change.warning}"
             for suite in self.suites
             for change in suite.changes
@@ -119,7 +120,7 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
             _check(suite, first, runs[first], other, runs[other])
             differences += _decodings(suite, first, runs[first], other, runs[other])
         differences += _settings(first, runs[first].config, other, runs[other].config)
-    tables = {name: tabulate(run) for name, run in runs.items()}
+    tables = {name: _table(name, run) for name, run in runs.items()}
     pairs = list(pairwise(names)) + ([(names[0], names[-1])] if len(names) > 2 else [])
     return Comparison(
         tables=tables,
@@ -133,6 +134,13 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
         ],
         differences=differences,
     )
+
+
+def _table(name: str, run: Evaluation) -> Table:
+    try:
+        return tabulate(run)
+    except EvaluationError as error:
+        raise EvaluationError(f"{name}: {error}") from None
 
 
 def _suites(runs: Mapping[str, Evaluation]) -> dict[str, list[str]]:

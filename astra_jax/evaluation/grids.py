@@ -14,6 +14,8 @@ from astra_jax.evaluation.intervals import Estimate
 from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table, Use
 
 _NO_FIGURE = "–"
+_ENOUGH_TRIALS = 4
+"""As many as the paper has on tau2-bench and ACEBench; with fewer, a benchmark's own noise is not seen."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,10 @@ def scores(runs: Mapping[str, SuiteTable], *, sources: Sequence[str]) -> Grid:
         if short := [one for one in suite.categories if one.partial]:
             left = ", ".join(f"{one.title} {one.items} of {one.total} items" for one in short)
             notes.append(f"PARTIAL: {name} ran {left}. It is not to be compared with whole runs.")
-        notes += [f"{name} was sampled otherwise than in the paper: {one}." for one in _departures(suite)]
+        notes += [
+            f"{name} was not sampled as the suite declares (the paper's way, where it has one): {one}."
+            for one in _departures(suite)
+        ]
     if len(rows) > len(runs):
         notes += [f"Published rows: {paper.PAPER}.", *paper.NOTES.get(about.name, ())]
     first = 1 + len(about.categories)
@@ -152,7 +157,7 @@ def trials(suite: SuiteTable) -> Grid:
                     *(
                         [f"{spread.deviation:.2f}", f"{spread.least:.1f}", f"{spread.most:.1f}"]
                         if spread
-                        else ["–"] * 3
+                        else [_NO_FIGURE] * 3
                     ),
                     *(f"{hat[k - 1]:.1f}" if k <= len(hat) else _NO_FIGURE for k in ks),
                     *(f"{one.metrics[name].mean:.3f}" if name in one.metrics else _NO_FIGURE for name in metrics),
@@ -161,6 +166,8 @@ def trials(suite: SuiteTable) -> Grid:
         )
     columns = ["category", "items", "trials", "deviation", "least", "most", *(f"pass^{k}" for k in ks), *metrics]
     notes = ["Deviation, least and most are of the means of whole trials, in points."]
+    if few := [one.title for one in suite.categories if one.trials < _ENOUGH_TRIALS]:
+        notes.append(f"Fewer than {_ENOUGH_TRIALS} trials ({', '.join(few)}): how much runs differ is hardly known.")
     notes += [
         f"{one.title}: {name} is of {metric.items} of {one.items} items."
         for one in suite.categories
@@ -228,7 +235,7 @@ def use(suite: SuiteTable) -> Grid:
 def _uses(suite: SuiteTable) -> list[tuple[str, Use]]:
     """Of each category, then of all; the names of partial ones say so."""
     every = [(one.title, one.partial, one.use) for one in suite.categories]
-    every.append(("all", any(one.partial for one in suite.categories), suite.use))
+    every.append(("all categories", any(one.partial for one in suite.categories), suite.use))
     return [(f"{title} (partial)" if partial else title, one) for title, partial, one in every]
 
 
@@ -288,7 +295,7 @@ def as_json(table: Table) -> str:
 
 def comparison_json(comparison: Comparison) -> str:
     """Everything that a comparison knows."""
-    return _json({"comparison": comparison, "warnings": comparison.warnings})
+    return _json({"runs": list(comparison.tables), "comparison": comparison, "warnings": comparison.warnings})
 
 
 def _json(value: object) -> str:
@@ -342,7 +349,7 @@ def _markdown(grids: Sequence[Grid]) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    lines = [f"## {_inline(grid.title)}", "", _line(grid.columns)]
+    lines = [f"## {_inline(grid.title)}", "", _line([_inline(one) for one in grid.columns])]
     lines.append(_line(["---", *("---:" for _ in grid.columns[1:])]))
     for row in grid.rows:
         cells = [_inline(cell) for cell in row.cells]

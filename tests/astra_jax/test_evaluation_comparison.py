@@ -9,6 +9,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 from evaluation_world import BFCL, CATEGORIES, evaluation
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from astra_jax.evaluation.comparison import Change, compare
@@ -57,6 +59,25 @@ def test_pairing_finds_what_two_intervals_hide() -> None:
     assert two.high > one.low
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 4), min_size=1, max_size=12))
+def test_a_difference_is_the_same_from_the_other_side(scores: list[tuple[float, ...]]) -> None:
+    before = evaluation({"base": [one[:2] for one in scores], "miss_func": [one[1:3] for one in scores]})
+    after = evaluation({"base": [one[2:] for one in scores], "miss_func": [one[:2] for one in scores]})
+    there, back = (
+        [one for suite in compare({"a": x, "b": y}).suites for one in suite.changes]
+        for x, y in ((before, after), (after, before))
+    )
+    for one, other in zip(there, back, strict=True):
+        assert (one.points.mean, one.points.low, one.points.high) == pytest.approx(
+            (-other.points.mean, -other.points.high, -other.points.low), abs=1e-6
+        )
+        assert (one.better, one.worse, one.same) == (other.worse, other.better, other.same)
+    tables = compare({"a": before, "b": after}).tables
+    means = [[one.score.mean for one in (*t.suites[0].categories, *t.suites[0].headlines)] for t in tables.values()]
+    assert [one.points.mean for one in there] == pytest.approx([y - x for x, y in zip(*means, strict=True)], abs=1e-6)
+
+
 def test_a_fall_of_the_watched_category_is_a_warning() -> None:
     runs = {"base": missing(0.7), "sft": missing(0.4), "rl": missing(0.7)}
     found = compare(runs)
@@ -69,7 +90,8 @@ def test_a_fall_of_the_watched_category_is_a_warning() -> None:
     assert f"**WARNING: {warning}**" in text.split("## ")[0]
     assert "FELL, watched" in text and "| Qwen3-14B, SFT (Table 2) | 67.5 | 25.5 | – |" in text
     as_json = json.loads(comparison_json(found))
-    assert as_json["warnings"] == [warning] and set(as_json["comparison"]["tables"]) == set(runs)
+    assert as_json["warnings"] == [warning] and as_json["runs"] == ["base", "sft", "rl"]
+    assert set(as_json["comparison"]["tables"]) == set(runs)
 
 
 @pytest.mark.parametrize(("after", "falls"), [(0.7, False), (0.65, False), (0.55, True), (0.75, False)])
@@ -173,6 +195,8 @@ def test_suites_that_only_some_runs_have_are_left_out_and_named() -> None:
 def test_partial_runs_are_compared_on_the_same_items_and_marked() -> None:
     found = change(missing(0.7, total=200), missing(0.2, total=200))
     assert found.partial and found.verdict == "fell"
-    text = comparison_markdown(compare({"a": missing(0.7, total=200), "b": missing(0.2, total=200)}))
+    compared = compare({"a": missing(0.7, total=200), "b": missing(0.2, total=200)})
+    text = comparison_markdown(compared)
+    assert "points below a on a part of the items (95 %" in compared.warnings[0]
     ours = [line for line in text.splitlines() if line.startswith(("| **a**", "| **b**", "| a", "| b"))]
     assert len(ours) == 2 + 3 + 2 and all("partial" in line for line in ours)

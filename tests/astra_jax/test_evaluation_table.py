@@ -198,7 +198,9 @@ def test_one_item_and_one_trial_is_said_as_it_is() -> None:
     table = tabulate(evaluation({"base": [[1]]}))
     found = table.suites[0].categories[0]
     assert alike(found.score, 100, 2.5, 100) and found.spread is None
-    assert "| Base | 1 of 1 | 1 | – | – | – | 100.0 |" in markdown(table)
+    text = markdown(table)
+    assert "| Base | 1 of 1 | 1 | – | – | – | 100.0 |" in text and "Fewer than 4 trials (Base)" in text
+    assert "Fewer than" not in markdown(tabulate(evaluation({"base": [[1] * 4]})))
 
 
 def test_json_has_every_figure_and_no_number_that_json_does_not_have() -> None:
@@ -262,7 +264,10 @@ def test_another_decoding_than_the_papers_is_said() -> None:
         'extra {"chat_template_kwargs":{"enable_thinking":false}} instead of {}',
     ]
     text = markdown(tabulate(evaluation({"base": [[1, 0]], "miss_func": [[1]]})))
-    assert "sampled otherwise than in the paper: trials 2 instead of 1 (Base)." in text
+    assert (
+        "tiny was not sampled as the suite declares (the paper's way, where it has one): trials 2 instead of 1 (Base)."
+        in text
+    )
 
 
 def test_names_cannot_break_the_markdown() -> None:
