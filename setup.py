@@ -45,6 +45,7 @@ setup(
         "pydantic>=2",
         "pyyaml>=6",
         "safetensors>=0.5",
+        "scipy",
         "tensorboardX>=2.6",
         "tokenizers>=0.21",
         "tqdm>=4.66",

@@ -25,7 +25,7 @@ from absl import flags
 from launch import cli, sandboxes
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from astra_jax.evaluation.suite import Role, Served, Suite
+    from astra_jax.evaluation.suite import Decoding, Role, Served, Suite
 
 flags.adopt_module_key_flags(sandboxes)
 
@@ -64,11 +64,18 @@ def main() -> None:
 
 
 async def _evaluate() -> str:
+    import msgspec
+
     from astra_jax.evaluation import preflight
     from astra_jax.evaluation.chat import endpoint_of
+    from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.run import RunConfig, run_suites
+    from astra_jax.evaluation.saved import Evaluation, SuiteRun, save
     from astra_jax.evaluation.suite import Context, EvaluationError
     from astra_jax.evaluation.suites import make
+    from astra_jax.evaluation.table import tabulate
+    from astra_jax.files import write_text
+    from launch.evaluation_page import write_evaluation
     from synthesis.runner import Journal
 
     workdir = Path(_WORKDIR.value).absolute()
@@ -91,6 +98,7 @@ async def _evaluate() -> str:
         models["judge"] = await preflight.check(_served(_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE), _JUDGE.name)
     endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=_TIMEOUT.value * 60)
     suites: list[Suite] = []
+    decodings: dict[str, dict[str, Decoding]] = {}
     runs_tools = "environments" in _SUITES.value
     async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as pool:
         context = Context(
@@ -110,17 +118,31 @@ async def _evaluate() -> str:
                         f"--suites={name} wants a {missing[0]}: give --{missing[0]}_endpoint and --{missing[0]}_model"
                     )
                 suites.append(suite)
+                decodings[name] = config.decodings(suite.about, extra)
             for suite in suites:
                 await suite.prepare()
             with Journal(
                 workdir / "journals" / f"{_identity(policy, models, suites, config, extra)}.sqlite"
             ) as journal:
                 results = await run_suites(suites, journal=journal, config=config, extra=extra)
+            evaluation = Evaluation(
+                model=_LABEL.value or policy.model,
+                suites={one.about.name: SuiteRun.of(one, decodings[one.about.name]) for one in suites},
+                results=tuple(results),
+                roles={role: served.model for role, served in models.items()},
+                config=msgspec.to_builtins(config),
+            )
         finally:
             for suite in suites:
                 await suite.close()
             await endpoint.close()
-    return str(len(results))
+    save(workdir, evaluation)
+    table = tabulate(evaluation)
+    text = markdown(table)
+    write_text(workdir / "table.md", text)
+    write_text(workdir / "table.json", as_json(table))
+    write_evaluation(workdir / "table.html", table)
+    return text
 
 
 def _served(

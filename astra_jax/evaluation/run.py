@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import Decoding, EvaluationError, Item, Suite
+from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Item, Suite
 from synthesis.runner import Journal, rng_for, run_stage
 
 
@@ -39,15 +39,22 @@ class RunConfig:
             if value is not None and value < 1:
                 raise ValueError(f"RunConfig.{name} is {value}; use a positive number")
 
-    def decoding(self, paper: Decoding, extra: Mapping[str, object] | None = None) -> Decoding:
-        """A category's decoding with what this run overrides."""
-        return replace(
-            paper,
-            trials=self.trials or paper.trials,
-            temperature=paper.temperature if self.temperature is None else self.temperature,
-            max_tokens=self.max_tokens or paper.max_tokens,
-            extra={**paper.extra, **(extra or {})},
-        )
+    def decodings(self, about: About, extra: Mapping[str, object] | None = None) -> dict[str, Decoding]:
+        """Of each category: the paper's, with what this run overrides.
+
+        Args:
+            extra: further fields of the scored model's requests.
+        """
+        return {
+            one.name: replace(
+                one.decoding,
+                trials=self.trials or one.decoding.trials,
+                temperature=one.decoding.temperature if self.temperature is None else self.temperature,
+                max_tokens=self.max_tokens or one.decoding.max_tokens,
+                extra={**one.decoding.extra, **(extra or {})},
+            )
+            for one in about.categories
+        }
 
 
 class InfrastructureFailed(EvaluationError):
@@ -77,7 +84,7 @@ async def run_suites(
 
     Args:
         suites: prepared.
-        extra: further fields of the scored model's requests.
+        extra: as `RunConfig.decodings`.
 
     Returns:
         All results, by suite, category, item and trial.
@@ -90,7 +97,7 @@ async def run_suites(
     failed: dict[str, int] = {}
     examples: dict[str, str] = {}
     for suite in suites:
-        decodings = {one.name: config.decoding(one.decoding, extra) for one in suite.about.categories}
+        decodings = config.decodings(suite.about, extra)
         items = [
             Item(category, id, trial, rng_for(config.seed, suite.about.name, category, id, trial).getrandbits(31))
             for category, decoding in decodings.items()

@@ -99,6 +99,8 @@ class About:
         data_sha256: of the data that is asked, by file or part; checked before anything runs.
         categories: in the table's order.
         headline: the paper's figure over categories, each weighing the same: title -> names of categories.
+        shared_questions: the categories ask variants of the same questions, in the same order. What is hard in one is
+            hard in the others, so a headline's interval is taken over questions instead of over categories.
         needs: other models that it asks.
         notes: known pitfalls of the harness and what is done about each, for the report.
     """
@@ -110,6 +112,7 @@ class About:
     data_sha256: Mapping[str, str]
     categories: tuple[Category, ...]
     headline: Mapping[str, tuple[str, ...]]
+    shared_questions: bool = False
     needs: frozenset[Role] = frozenset()
     notes: tuple[str, ...] = ()
 

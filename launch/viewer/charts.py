@@ -47,6 +47,22 @@ class Row:
     bar: float
 
 
+@dataclass(frozen=True)
+class Whisker:
+    """A percentage with its interval: the bar's length, and where the interval is, in pixels of `ROW_WIDTH`."""
+
+    name: str
+    text: str
+    bar: float
+    low: float
+    high: float
+
+
+def whisker(name: str, text: str, percent: float, low: float, high: float) -> Whisker:
+    """A bar of 0 to 100 % with its interval."""
+    return Whisker(name, text, *(ROW_WIDTH * value / 100 for value in (percent, low, high)))
+
+
 def is_histogram(value: object) -> bool:
     """Whether a value of a card is numbers by name."""
     return isinstance(value, Mapping) and bool(value) and all(_is_number(one) for one in value.values())

@@ -23,6 +23,7 @@ FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
     "launch.difficulty": "policy_name",
+    "launch.compare": "output",
     "launch.convert": "from_orbax",
     "launch.evaluate": "user_model",
     "launch.astra_rl": "calls_per_answer",

@@ -1,0 +1,266 @@
+"""Stages of training beside each other: the same items, paired, so that what is hard for all of them cancels.
+
+A difference between two runs is the mean over items of the difference between their means over trials, with an interval
+from the deviation between items. With one trial of a score of 0 or 1 that is what McNemar's test looks at, the items
+that only one of the two solves, which are counted as well; unlike it, it also holds for several trials and for partial
+scores.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from astra_jax.evaluation.intervals import Estimate, estimate
+from astra_jax.evaluation.paper import WATCHED
+from astra_jax.evaluation.results import ItemResult
+from astra_jax.evaluation.saved import Evaluation, SuiteRun
+from astra_jax.evaluation.suite import About, EvaluationError
+from astra_jax.evaluation.table import SuiteTable, Table, departures, item_means, items_of, over_categories, tabulate
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """From one run to another, of a category or of a headline.
+
+    Attributes:
+        category: its name; "" of a headline.
+        title: as the table shows it.
+        before: name of a run.
+        after: name of the other.
+        points: after minus before, in points.
+        better: items that score higher after; 0 of a headline, as are the next two.
+        worse: items that score lower.
+        same: items that score the same.
+        verdict: `rose` or `fell` where the interval is on one side of 0, else "".
+        warning: why this fall is watched; "" where it is not, or did not happen.
+        partial: whether items were left out.
+    """
+
+    category: str
+    title: str
+    before: str
+    after: str
+    points: Estimate
+    better: int
+    worse: int
+    same: int
+    verdict: str
+    warning: str
+    partial: bool
+
+
+class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite's changes, categories first, from each run to the next and from the first to the last."""
+
+    name: str
+    title: str
+    changes: list[Change]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs beside each other.
+
+    Attributes:
+        tables: by name, in the order of training.
+        suites: those that all runs have.
+        differences: what else than the model differs between the runs, in words.
+    """
+
+    tables: dict[str, Table]
+    suites: list[SuiteComparison]
+    differences: list[str]
+
+    def runs_of(self, suite: str) -> dict[str, SuiteTable]:
+        """A suite's figures in each run, by the run's name."""
+        return {name: one for name, table in self.tables.items() for one in table.suites if one.about.name == suite}
+
+    @property
+    def warnings(self) -> list[str]:
+        """The falls that are watched, a line each."""
+        return [
+            f"{suite.title}, {change.title}: {change.after} is {-change.points.mean:.1f} points below {change.before} "
+            f"{'on a part of the items ' if change.partial else ''}"
+            f"(95 % interval {-change.points.high:.1f} to {-change.points.low:.1f}); {change.warning}"
+            for suite in self.suites
+            for change in suite.changes
+            if change.warning
+        ]
+
+
+def compare(runs: Mapping[str, Evaluation]) -> Comparison:
+    """Compare runs, in the order of training.
+
+    Another harness, other data, other models that play the user or judge, or other items are refused: each is another
+    measuring instrument, and the difference of two runs would be the model's and the instrument's together. Another
+    decoding, seed or setting is shown: it belongs to the model as it was run, and is sometimes what is compared.
+
+    Raises:
+        EvaluationError: fewer than two runs, no suite that all have, runs that may not be compared, or results that are
+            not whole.
+    """
+    if len(runs) < 2:
+        raise EvaluationError(f"{len(runs)} runs are given; a comparison wants two or more")
+    names = list(runs)
+    common = [name for name in runs[names[0]].suites if all(name in run.suites for run in runs.values())]
+    if not common:
+        have = "; ".join(f"{name}: {', '.join(run.suites)}" for name, run in runs.items())
+        raise EvaluationError(f"the runs have no suite in common ({have})")
+    differences = [
+        f"{suite} was not run for all, and is left out of the comparison (only in {', '.join(has)})"
+        for suite, has in _suites(runs).items()
+        if len(has) < len(runs)
+    ]
+    first = names[0]
+    for other in names[1:]:
+        for suite in common:
+            _check(suite, first, runs[first], other, runs[other])
+            differences += _decodings(suite, first, runs[first], other, runs[other])
+        differences += _settings(first, runs[first].config, other, runs[other].config)
+    tables = {name: _table(name, run) for name, run in runs.items()}
+    pairs = list(pairwise(names)) + ([(names[0], names[-1])] if len(names) > 2 else [])
+    return Comparison(
+        tables=tables,
+        suites=[
+            SuiteComparison(
+                name=suite,
+                title=runs[first].suites[suite].about.title,
+                changes=[change for one in pairs for change in _changes(suite, one, runs[one[0]], runs[one[1]])],
+            )
+            for suite in common
+        ],
+        differences=differences,
+    )
+
+
+def _table(name: str, run: Evaluation) -> Table:
+    try:
+        return tabulate(run)
+    except EvaluationError as error:
+        raise EvaluationError(f"{name}: {error}") from None
+
+
+def _suites(runs: Mapping[str, Evaluation]) -> dict[str, list[str]]:
+    """Which runs have a suite."""
+    has: dict[str, list[str]] = defaultdict(list)
+    for name, run in runs.items():
+        for suite in run.suites:
+            has[suite].append(name)
+    return has
+
+
+def _check(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> None:
+    """Raise `EvaluationError` where the two were measured with different instruments."""
+    one, two = a.suites[suite], b.suites[suite]
+    for what, ours, theirs in _instruments(one.about, a, two.about, b):
+        if ours != theirs:
+            raise EvaluationError(
+                f"{suite}: {first} and {other} differ in {what} ({ours} and {theirs}), so that their scores are not of "
+                "the same measure; evaluate one of them again"
+            )
+    for category in (column.name for column in one.about.categories):
+        mine, yours = (
+            {result.item for result in run.results if (result.suite, result.category) == (suite, category)}
+            for run in (a, b)
+        )
+        if mine != yours:
+            raise EvaluationError(
+                f"{suite}/{category}: {first} has {len(mine)} items, {other} has {len(yours)}, and {len(mine & yours)} "
+                "are the same; items are compared in pairs: evaluate both with the same limit"
+            )
+
+
+def _instruments(one: About, a: Evaluation, two: About, b: Evaluation) -> Iterator[tuple[str, Any, Any]]:
+    yield "harness", one.harness, two.harness
+    yield "data", dict(one.data_sha256), dict(two.data_sha256)
+    yield "categories", [column.name for column in one.categories], [column.name for column in two.categories]
+    yield "headlines", dict(one.headline), dict(two.headline)
+    for role in sorted(one.needs | two.needs):
+        yield f"the model that is the {role}", a.roles.get(role), b.roles.get(role)
+
+
+def _decodings(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> list[str]:
+    found = []
+    for category, theirs in a.suites[suite].decodings.items():
+        if differs := departures(b.suites[suite].decodings[category], theirs):
+            found.append(f"{suite}/{category}: {other} was sampled otherwise than {first}: {', '.join(differs)}")
+    return found
+
+
+def _settings(first: str, a: Mapping[str, Any], other: str, b: Mapping[str, Any]) -> list[str]:
+    return [
+        f"setting {name}: {other} has {_plain(b.get(name))}, {first} has {_plain(a.get(name))}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _plain(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _changes(suite: str, pair: tuple[str, str], a: Evaluation, b: Evaluation) -> list[Change]:
+    """Of each category, then of each headline."""
+    about = a.suites[suite].about
+    totals = a.suites[suite].totals
+    differences: dict[str, list[float]] = {}
+    estimates: dict[str, Estimate] = {}
+    changes = []
+    for column in about.categories:
+        before = _by_item(a.suites[suite], column.name, a.results)
+        after = _by_item(b.suites[suite], column.name, b.results)
+        each = [after[item] - before[item] for item in before]
+        differences[column.name], estimates[column.name] = each, estimate(each, least=-100, most=100)
+        verdict = _verdict(estimates[column.name])
+        changes.append(
+            Change(
+                category=column.name,
+                title=column.title,
+                before=pair[0],
+                after=pair[1],
+                points=estimates[column.name],
+                better=sum(one > _EQUAL for one in each),
+                worse=sum(one < -_EQUAL for one in each),
+                same=sum(abs(one) <= _EQUAL for one in each),
+                verdict=verdict,
+                warning=WATCHED.get((suite, column.name), "") if verdict == "fell" else "",
+                partial=len(each) < totals[column.name],
+            )
+        )
+    for title, names in about.headline.items():
+        points = over_categories(
+            about, [estimates[name] for name in names], [differences[name] for name in names], least=-100
+        )
+        changes.append(
+            Change(
+                category="",
+                title=title,
+                before=pair[0],
+                after=pair[1],
+                points=points,
+                better=0,
+                worse=0,
+                same=0,
+                verdict=_verdict(points),
+                warning="",
+                partial=any(len(differences[name]) < totals[name] for name in names),
+            )
+        )
+    return changes
+
+
+_EQUAL = 1e-9
+"""Points; means of the same trials in another order differ in the last bit."""
+
+
+def _by_item(run: SuiteRun, category: str, results: Sequence[ItemResult]) -> dict[str, float]:
+    own = [one for one in results if one.suite == run.about.name]
+    items = items_of(run, category, own)
+    return dict(zip(items, item_means(items), strict=True))
+
+
+def _verdict(points: Estimate) -> str:
+    return "rose" if points.low > 0 else "fell" if points.high < 0 else ""

@@ -1,0 +1,64 @@
+"""Stages of training beside each other: what each benchmark says before and after SFT and RL, paired by item.
+
+    python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --output=compare.html
+
+Each DIR is a workdir of launch.evaluate, given in the order of training. The tables are printed as markdown; a watched
+category (BFCL's missing functions) that falls by more than its interval from one run to the next is a warning on top.
+Runs that were not measured alike are refused: another harness, other data, another user simulator or judge, or other
+items.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from absl import flags
+
+from launch import cli
+
+_RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
+_OUTPUT = flags.DEFINE_string("output", None, "Page to write, a self-contained .html file.")
+_JSON = flags.DEFINE_string("json", None, "File to write all figures to.")
+
+
+def main() -> None:
+    folders = _runs()
+
+    from astra_jax.evaluation.comparison import compare
+    from astra_jax.evaluation.grids import comparison_json, comparison_markdown
+    from astra_jax.evaluation.saved import load
+    from astra_jax.files import write_text
+    from launch.evaluation_page import write_comparison
+
+    compared = compare({name: load(folder) for name, folder in folders.items()})
+    print(comparison_markdown(compared))
+    if _OUTPUT.value:
+        write_comparison(Path(_OUTPUT.value), compared)
+    if _JSON.value:
+        write_text(Path(_JSON.value), comparison_json(compared))
+
+
+def _runs() -> dict[str, Path]:
+    """The folders by name, as given. Raises `UsageError`."""
+    runs: dict[str, Path] = {}
+    for given in _RUN.value:
+        name, equals, folder = given.partition("=")
+        if not (name and equals and folder):
+            raise cli.UsageError(f"--run={given} is not NAME=DIR; write for example --run=sft=evaluation/sft")
+        if name in runs:
+            raise cli.UsageError(f"--run={given}: there is a run {name!r} already; give each a name of its own")
+        runs[name] = Path(folder)
+    if len(runs) < 2:
+        raise cli.UsageError(f"{len(runs)} runs are given; write --run=NAME=DIR for each of two or more")
+    return runs
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.evaluation.suite import EvaluationError
+    from synthesis.datasets import DatasetError
+
+    return DatasetError, EvaluationError
+
+
+if __name__ == "__main__":
+    cli.run(main, mends=_mends)

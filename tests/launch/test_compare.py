@@ -1,0 +1,152 @@
+"""`launch.compare` on evaluations that were saved: what it prints, writes and refuses; its page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from result_world import BFCL, evaluation, result
+from viewing import INJECTION, ROOT, text_of
+
+from astra_jax.evaluation.saved import Evaluation, save
+from astra_jax.evaluation.table import tabulate
+from launch.evaluation_page import write_evaluation
+
+COUNT = 20
+
+
+def stage(share: float, **more) -> Evaluation:
+    """A run that always solves half of the base items, and this share of those whose function is missing."""
+    missing = [[float(n < share * COUNT)] * 2 for n in range(COUNT)]
+    return evaluation({"base": [[1, 1], [0, 1]] * (COUNT // 2), "miss_func": missing}, **more)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "launch.compare", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory) -> list[str]:
+    """Three saved runs, as flags."""
+    folder = tmp_path_factory.mktemp("stages")
+    for name, share in (("base", 0.8), ("sft", 0.3), ("rl", 0.9)):
+        save(folder / name, stage(share, model=f"tiny-{name}"))
+    return [f"--run={name}={folder / name}" for name in ("base", "sft", "rl")]
+
+
+@pytest.fixture(scope="module")
+def compared(stages, tmp_path_factory) -> tuple[str, Path, Path]:
+    """What it printed, the page and the figures."""
+    folder = tmp_path_factory.mktemp("compared")
+    page, figures = folder / "page.html", folder / "figures.json"
+    done = run(*stages, f"--output={page}", f"--json={figures}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout, page, figures
+
+
+def opened(browser, page: Path, *, dark: bool = False) -> None:
+    features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(page.as_uri())
+
+
+def shown(browser) -> list[str]:
+    """The items that the list of failures shows."""
+    cells = browser.find_elements("css selector", ".failures tbody tr td:nth-child(2)")
+    return [cell.text for cell in cells if cell.is_displayed()]
+
+
+def test_it_prints_warnings_first_and_writes_all_figures(compared) -> None:
+    text, _, figures = compared
+    assert text.startswith("# base → sft → rl\n\n- base: tiny-base\n- sft: tiny-sft\n- rl: tiny-rl\n\n**WARNING: ")
+    assert "Missing function: sft is 50.0 points below base" in text
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert len(found["warnings"]) == 1 and list(found["comparison"]["tables"]) == ["base", "rl", "sft"]
+
+
+def test_the_page_shows_the_stages(compared, browser) -> None:
+    _, page, _ = compared
+    opened(browser, page)
+    assert browser.title == "base → sft → rl"
+    (warning,) = browser.find_elements("css selector", "p.warning")
+    assert warning.text.startswith("Warning: BFCL v3 multi-turn, Missing function: sft is 50.0 points below base")
+    ours = [row.text for row in browser.find_elements("css selector", "table.scores tr.ours")]
+    assert [row.split()[:2] for row in ours] == [["base", "75.0"], ["sft", "75.0"], ["rl", "75.0"]]
+    assert "Qwen3-14B, SFT (Table 2)" in text_of(browser) and "FELL, watched" in text_of(browser)
+    widths = [
+        float(bar.get_attribute("width")) for bar in browser.find_elements("css selector", "svg rect:nth-child(2)")
+    ]
+    assert len(widths) == 3 * 3 and widths[:2] == pytest.approx([0.75 * 160, 0.8 * 160], abs=0.06)
+    details = browser.find_element("css selector", "details")
+    details.find_element("tag name", "summary").click()
+    for words in ("bfcl-eval 2026.3.23, Apache-2.0", "0123abcd", "Simulators are made anew", "temperature 0.6"):
+        assert words in details.text
+
+
+def test_the_list_of_failures_is_filtered(compared, browser) -> None:
+    _, page, _ = compared
+    opened(browser, page)
+    browser.find_element("css selector", ".failures summary").click()
+    assert len(shown(browser)) == 10 + 14  # a base item in two; all missing-function items that SFT does not solve
+    browser.find_element("css selector", ".failures select option:nth-child(2)").click()
+    assert len(shown(browser)) == 10 and all(item.startswith("base_") for item in shown(browser))
+    browser.find_element("css selector", ".failures input").send_keys("sft: turn 11: THE STATE")
+    assert shown(browser) == ["base_11"]
+    row = next(one for one in browser.find_elements("css selector", ".failures tbody tr") if one.is_displayed())
+    assert [cell.text for cell in row.find_elements("tag name", "td")][2:5] == ["50.0", "50.0", "50.0"]
+
+
+def test_the_page_is_readable_in_the_dark_and_loads_nothing(compared, browser) -> None:
+    _, page, _ = compared
+    colours = {}
+    for dark in (False, True):
+        opened(browser, page, dark=dark)
+        colours[dark] = browser.execute_script(
+            "return [getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).color]"
+        )
+    assert colours == {
+        False: ["rgb(255, 255, 255)", "rgb(34, 34, 51)"],
+        True: ["rgb(21, 27, 27)", "rgb(221, 229, 229)"],
+    }
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+
+
+def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None:
+    hostile = stage(0.5, model=INJECTION)
+    results = (
+        result("base", INJECTION, 0, 0, problem=INJECTION, finish=INJECTION),
+        result("base", INJECTION, 1, 0, problem="long " * 1000),
+    )
+    about = replace(BFCL, categories=BFCL.categories[:1], headline={INJECTION: ("base",)}, notes=(INJECTION,))
+    suite = replace(hostile.suites[BFCL.name], about=about, totals={"base": 200})
+    page = tmp_path / "page.html"
+    write_evaluation(page, tabulate(replace(hostile, suites={BFCL.name: suite}, results=results)))
+    opened(browser, page)
+    assert browser.title == f"Evaluation of {INJECTION}"
+    assert not browser.find_elements("tag name", "img") and len(browser.find_elements("tag name", "script")) == 1
+    browser.find_element("css selector", ".failures summary").click()
+    (row,) = browser.find_elements("css selector", ".failures tbody tr")
+    assert row.text.count(INJECTION) == 2 and len(row.text) < 800
+    assert "Partial:" in browser.find_element("css selector", "p.warning").text
+    (ours,) = browser.find_elements("css selector", "table.scores tr.ours")
+    assert ours.text.count("(partial: 1 of 200)") == 2
+
+
+def test_errors_are_one_line(stages, tmp_path) -> None:
+    save(tmp_path / "other", stage(0.5, about=replace(BFCL, harness="bfcl-eval 2025.1.1")))
+    for arguments, message in [
+        ([], "error: 0 runs are given; write --run=NAME=DIR"),
+        ([stages[0], "--run=nothing"], "error: --run=nothing is not NAME=DIR"),
+        ([stages[0], stages[0]], "there is a run 'base' already"),
+        ([stages[0], f"--run=x={tmp_path}"], f"error: no dataset at {tmp_path}/results"),
+        ([stages[0], f"--run=x={tmp_path / 'other'}"], "error: bfcl_v3_mt: base and x differ in harness"),
+    ]:
+        done = run(*arguments)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout

@@ -1,0 +1,102 @@
+"""`launch.evaluate` as it is run: a process, an endpoint over HTTP, our own environments in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from evaluation_world import Scripted, tool_call
+from rollout_world import make_environment
+
+from astra_jax.evaluation.saved import load
+from synthesis.datasets import write_dataset
+from synthesis.records import ToolEnvironment
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+async def evaluate(workdir: Path, url: str, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}", f"--endpoint={url}", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ}
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate") / "held_out"
+    made = [make_environment(country.lower(), country) for country in ("France", "Japan")]
+    records = [msgspec.structs.replace(one, split="held_out") for one in made]
+    write_dataset(folder, ToolEnvironment, records, card={})
+    return folder
+
+
+def plays(body: dict) -> dict | int:
+    """Solves France, and half of Japan."""
+    country = "France" if "France" in body["messages"][0]["content"] else "Japan"
+    heard = [json.loads(one["content"]) for one in body["messages"] if one["role"] == "tool"]
+    if not heard:
+        return {"tool_calls": [tool_call("capital_of", country=country)]}
+    if len(heard) == 1 and country == "France":
+        return {"tool_calls": [tool_call("population_of", city=heard[0]["capital_of"])]}
+    return {"content": "That is all."}
+
+
+async def test_a_run_that_failed_goes_on_and_ends_with_the_table(environments, tmp_path) -> None:
+    down = True
+
+    def script(body: dict) -> dict | int:
+        said = plays(body)
+        # A refusal that is not for the length: the client does not repeat it.
+        return 422 if down and "Japan" in body["messages"][0]["content"] else said
+
+    server = Scripted(script)
+    arguments = ("--suites=environments", f"--sources=environments={environments}", "--trials=2", "--label=mine")
+    async with server as url:
+        code, output, errors = await evaluate(tmp_path, url, *arguments)
+        assert code == 2 and "run the same command again" in errors, errors
+        assert "environments: 2 items, such as" in errors
+        assert not output and not (tmp_path / "results").exists() and not (tmp_path / "table.md").exists()
+        down, asked = False, len(server.requests)
+        code, output, errors = await evaluate(tmp_path, url, *arguments)
+        assert code == 0, errors
+        # The probe, and two requests for each of Japan's trials: France's were finished.
+        assert len(server.requests) - asked == 1 + 2 * 2
+    assert "mine" in output and "83.3" in output  # F1 is 1 and, of one call that solves half, 2/3
+    assert output.strip() == (tmp_path / "table.md").read_text(encoding="utf-8").strip()
+    assert "83.3" in (tmp_path / "table.html").read_text(encoding="utf-8")
+    table = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
+    assert table["model"] == "mine" and not table["partial"]
+    evaluation = load(tmp_path)
+    assert [(one.item, one.trial, round(one.score, 3)) for one in evaluation.results] == [
+        *(("france", trial, 1.0) for trial in range(2)),
+        *(("japan", trial, 0.667) for trial in range(2)),
+    ]
+
+
+async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path) -> None:
+    source = f"--sources=environments={environments}"
+    async with Scripted(plays) as url:
+        server = url
+        wrong = [
+            (url, ["--suites=environments", "--model=another", source], "--model=another is not served by"),
+            (url, ["--suites=bfcl", source], "there is no suite 'bfcl'; the suites are"),
+            (url, ["--suites=environments"], "the suite environments has no data; give the folder"),
+            (url, ["--suites=environments", "--sources=environments=/nowhere"], "a folder that is there"),
+            (url, ["--extra={"], "--extra={ is not JSON"),
+            (url, ["--extra={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
+            ("localhost", [], "--endpoint=localhost: write http://HOST:PORT/v1"),
+        ]  # fmt: skip
+        found = await asyncio.gather(*(evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)))
+    found.append(await evaluate(tmp_path / "down", server, "--suites=environments", source))
+    wrong.append((server, [], "cannot be reached"))
+    for (code, output, errors), (_, more, message) in zip(found, wrong, strict=True):
+        assert code == 2 and message in errors and "Traceback" not in errors and not output, (more, errors)
