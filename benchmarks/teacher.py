@@ -2,20 +2,23 @@
 
 `stage` is a stage as it is run: prompt, request, answer checked by its type, journal. `teacher` is the client alone,
 `openai` the same requests through the `openai` package, `openai_raw` through it without its parsing of the answer.
-The endpoint is a process of its own. Processor time a request tells what a rate would be on a processor of its own.
+The endpoint is a process of its own, and says how many requests it saw at once and how late its answers were. Processor
+time a request tells what a rate would be on a processor of its own.
 
-    python -m benchmarks.teacher --requests=20000 --save
+    python -m benchmarks.teacher --save
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from absl import app, flags, logging
 
 from benchmarks import rows
 
-_REQUESTS = flags.DEFINE_integer("requests", 20_000, "Requests of one measurement.", lower_bound=100)
+_REQUESTS = flags.DEFINE_integer("requests", 51_200, "Requests of one measurement.", lower_bound=100)
 _IN_FLIGHT = flags.DEFINE_integer("in_flight", 256, "Requests in flight.", lower_bound=1)
 _LATENCY = flags.DEFINE_float("latency", 0.1, "Seconds from a request to its answer.", lower_bound=0)
 _TURNS = flags.DEFINE_integer("turns", 3, "Measurements of each side; the figures are medians.", lower_bound=1)
@@ -113,34 +116,42 @@ async def measure(side: str, url: str, requests: int, in_flight: int, folder: Pa
         return await rate(asked, requests, in_flight)
 
 
+@contextlib.contextmanager
+def endpoint(seen: dict[str, Any]) -> Iterator[str]:
+    """The address of an endpoint; puts into `seen` what it saw."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.teacher_side", str(_LATENCY.value)],
+        cwd=rows.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        seen.update(json.loads(process.communicate()[0]))
+    finally:
+        process.kill()
+        process.wait()
+
+
 def figures(folder: Path) -> dict[str, Any]:
     import synthesis.teacher
 
     (folder / "en").mkdir()
     (folder / "en" / "capital_answer.jinja").write_text(PROMPT)
     synthesis.teacher.PROMPTS = folder
-    endpoint = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.teacher_side", str(_LATENCY.value)],
-        cwd=rows.ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
     run: Any = asyncio.run
     if _UVLOOP.value:
         import uvloop
 
         run = uvloop.run
-    measured: dict[str, list[tuple[float, float]]] = {side: [] for side in _SIDES.value}
-    try:
-        assert endpoint.stdout is not None
-        url = f"http://127.0.0.1:{int(endpoint.stdout.readline())}/v1"
-        for _ in range(_TURNS.value):
-            for side, of_side in measured.items():
-                # The slow sides need not take ten minutes to be measured.
-                count = _REQUESTS.value if not side.startswith("openai") else max(100, _REQUESTS.value // 4)
+    measured: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES.value}
+    for _ in range(_TURNS.value):
+        for side, of_side in measured.items():
+            # The slow sides need not take ten minutes to be measured.
+            count = _REQUESTS.value if not side.startswith("openai") else max(100, _REQUESTS.value // 10)
+            one: dict[str, float] = {}
+            with endpoint(one) as url:
                 seconds, processor = run(measure(side, url, count, _IN_FLIGHT.value, folder))
-                of_side.append((seconds / count, processor / count))
-    finally:
-        endpoint.kill()
-        endpoint.wait()
+            of_side.append({**one, "seconds": seconds / count, "processor": processor / count})
     ideal = _IN_FLIGHT.value / _LATENCY.value if _LATENCY.value else float("inf")
     row: dict[str, Any] = {
         "in_flight": _IN_FLIGHT.value,
@@ -149,11 +160,13 @@ def figures(folder: Path) -> dict[str, Any]:
         "uvloop": _UVLOOP.value,
     }
     for side, of_side in measured.items():
-        per_second = 1 / statistics.median(one[0] for one in of_side)
+        per_second = 1 / statistics.median(one["seconds"] for one in of_side)
         row[side] = {
             "per_second": round(per_second),
             "of_ideal": round(per_second / ideal, 3),
-            "processor_us_a_request": round(statistics.median(one[1] for one in of_side) * 1e6),
+            "processor_us_a_request": round(statistics.median(one["processor"] for one in of_side) * 1e6),
+            "endpoint_saw_in_flight": max(one["peak"] for one in of_side),
+            "endpoint_late_ms": statistics.median(one["late_ms"] for one in of_side),
         }
     return row
 

@@ -2,14 +2,19 @@
 
     python -m benchmarks.teacher_side LATENCY_SECONDS
 
-It reads no more of HTTP than it must: what it costs is taken from the client where both share a processor.
+When its standard input ends it prints what it saw (`Seen`, JSON) and ends. It reads no more of HTTP than it must: what
+it costs is taken from the client where both share a processor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import select
+import selectors
 import sys
+import time
+from dataclasses import asdict, dataclass
 
 MESSAGE = {"role": "assistant", "content": json.dumps({"city": "Oslo", "certain": True})}
 BODY = json.dumps(
@@ -20,11 +25,30 @@ BODY = json.dumps(
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
+@dataclass
+class Seen:
+    """What the endpoint saw.
+
+    Attributes:
+        answered: requests.
+        peak: most requests that were there at once, from the first of their bytes read to their answer sent.
+        late_ms: mean time from a request's last byte read to its answer sent, beyond the latency.
+    """
+
+    answered: int = 0
+    peak: int = 0
+    late_ms: float = 0.0
+
+
 class Connection(asyncio.Protocol):
     """One kept-alive connection, one request on it at a time."""
 
-    def __init__(self, latency: float) -> None:
-        self.latency = latency
+    seen = Seen()
+    open = 0
+    late_seconds = 0.0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, latency: float) -> None:
+        self.loop, self.latency = loop, latency
         self.read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -32,25 +56,49 @@ class Connection(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if not self.read:
+            Connection.open += 1
+            self.seen.peak = max(self.seen.peak, Connection.open)
         self.read += data
         head, end, body = self.read.partition(b"\r\n\r\n")
         if not end:
             return
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         if len(body) >= length:
-            self.read = body[length:]
-            asyncio.get_running_loop().call_later(self.latency, self.answer)
+            assert len(body) == length, "a second request before the answer to the first"
+            self.loop.call_at(due := time.monotonic() + self.latency, self.answer, due)
 
-    def answer(self) -> None:
+    def answer(self, due: float) -> None:
+        self.read = b""
+        Connection.open -= 1
+        Connection.late_seconds += time.monotonic() - due
+        self.seen.answered += 1
         if not self.transport.is_closing():
             self.transport.write(RESPONSE)
 
 
+class Punctual(selectors.EpollSelector):
+    """epoll rounds its time-out up to a millisecond, of a hundred that an answer takes; select does not."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
 async def serve(latency: float) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(latency), "127.0.0.1", 0, backlog=1024)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(loop, latency), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    ended = asyncio.Event()
+    loop.add_reader(sys.stdin, ended.set)
+    await ended.wait()
+    seen = Connection.seen
+    seen.late_ms = round(1000 * Connection.late_seconds / max(1, seen.answered), 2)
+    print(json.dumps(asdict(seen)), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(float(sys.argv[1])))
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Punctual())) as runner:
+        runner.run(serve(float(sys.argv[1])))

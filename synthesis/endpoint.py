@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from synthesis.limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
+from synthesis.limits import Budget, Spent, TokenBucket, Turnstile, Usage, backoff, retry_after
 from synthesis.progress import TRAFFIC
 from synthesis.recording import Recording
 from synthesis.runner import Stopped
@@ -91,8 +91,12 @@ class EndpointDown(Stopped):
     """The endpoint has answered nothing for `outage_seconds`, or asks to be left alone for longer."""
 
 
+class EndpointRefuses(Stopped):
+    """The endpoint refuses whatever it is asked: a wrong key, a wrong model, an account without money."""
+
+
 class Refused(Exception):
-    """The endpoint will not answer this request, and asking it again does not help."""
+    """The endpoint will not answer this request, and asking it again does not help; others it would answer."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -133,6 +137,14 @@ class _Failure(Exception):
         self.wait = wait
 
 
+class _Refusal(Exception):
+    """A status with which a request is refused, whoever is to blame."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"status {status}: {said}")
+        self.status = status
+
+
 class _Message(msgspec.Struct):
     content: str | None = None
 
@@ -163,6 +175,8 @@ class _Line:
     loop: asyncio.AbstractEventLoop
     session: Any
     slots: asyncio.Semaphore
+    turnstile: Turnstile
+    judging: asyncio.Lock
     requests: TokenBucket | None
     tokens: TokenBucket | None
     budget: Budget
@@ -178,6 +192,15 @@ class Endpoint:
     BYTES_PER_TOKEN = 4
     """Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
 
+    TRANSIENT = frozenset({408, 409, 425, 429})
+    """Statuses below 500 that another try may mend."""
+
+    OF_THE_CALLER = frozenset({401, 402, 407})
+    """Statuses that are about the key, the account or the proxy: no other request would fare better."""
+
+    OF_THE_ENDPOINT = frozenset({403, 404, 405, 410})
+    """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
+
     def __init__(self, config: OpenAITeacherConfig, recording: Recording | None = None) -> None:
         self.config = config
         self.spent = recording.spent(config.model) if recording else Spent()
@@ -190,6 +213,7 @@ class Endpoint:
         self._paused_until = 0.0
         self._answered = 0.0
         self._probed = 0.0
+        self._refusal: _Refusal | None = None
 
     async def complete(self, kind: str, body: bytes, rng: random.Random) -> Reply:
         """Send a request until it is answered.
@@ -200,7 +224,9 @@ class Endpoint:
             rng: of the jitter of pauses.
 
         Raises:
-            Refused: 4xx other than 429; or this request fails again and again while others are answered.
+            Refused: this request is refused while others would not be; or it fails again and again while others are
+                answered.
+            EndpointRefuses: any request would be refused.
             EndpointDown: no request at all is answered.
             BudgetSpent: too little is left for it.
         """
@@ -210,28 +236,29 @@ class Endpoint:
         while True:
             try:
                 return await self._try(kind, body)
-            except _Failure as failure:
-                now = time.monotonic()
-                failures, faults = failures + 1, faults + (not failure.busy)
-                first_failure = first_failure or now
-                pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
-                if failure.wait is not None:
-                    # It speaks for the endpoint, not for the request: nobody asks before.
-                    self._paused_until = max(self._paused_until, now + failure.wait)
-                    pause = failure.wait + config.backoff_seconds * rng.random()
-                if faults >= config.failures and (self._answered > first_failure or await self._answers()):
-                    raise Refused(
-                        f"{config.base_url} failed {failures} times and answers other requests: {failure}"
-                    ) from None
-                silent = now - max(first_failure, self._answered)
-                if max(silent, failure.wait or 0.0) > config.outage_seconds:
-                    raise EndpointDown(
-                        f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
-                        + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
-                        f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
-                        "command again to go on",
-                    ) from None
-                await asyncio.sleep(pause)
+            except _Refusal as refusal:
+                failure = await self._judged(refusal, body)
+            except _Failure as problem:
+                failure = problem
+            now = time.monotonic()
+            failures, faults = failures + 1, faults + (not failure.busy)
+            first_failure = first_failure or now
+            pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
+            if failure.wait is not None:
+                # It speaks for the endpoint, not for the request: nobody asks before.
+                self._paused_until = max(self._paused_until, now + failure.wait)
+                pause = failure.wait + config.backoff_seconds * rng.random()
+            if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
+                raise Refused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
+            silent = now - max(first_failure, self._answered)
+            if max(silent, failure.wait or 0.0) > config.outage_seconds:
+                raise EndpointDown(
+                    f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
+                    + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
+                    f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
+                    "command again to go on",
+                )
+            await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Hang up; also done when nobody uses the endpoint any more."""
@@ -247,6 +274,8 @@ class Endpoint:
             return Usage(len(body) // self.BYTES_PER_TOKEN, round(self._mean.get(kind, self.config.max_tokens)))
 
         async with line.slots:
+            if self._refusal is not None:
+                raise self._refuses(self._refusal)
             reserved = await line.budget.reserve(expected)
             reply: Reply | None = None
             try:
@@ -254,6 +283,7 @@ class Endpoint:
                     await asyncio.sleep(wait)
                 if line.requests is not None:
                     await line.requests.take(lambda: 1)
+                await line.turnstile.pass_through()
                 taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
                 try:
                     reply = await self._send(body)
@@ -284,13 +314,15 @@ class Endpoint:
         except TimeoutError:
             raise _Failure(f"no answer in {self.config.timeout_seconds:g} s") from None
         except aiohttp.InvalidURL:
-            raise Refused(f"base_url={self.config.base_url} is no address; write http://HOST:PORT/v1") from None
+            raise EndpointRefuses(
+                f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise _Failure(f"{type(error).__name__}: {error}") from None
-        if status == 429 or status >= 500:
+        if status in self.TRANSIENT or status >= 500:
             raise _Failure(f"status {status}: {_shown(data)}", busy=status == 429, wait=asked_wait)
         if status != 200:
-            raise Refused(f"{self.config.base_url} refused the request with status {status}: {_shown(data)}")
+            raise _Refusal(status, _shown(data))
         try:
             completion = _completions.decode(data)
             choice = completion.choices[0]
@@ -305,21 +337,68 @@ class Endpoint:
         )
         return Reply(text, choice.finish_reason or "", used, choice.message)
 
-    async def _answers(self) -> bool:
+    async def _judged(self, refusal: _Refusal, body: bytes) -> _Failure:
+        """What a refusal means: the failure that kept the endpoint from telling.
+
+        Raises:
+            Refused: it is about the request.
+            EndpointRefuses: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
+                the simplest request with the same settings is refused as well.
+        """
+        if refusal.status in self.OF_THE_CALLER:
+            raise self._refuses(refusal)
+        async with self._line().judging:  # one after the other: the first may speak for all
+            telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
+            if not telling and (failure := await self._probe(body)) is not None:
+                return failure
+        raise Refused(f"{self.config.base_url} refused the request with {refusal}")
+
+    async def _answers(self, body: bytes) -> bool:
         """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""
         now = time.monotonic()
         if self._probed and now - self._probed < self.config.longest_backoff_seconds:
             return False
         self._probed = now
-        body = {"model": self.config.model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 1}
+        return await self._probe(body) is None
+
+    async def _probe(self, body: bytes) -> _Failure | None:
+        """Ask the simplest of questions with a request's settings; why there was no answer.
+
+        Raises:
+            EndpointRefuses: the endpoint refuses even this.
+        """
+        settings = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for of_the_request in ("tools", "tool_choice", "parallel_tool_calls"):
+            settings.pop(of_the_request, None)
+        simplest = msgspec.json.encode({**settings, "messages": [{"role": "user", "content": "Say yes."}]})
         try:
-            await self._send(msgspec.json.encode(body))
-        except _Failure:
-            return False
-        except Refused:
-            pass
-        self._answered = time.monotonic()
-        return True
+            await self._try("probe", simplest)
+        except _Refusal as refusal:
+            raise self._refuses(refusal) from None
+        except _Failure as failure:
+            return failure
+        return None
+
+    def _refuses(self, refusal: _Refusal) -> EndpointRefuses:
+        """The end of the run; requests that are still to be sent learn of it."""
+        self._refusal = refusal
+        config, status = self.config, refusal.status
+        remedy = f"see to model={config.model!r}, max_tokens={config.max_tokens} and whatever else the message names"
+        if status in (401, 403):
+            remedy = f"give a key that may use model={config.model!r}: the flag that ends in key_file names its file"
+        elif status == 402:
+            remedy = "see to the account behind the key"
+        elif status == 407:
+            remedy = "give the proxy's user and password in the environment (http_proxy, https_proxy)"
+        elif status in self.OF_THE_ENDPOINT:
+            remedy = (
+                f"see that model={config.model!r} is the name of a served model ({config.base_url.rstrip('/')}/models "
+                "lists them) and that base_url ends in /v1"
+            )
+        return EndpointRefuses(
+            f"{config.base_url} refuses every request with {refusal}",
+            f"{remedy}, and run the same command again to go on",
+        )
 
     def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
@@ -336,6 +415,8 @@ class Endpoint:
                 loop,
                 session,
                 asyncio.Semaphore(config.concurrency),
+                Turnstile(loop),
+                asyncio.Lock(),
                 TokenBucket(config.requests_per_minute) if config.requests_per_minute else None,
                 TokenBucket(config.tokens_per_minute) if config.tokens_per_minute else None,
                 Budget(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +23,6 @@ from synthesis.endpoint import Endpoint, OpenAITeacherConfig, Refused
 from synthesis.limits import Spent
 from synthesis.recording import NotRecorded, Recording
 from synthesis.records import Language
-from synthesis.runner import rng_for
 
 __all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
@@ -54,6 +54,7 @@ class Teacher(Protocol):
         ...
 
 
+@cache
 def prompt_name(answer: type[msgspec.Struct]) -> str:
     """`TaskScoresAnswer` -> `task_scores_answer`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", answer.__name__).lower()
@@ -112,6 +113,7 @@ class OpenAITeacher:
         self.mode = mode
         self.recording = recording
         self.endpoint = Endpoint(config, recording)
+        self._jitter = random.Random()  # pauses change no answer, and processes should not pause alike
 
     @property
     def spent(self) -> Spent:
@@ -123,7 +125,7 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown` or `NotRecorded`.
+            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointRefuses` or `NotRecorded`.
         """
         prompt = render_prompt(answer, variables, language)
         if self.mode == "off" or self.recording is None:
@@ -157,12 +159,11 @@ class OpenAITeacher:
     async def _ask(self, answer: type[T], prompt: str, seed: int) -> tuple[T, str]:
         """The answer, and its text."""
         kind = prompt_name(answer)
-        rng = rng_for(seed, "pauses", kind)
         problem = ""
         last: str | None = None
         for _ in range(self.config.tries):
             try:
-                reply = await self.endpoint.complete(kind, self._request(answer, prompt, seed), rng)
+                reply = await self.endpoint.complete(kind, self._request(answer, prompt, seed), self._jitter)
             except Refused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
             text = strip_answer(reply.text)

@@ -17,10 +17,10 @@ from aiohttp import web
 from flaky_endpoint import Flaky, completion
 
 import synthesis.teacher
-from synthesis.endpoint import EndpointDown
-from synthesis.limits import BudgetSpent, TokenBucket, Usage, retry_after
+from synthesis.endpoint import EndpointDown, EndpointRefuses, Refused
+from synthesis.limits import BudgetSpent, TokenBucket, Turnstile, Usage, retry_after
 from synthesis.recording import NotRecorded, Recording
-from synthesis.runner import Journal, Rejected, run_stage
+from synthesis.runner import Journal, Rejected, StageResult, run_stage
 from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
 
 
@@ -58,12 +58,23 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def teacher_of(url: str, recording: Recording | None = None, mode: Any = "off", **config: Any) -> OpenAITeacher:
-    options = {"backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
-    return OpenAITeacher(OpenAITeacherConfig(url, "m", **options), recording, mode)
+    options = {"model": "m", "backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
+    return OpenAITeacher(OpenAITeacherConfig(url, **options), recording, mode)
 
 
 async def ask(teacher: OpenAITeacher, about: object = "x", seed: int = 5) -> DrawnAnswer:
     return await teacher.ask(DrawnAnswer, {"about": about}, language="en", seed=seed)
+
+
+async def draw(teacher: OpenAITeacher, journal: Journal, count: int = 20) -> StageResult[DrawnAnswer]:
+    async def stage(number: int) -> list[DrawnAnswer]:
+        try:
+            return [await ask(teacher, number)]
+        except TeacherError as error:
+            raise Rejected("teacher_failed", str(error)) from error
+
+    options: dict[str, Any] = {"key": str, "out": DrawnAnswer, "concurrency": 4}
+    return await run_stage("draw", stage, range(count), journal=journal, **options)
 
 
 def status(code: int, **headers: str) -> web.Response:
@@ -77,6 +88,8 @@ def status(code: int, **headers: str) -> web.Response:
 @pytest.mark.parametrize(
     "bad",
     [
+        lambda: status(408),
+        lambda: status(409),
         lambda: status(429),
         lambda: status(500),
         lambda: status(502),
@@ -125,15 +138,6 @@ async def test_a_model_that_repeats_its_bad_answer_gets_another_seed() -> None:
     assert [body["seed"] for body in endpoint.requests] == [5, 5, 6]
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 422])
-async def test_other_refusals_are_final(code: int) -> None:
-    endpoint = Scripted(lambda number, body: status(code))
-    async with endpoint as url:
-        with pytest.raises(TeacherError, match=f"DrawnAnswer: .*refused the request with status {code}"):
-            await ask(teacher_of(url))
-    assert len(endpoint.requests) == 1
-
-
 async def test_a_request_that_alone_fails_is_refused_and_the_others_go_on() -> None:
     """An answer that crashes the server must not be taken for an outage, which would stop the run."""
 
@@ -149,22 +153,14 @@ async def test_a_request_that_alone_fails_is_refused_and_the_others_go_on() -> N
 
 
 async def test_an_outage_stops_the_run_and_rejects_nothing(tmp_path: Path) -> None:
-    async def stage(number: int) -> list[DrawnAnswer]:
-        try:
-            return [await ask(teacher, number)]
-        except TeacherError as error:
-            raise Rejected("teacher_failed", str(error)) from error
-
     down = True
     async with Scripted(lambda number, body: status(503) if down and number >= 8 else None) as url:
         teacher = teacher_of(url, outage_seconds=0.3, longest_backoff_seconds=0.05, failures=3)
-        options: dict[str, Any] = {"key": str, "out": DrawnAnswer, "concurrency": 4}
         with Journal(tmp_path / "journal") as journal:
             with pytest.raises(EndpointDown, match=r"answered nothing.*stage draw: 8 of 20 inputs are finished.*again"):
-                await run_stage("draw", stage, range(20), journal=journal, **options)
+                await draw(teacher, journal)
             down = False
-            teacher = teacher_of(url)
-            result = await run_stage("draw", stage, range(20), journal=journal, **options)
+            result = await draw(teacher_of(url), journal)
     assert len(result.outputs) == 20 and result.resumed == 8 and not result.rejected
 
 
@@ -197,6 +193,113 @@ def test_retry_after_as_rfc_9110_writes_it() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+class Guarded(Flaky):
+    """After so many answers refuses with `code` a key that is not "right" and a model that is not "m"."""
+
+    def __init__(self, code: int, answers: int = 0) -> None:
+        super().__init__()
+        self.code, self.answers = code, answers
+        self.given = self.refused = self.active = self.peak = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.active += 1
+        self.peak = max(self.peak, self.active)
+        try:
+            wrong = request.headers["Authorization"] != "Bearer right" or (await request.json())["model"] != "m"
+            if wrong and self.given >= self.answers:
+                self.refused += 1
+                return web.json_response({"error": {"message": f"not you ({self.code})"}}, status=self.code)
+            self.given += 1
+            return await super().answer(request)
+        finally:
+            self.active -= 1
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "remedy", "answers"),
+    [
+        (401, {"api_key": "wrong"}, "key_file", 0),
+        (401, {"api_key": "revoked"}, "key_file", 8),
+        (402, {"api_key": "poor"}, "account", 0),
+        (402, {"api_key": "poor"}, "account", 8),
+        (403, {"api_key": "wrong"}, "key_file", 0),
+        (403, {"api_key": "revoked"}, "key_file", 8),
+        (404, {"model": "n"}, r"model='n' is the name of a served model \(http://.*/v1/models lists", 0),
+        (404, {"model": "unloaded"}, "model='unloaded' is the name", 8),
+        (405, {"model": "n"}, "base_url ends in /v1", 0),
+        (407, {"api_key": "wrong"}, "https_proxy", 0),
+        (400, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
+        (422, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
+    ],
+)
+async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_nothing(
+    tmp_path: Path, code: int, wrong: Any, remedy: str, answers: int
+) -> None:
+    endpoint = Guarded(code, answers)
+    recording = Recording(tmp_path / "teacher.sqlite")
+    async with endpoint as url:
+        with Journal(tmp_path / "journal") as journal:
+            teacher = teacher_of(url, recording, "record", **{"api_key": "right", "concurrency": 3, **wrong})
+            said = rf"{url} refuses every request with status {code}: .*not you \({code}\).*; "
+            done = rf"stage draw: {answers} of 20 inputs are finished and kept in .*"
+            with pytest.raises(EndpointRefuses, match=f"{said}{done}{remedy}.*run the same command again to go on"):
+                await draw(teacher, journal)
+            assert len(journal.keys("draw")) == answers
+            # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
+            assert endpoint.refused <= 4 + 1 and endpoint.peak <= 3
+            result = await draw(teacher_of(url, recording, "record", api_key="right"), journal)
+    recording.close()
+    assert len(result.outputs) == 20 and result.resumed == answers and not result.rejected
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("code", "why"), [(400, "context"), (413, "body"), (422, "schema"), (403, "moderated")])
+async def test_a_request_that_alone_is_refused_is_rejected_alone(
+    tmp_path: Path, code: int, why: str, first: bool
+) -> None:
+    """Also where it is the first of its run: others would be answered."""
+
+    def script(number: int, body: Any) -> web.Response | None:
+        poison = "Draw for 0." if first else "Draw for 19."
+        return status(code) if body["messages"][0]["content"] == poison else None
+
+    async with Scripted(script) as url:
+        with Journal(tmp_path / "journal") as journal:
+            result = await draw(teacher_of(url, concurrency=1), journal)
+    assert len(result.outputs) == 19 and result.rejected == {"teacher_failed": 1}
+    assert f"refused the request with status {code}" in result.details["teacher_failed"], why
+
+
+async def test_whose_fault_a_refusal_is_is_asked_again_where_the_endpoint_fails_to_say() -> None:
+    answers = [status(400), status(503), status(400), None]
+    endpoint = Scripted(lambda number, body: answers[number])
+    async with endpoint as url:
+        with pytest.raises(TeacherError, match="refused the request with status 400"):
+            await ask(teacher_of(url))
+    asked = [body["messages"][0]["content"] for body in endpoint.requests]
+    assert asked == ["Draw for x.", "Say yes."] * 2
+    assert endpoint.requests[0]["response_format"] == endpoint.requests[1]["response_format"]
+
+
+async def test_the_tools_of_a_request_are_its_own_fault() -> None:
+    def script(number: int, body: Any) -> web.Response | None:
+        return status(400) if "tools" in body else None
+
+    async with Scripted(script) as url:
+        request = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": [1], "tool_choice": "auto"}
+        with pytest.raises(Refused, match="status 400"):
+            await teacher_of(url).endpoint.complete("agent", msgspec.json.encode(request), random.Random(0))
+
+
+async def test_an_address_that_is_none_stops_the_run() -> None:
+    with pytest.raises(EndpointRefuses, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
+        await ask(teacher_of("http:///v1"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Rates
 
 
@@ -211,6 +314,29 @@ async def test_a_bucket_lets_through_its_rate_and_takes_corrections() -> None:
     started = time.monotonic()
     await bucket.take(lambda: 5)
     assert time.monotonic() - started < 1.0
+
+
+async def test_what_is_ready_together_passes_a_few_at_a_time_in_its_order() -> None:
+    loop = asyncio.get_running_loop()
+    turnstile = Turnstile(loop)
+    passed: list[list[int]] = [[]]
+
+    def turned() -> None:
+        passed.append([])
+        loop.call_soon(turned)
+
+    async def one(number: int) -> None:
+        await turnstile.pass_through()
+        passed[-1].append(number)
+
+    loop.call_soon(turned)
+    tasks = [asyncio.create_task(one(number)) for number in range(19)]
+    await asyncio.sleep(0)
+    tasks[7].cancel()
+    await asyncio.wait(tasks)
+    assert [number for turn in passed for number in turn] == [number for number in range(19) if number != 7]
+    assert max(map(len, passed)) == Turnstile.AT_ONCE
+    await asyncio.wait_for(one(19), 5)  # nobody waits: at once
 
 
 async def test_requests_per_minute_and_in_flight() -> None:

@@ -87,10 +87,12 @@ async def test_it_fails_closed_when_no_answer_fits(prompts):
 
 
 async def test_a_refused_request_is_not_repeated(prompts):
-    endpoint = Endpoint([(404, "no such model")])
-    with pytest.raises(TeacherError, match="refused the request.*no such model"):
-        await ask(endpoint.teacher())
-    assert len(endpoint.requests) == 1
+    endpoint = Endpoint([(200, '{"city": "Oslo", "certain": true}'), (400, "too long")])
+    teacher = endpoint.teacher()
+    await ask(teacher)
+    with pytest.raises(TeacherError, match="refused the request with status 400.*too long"):
+        await ask(teacher)
+    assert len(endpoint.requests) == 2
 
 
 def test_prompt_names_and_stripping():
