@@ -74,7 +74,7 @@ async def test_a_run_that_failed_goes_on_and_ends_with_the_table(environments, t
     assert output.strip() == (tmp_path / "table.md").read_text(encoding="utf-8").strip()
     assert "83.3" in (tmp_path / "table.html").read_text(encoding="utf-8")
     table = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
-    assert table["model"] == "mine" and not table["partial"]
+    assert table["table"]["model"] == "mine" and not table["table"]["partial"]
     evaluation = load(tmp_path)
     assert [(one.item, one.trial, round(one.score, 3)) for one in evaluation.results] == [
         *(("france", trial, 1.0) for trial in range(2)),
