@@ -136,7 +136,7 @@ class McpConnection:
         """The answer to a request, which is made a second time where the connection broke.
 
         Raises:
-            ServerUnavailable: no answer in time, one that the protocol does not allow, or a connection that broke twice.
+            ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
             MCPError: the server's own error.
         """
         broken: Exception | None = None

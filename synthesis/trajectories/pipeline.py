@@ -59,6 +59,7 @@ class TrajectoriesSummary:
         statistics: of the trajectories.
         datasets: name → folder.
         graphs: the GraphML files.
+        reconnections: how often the connection to an MCP server broke and was opened again, in this process.
     """
 
     counts: dict[str, int]
@@ -68,6 +69,7 @@ class TrajectoriesSummary:
     statistics: dict[str, Any]
     datasets: dict[str, Path]
     graphs: list[Path]
+    reconnections: int
 
 
 async def synthesize(
@@ -122,14 +124,8 @@ class _Run:
         self.write("tasks", Task, tasks, statistics.task_statistics)
         runs = await self.interact(tasks)
         trajectories = (await self.judge(runs))[: config.trajectories]
-        injected = Counter(call.injected for run in runs for call in run.calls if call.injected)
         figures = statistics.trajectory_statistics(trajectories, self.servers)
-        figures["all_runs"] = {
-            "runs": len(runs),
-            "calls": sum(len(run.calls) for run in runs),
-            "injected_failure_rate": statistics.share(injected.total(), sum(len(run.calls) for run in runs)),
-            "injected_failures": dict(sorted(injected.items())),
-        }
+        figures["all_runs"] = statistics.run_statistics(runs, self.rejected["judge"]["judge_failed"])
         self.write("trajectories", Trajectory, trajectories, lambda _: figures)
         return TrajectoriesSummary(
             counts=self.counts,
@@ -139,6 +135,7 @@ class _Run:
             statistics=figures,
             datasets={name: self.out_dir / name for name in self.digests},
             graphs=graphs,
+            reconnections=self.connections.reopened,
         )
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
         for reopened in (1, 2):
             kill(tmp_path)
             results = await asyncio.gather(*(executor.mcp(server, server.execution, call) for call in calls))
-            assert {(one.content, one.ok) for one in results} == {(f"tool.number 1 in {(tmp_path / 'pid').read_text()}", True)}
+            new = (tmp_path / "pid").read_text()
+            assert {(one.content, one.ok) for one in results} == {(f"tool.number 1 in {new}", True)}
             assert connections.reopened == reopened
         kill(tmp_path)
         (tmp_path / "paged.py").write_text("raise SystemExit(3)")  # it does not come back: nobody's tool has failed
