@@ -162,18 +162,6 @@ def held_out(one: Trajectory) -> None:
         assert CONFIG.partition.side(grammar.entities(intent.plan), grammar.signature(intent.plan)) == "train"
 
 
-async def test_one_language_alone(tmp_path):
-    summary = await run(
-        tmp_path,
-        config=TrajectoriesConfig(
-            trajectories=8, languages={"zh": 1.0}, sources=(), fact_servers=("elements",), emulated_servers=()
-        ),
-    )
-    trajectories = read_dataset(summary.datasets["trajectories"], Trajectory)
-    assert len(trajectories) == 8 and {one.language for one in trajectories} == {"zh"}
-    assert all(language_of(one.messages[0].content) == "zh" for one in trajectories)
-
-
 def test_a_config_is_checked():
     with pytest.raises(ValueError, match="trajectories: 0"):
         TrajectoriesConfig(trajectories=0)
