@@ -13,8 +13,8 @@ from synthesis.trajectories.reward import AXES
 
 _STAGES = {
     "Trajectory": (
-        *("collect", "normalize", "propose", "verify", "tasks", "augment", "duplicates", "score"),
-        *("interact", "judge"),
+        *("collect", "registries", "normalize", "propose", "graph", "verify", "tasks", "augment", "duplicates"),
+        *("score", "interact", "judge"),
     ),
     "ToolEnvironment": (
         *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "distract", "verify"),

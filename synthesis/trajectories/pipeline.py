@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,7 @@ class _Run:
         self.servers: dict[str, ToolServer] = {}
         self.digests: dict[str, str] = {}
         self.counts: dict[str, int] = {}
+        self.tools_read = 0
         self.extra: dict[str, Any] = {"partition": config.partition}
         self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
         if config.personas:
@@ -117,16 +118,18 @@ class _Run:
         config = self.config
         documents = await self.collect()
         self.normalize(documents)
-        self.write("servers", ToolServer, list(self.servers.values()), statistics.server_statistics)
+        servers = list(self.servers.values())
+        figures = {**statistics.server_statistics(servers), "tools_read": self.tools_read}
+        self.write("servers", ToolServer, servers, figures)
         chains, graphs = await self.chains()
-        self.write("chains", ToolChain, chains, statistics.chain_statistics)
+        self.write("chains", ToolChain, chains, statistics.chain_statistics(chains))
         tasks = await self.tasks(chains)
-        self.write("tasks", Task, tasks, statistics.task_statistics)
+        self.write("tasks", Task, tasks, statistics.task_statistics(tasks))
         runs = await self.interact(tasks)
         trajectories = (await self.judge(runs))[: config.trajectories]
         figures = statistics.trajectory_statistics(trajectories, self.servers)
         figures["all_runs"] = statistics.run_statistics(runs, self.rejected["judge"]["judge_failed"])
-        self.write("trajectories", Trajectory, trajectories, lambda _: figures)
+        self.write("trajectories", Trajectory, trajectories, figures)
         return TrajectoriesSummary(
             counts=self.counts,
             digests=self.digests,
@@ -144,11 +147,11 @@ class _Run:
         self.rejected[stage] = result.rejected
         self.details[stage] = result.details
 
-    def write(self, name: str, kind: type[msgspec.Struct], records: Sequence[Any], describe: Any) -> None:
+    def write(self, name: str, kind: type[msgspec.Struct], records: Sequence[Any], figures: Mapping[str, Any]) -> None:
         card = {
             "config": msgspec.to_builtins(asdict(self.config)),
             "seed": self.seed,
-            "statistics": describe(records),
+            "statistics": figures,
             "rejected": {stage: dict(sorted(reasons.items())) for stage, reasons in self.rejected.items()},
         }
         self.digests[name] = write_dataset(self.out_dir / name, kind, records, card=card)
@@ -191,6 +194,7 @@ class _Run:
             similarity=config.server_similarity,
         ):  # fmt: skip
             reasons += done.reasons()
+            self.tools_read += done.read
             for tool in done.rejected:
                 details.setdefault(tool.reason, f"{done.server_id}.{tool.name}: {tool.detail}")
             if done.server is not None:

@@ -120,7 +120,13 @@ CARD: dict[str, Any] = {
         **trajectory_statistics([NORDIC, CHINESE, *OTHERS], {"countries": SERVER}),
         "all_runs": {"runs": 80, "calls": 120, "injected_failure_rate": 0.2},
     },
-    "rejected": {"judge": {"judge_failed": 2, "low_reward": 16}, "collect": {"mcp_server_unavailable": 1}, "tasks": {}},
+    "rejected": {
+        "judge": {"judge_failed": 2, "low_reward": 16},
+        "collect": {"mcp_server_unavailable": 1},
+        "tasks": {},
+        "graph": {"unknown_tool": 4},
+        "registries": {"not_json": 3},
+    },
 }
 
 
@@ -295,6 +301,8 @@ def test_the_card_has_the_papers_table_and_rejections_in_order() -> None:
     assert shown.rejections is not None
     assert [(one.stage, one.reason, one.count) for one in shown.rejections] == [
         ("collect", "mcp_server_unavailable", 1),
+        ("registries", "not_json", 3),
+        ("graph", "unknown_tool", 4),
         ("judge", "low_reward", 16),
         ("judge", "judge_failed", 2),
     ]

@@ -16,10 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from synthesis.records import HttpExecution, StdioExecution
-from synthesis.runner import Rejected
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.records import HttpExecution, StdioExecution, ToolCall
+from synthesis.runner import Rejected, Transient
 from synthesis.trajectories.collect import ServerSource, collect, source_key
 from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import normalize
 
@@ -200,6 +202,8 @@ LIAR = textwrap.dedent(
             answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         elif message["method"] == "tools/list":
             answer["result"] = {"tools": TOOLS}
+        elif message["method"] == "tools/call":
+            answer["result"] = {"content": [], "structuredContent": {"count": "three"}}
         else:
             answer["error"] = {"code": -32601, "message": "no such method"}
         print("this line is no message", flush=True)
@@ -245,6 +249,22 @@ async def test_servers_that_lie_about_their_schemas(tmp_path):
         for wrong in ("tools", [{"name": "t", "inputSchema": "a text"}], [7], [array]):
             with pytest.raises(Rejected, match="not what the protocol wants.*leave it out"):
                 await collect(liar(tmp_path, wrong), connections)
+
+
+async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(tmp_path):
+    counted = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    tool = {
+        "name": "count",
+        "description": "Count all the things.",
+        "inputSchema": {"type": "object"},
+        "outputSchema": counted,
+    }
+    source = liar(tmp_path, [tool])
+    async with McpConnections(cwd=tmp_path) as connections:
+        server = normalize((await collect(source, connections))[0], min_tools=1).server
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
+            await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
 
 
 def test_each_source_has_its_own_id():

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox import SandboxConfig, SandboxPool
-from synthesis.datasets import read_dataset
+from synthesis.datasets import read_card, read_dataset
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import EmulatedExecution, StdioExecution, ToolServer
 from synthesis.runner import Journal
-from synthesis.trajectories.collect import ServerDocument, ServerSource
+from synthesis.trajectories.collect import ServerDocument, ServerSource, fact_documents
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.duplicates import normalize_all, with_own_ids
 from synthesis.trajectories.normalize import normalize
@@ -434,6 +434,10 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     assert summary.rejected["collect"] == {"mcp_server_unavailable": 1}
     assert summary.rejected["registries"] == {"not_connected": 1, "not_json": 1, "registry_unreadable": 1}
     assert summary.rejected["normalize"]["duplicate_server"] == 3
+    card = read_card(tmp_path / "out" / "servers")
+    figures, dropped = card["statistics"], card["rejected"]["normalize"]
+    assert figures["tools"] + sum(dropped.values()) == figures["tools_read"]
+    assert figures["tools_read"] == 6 + len(fact_documents(["en"], only=["colors"])[0].tools)
     assert "gone.json" in summary.details["registries"]["registry_unreadable"]
 
 
