@@ -7,6 +7,7 @@ but hold it open; requests come from any task. A connection that breaks is opene
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 from pydantic import ValidationError
 
 from synthesis.records import McpExecution, StdioExecution
@@ -118,7 +120,7 @@ class McpConnection:
             raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """The text of the tool's result, and whether the server says that the call succeeded.
+        """The tool's result as text, and whether the server says that the call succeeded.
 
         Raises:
             ServerUnavailable: the server gave no answer in time, or went away and did not come back.
@@ -129,8 +131,7 @@ class McpConnection:
             return error.message, False  # the protocol's own errors (unknown tool …) are answers
         except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
             raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
-        text = "\n".join(block.text for block in result.content if block.type == "text")
-        return text, not result.is_error
+        return _text(result), not result.is_error
 
     async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
         """The answer to a request, which is made a second time where the connection broke.
@@ -336,6 +337,23 @@ class McpConnections:
             connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
             self._open[key] = asyncio.create_task(connection.__aenter__())
         return await asyncio.shield(self._open[key])
+
+
+def _text(result: CallToolResult) -> str:
+    """What a model can read of a result; of the rest (images, sounds) that it is there, and of which kind it is."""
+    parts: list[str] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            parts.append(block.text)
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+            parts.append(block.resource.text)
+        elif isinstance(block, ResourceLink):
+            parts.append(str(block.uri))
+        else:
+            parts.append(f"[{block.type}]")
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
 
 
 def _innermost(error: BaseException) -> str:

@@ -190,7 +190,7 @@ LIAR = textwrap.dedent(
     """
     import json, sys
 
-    TOOLS = json.loads(sys.argv[1])
+    TOOLS, RESULT = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
@@ -203,7 +203,7 @@ LIAR = textwrap.dedent(
         elif message["method"] == "tools/list":
             answer["result"] = {"tools": TOOLS}
         elif message["method"] == "tools/call":
-            answer["result"] = {"content": [], "structuredContent": {"count": "three"}}
+            answer["result"] = RESULT
         else:
             answer["error"] = {"code": -32601, "message": "no such method"}
         print("this line is no message", flush=True)
@@ -212,9 +212,9 @@ LIAR = textwrap.dedent(
 )
 
 
-def liar(folder: Path, tools: object) -> ServerSource:
+def liar(folder: Path, tools: object, result: object = None) -> ServerSource:
     (folder / "liar.py").write_text(LIAR)
-    command = [sys.executable, str(folder / "liar.py"), json.dumps(tools)]
+    command = [sys.executable, str(folder / "liar.py"), json.dumps(tools), json.dumps(result)]
     return ServerSource("liar", "Liar", "A server.", "test", "en", StdioExecution(command))
 
 
@@ -259,12 +259,33 @@ async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(t
         "inputSchema": {"type": "object"},
         "outputSchema": counted,
     }
-    source = liar(tmp_path, [tool])
+    source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
     async with McpConnections(cwd=tmp_path) as connections:
         server = normalize((await collect(source, connections))[0], min_tools=1).server
         executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
             await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, "one\ntwo"),
+        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, "3"),
+        ({"content": [], "structuredContent": {"城市": "奥斯陆"}}, '{"城市": "奥斯陆"}'),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "its words"}}]}, "its words"),
+        ({"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]}, "file:///a"),
+        ({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}, "[image]"),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}]}, "[resource]"),
+        ({"content": []}, ""),
+    ],
+    ids=str,
+)
+async def test_results_of_every_kind_as_text(tmp_path, result, text):
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    async with McpConnections(cwd=tmp_path) as connections:
+        running = await connections.get(liar(tmp_path, [tool], result).execution)
+        assert await running.call("look", {}) == (text, True)
 
 
 def test_each_source_has_its_own_id():
