@@ -418,7 +418,7 @@ def test_hostile_texts_and_chinese_ones_in_a_browser(port, browser) -> None:
 def test_a_card_in_a_browser(port, browser, tmp_path) -> None:
     browser.get(f"http://127.0.0.1:{port}/")
     follow(browser, "a[href='/card']")
-    check_charts(browser, 16)
+    check_charts(browser, 19)
     assert "62; a conversation" not in text_of(browser) and "low reward" in text_of(browser)
     follow(browser, "a[href='/']")
     assert browser.title == "Trajectories"
