@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class Executor:
         self._teacher = teacher
         self.seed = seed
         self._original_names: dict[str, dict[str, str]] = {}
-        self._names_lock = asyncio.Lock()
+        self._naming: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def session(self, server: ToolServer, task: Task, failures: Failures) -> Session:
         """The calls of one run."""
@@ -126,7 +127,7 @@ class Executor:
 
     async def _names(self, server: ToolServer, connection: McpConnection) -> dict[str, str]:
         """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
-        async with self._names_lock:
+        async with self._naming[server.id]:  # one for each server: one that hangs holds up no other
             if server.id not in self._original_names:
                 originals = [tool.name for tool in await connection.list_tools()]
                 fixed = fix_names(originals, server.id)

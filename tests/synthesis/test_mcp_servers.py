@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.records import HttpExecution, StdioExecution, ToolCall
+from synthesis.records import HttpExecution, StdioExecution, ToolCall, ToolServer, ToolSpec
 from synthesis.runner import Rejected, Transient
 from synthesis.trajectories.collect import ServerSource, collect, source_key
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -188,7 +188,7 @@ def test_sources_are_written_as_json():
 
 LIAR = textwrap.dedent(
     """
-    import json, sys
+    import json, sys, time
 
     TOOLS, RESULT = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     for line in sys.stdin:
@@ -201,6 +201,8 @@ LIAR = textwrap.dedent(
             info = {"name": "liar", "version": "1"}
             answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         elif message["method"] == "tools/list":
+            while TOOLS is None:
+                time.sleep(1)
             answer["result"] = {"tools": TOOLS}
         elif message["method"] == "tools/call":
             answer["result"] = RESULT
@@ -265,6 +267,26 @@ async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(t
         executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
             await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
+
+
+async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
+    """Its tools are listed before its first call, and never come."""
+    look = ToolSpec("look", "Look at a thing.", {"type": "object", "properties": {}})
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    sources = liar(tmp_path, None), liar(tmp_path, [tool], {"content": [{"type": "text", "text": "seen"}]})
+    hanging, other = (
+        ToolServer(name, name, "A server.", "test", "en", [look], source.execution)
+        for name, source in zip(("hanging", "other"), sources, strict=True)
+    )
+    call = ToolCall("call_1", "look", {})
+    async with McpConnections(cwd=tmp_path, timeout_seconds=60) as connections:
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        await connections.get(hanging.execution)
+        waiting = asyncio.create_task(executor.mcp(hanging, hanging.execution, call))
+        await asyncio.sleep(0)
+        assert (await executor.mcp(other, other.execution, call)).content == "seen"
+        assert not waiting.done()
+        waiting.cancel()
 
 
 @pytest.mark.parametrize(
