@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolS
 from synthesis.runner import Rejected, Transient, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import EmulatedResult
-from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable
+from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
 from synthesis.trajectories.normalize import fix_names
 
 if TYPE_CHECKING:
@@ -90,8 +89,7 @@ class Executor:
         self._connections = connections
         self._teacher = teacher
         self.seed = seed
-        self._original_names: dict[str, dict[str, str]] = {}
-        self._naming: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._original_names: Shared[str, dict[str, str]] = Shared()
 
     def session(self, server: ToolServer, task: Task, failures: Failures) -> Session:
         """The calls of one run."""
@@ -118,22 +116,12 @@ class Executor:
         """
         try:
             connection = await self._connections.get(execution)
-            names = await self._names(server, connection)
+            names = await self._original_names.get(server.id, lambda: _original_names(server.id, connection))
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
             raise Transient(str(error)) from error
         content = readable(text)
         return ToolResult(content, True) if ok else failed("tool_error", content)
-
-    async def _names(self, server: ToolServer, connection: McpConnection) -> dict[str, str]:
-        """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
-        async with self._naming[server.id]:  # one for each server: one that hangs holds up no other
-            if server.id not in self._original_names:
-                originals = [tool.name for tool in await connection.list_tools()]
-                fixed = fix_names(originals, server.id)
-                pairs = zip(fixed, originals, strict=True)
-                self._original_names[server.id] = {name: original for name, original in pairs if name is not None}
-            return self._original_names[server.id]
 
     async def emulate(
         self, server: ToolServer, spec: ToolSpec, task: Task, call: ToolCall, history: Sequence[tuple[ToolCall, str]],
@@ -200,6 +188,13 @@ class Session:
         else:
             result = await self.executor.emulate(self.server, spec, self.task, call, history, number)
         return msgspec.structs.replace(result, content=_shown(result.content))
+
+
+async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:
+    """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
+    originals = [tool.name for tool in await connection.list_tools()]
+    pairs = zip(fix_names(originals, server_id), originals, strict=True)
+    return {name: original for name, original in pairs if name is not None}
 
 
 def compact(value: Any) -> str:

@@ -13,11 +13,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import httpx2
@@ -30,6 +30,7 @@ from pydantic import ValidationError
 
 from synthesis.records import McpExecution, StdioExecution
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -290,6 +291,29 @@ ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """A command and its environment, or an address and its headers: what makes two executions the same server."""
 
 
+class Shared(Generic[K, T]):
+    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `make` returns or raises."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and _failed(task)):
+            task = self._tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(_failed)  # seen: all who waited for it may have been cancelled
+        return await asyncio.shield(task)
+
+    def made(self) -> list[T]:
+        """All that was made."""
+        return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
 class McpConnections:
     """The MCP servers of one run: each started or connected to when first called, all closed at the end.
 
@@ -301,7 +325,7 @@ class McpConnections:
     def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
-        self._open: dict[ServerKey, asyncio.Task[McpConnection]] = {}
+        self._open: Shared[ServerKey, McpConnection] = Shared()
 
     async def __aenter__(self) -> McpConnections:
         return self
@@ -310,17 +334,13 @@ class McpConnections:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # At the same time: each may take as long as the timeout.
-        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._connections()))
-        self._open.clear()
+        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._open.made()))
+        self._open = Shared()
 
     @property
     def reopened(self) -> int:
         """How often a connection broke and was opened again."""
-        return sum(connection.reopened for connection in self._connections())
-
-    def _connections(self) -> list[McpConnection]:
-        opened = [task for task in self._open.values() if task.done() and not task.cancelled()]
-        return [task.result() for task in opened if task.exception() is None]
+        return sum(connection.reopened for connection in self._open.made())
 
     async def get(self, execution: McpExecution) -> McpConnection:
         """The running server of this command or address; one that did not start the last time is tried again.
@@ -332,11 +352,8 @@ class McpConnections:
             key = (tuple(execution.command), tuple(sorted(execution.env.items())))
         else:
             key = ((execution.url,), tuple(sorted(execution.headers.items())))
-        known = self._open.get(key)
-        if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
-            connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
-            self._open[key] = asyncio.create_task(connection.__aenter__())
-        return await asyncio.shield(self._open[key])
+        connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
+        return await self._open.get(key, connection.__aenter__)
 
 
 def _text(result: CallToolResult) -> str:

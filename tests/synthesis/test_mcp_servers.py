@@ -270,7 +270,7 @@ async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(t
 
 
 async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
-    """Its tools are listed before its first call, and never come."""
+    """Its tools are listed before its first call, and never come. All who wait for them give up together."""
     look = ToolSpec("look", "Look at a thing.", {"type": "object", "properties": {}})
     tool = {"name": "look", "inputSchema": {"type": "object"}}
     sources = liar(tmp_path, None), liar(tmp_path, [tool], {"content": [{"type": "text", "text": "seen"}]})
@@ -287,6 +287,12 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
         assert (await executor.mcp(other, other.execution, call)).content == "seen"
         assert not waiting.done()
         waiting.cancel()
+    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        started = time.monotonic()
+        calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
+        assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Transient}
+        assert time.monotonic() - started < 75  # one after the other they would take twice as long
 
 
 @pytest.mark.parametrize(
