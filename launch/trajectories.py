@@ -50,6 +50,8 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     print()
     for name, value in rows(summary.statistics).items():
         print(f"{name:<32} {value}")
+    if summary.reconnections:
+        print(f"{'MCP servers connected to again':<32} {summary.reconnections}")
     print()
     for stage, reasons in summary.rejected.items():
         for reason, count in reasons.items():

@@ -165,6 +165,17 @@ class InjectedFailure(msgspec.Struct, frozen=True):
     kind: str
 
 
+class CallError(msgspec.Struct, frozen=True):
+    """A call that failed by itself.
+
+    `kind` is `unknown_tool`, `invalid_arguments`, `tool_error` (the tool says so), or how the sandbox ended it
+    (`sandbox.outcomes`: `cpu_timeout`, `crash` …).
+    """
+
+    call_id: str
+    kind: str
+
+
 class Trajectory(msgspec.Struct, frozen=True):
     """A scored multi-turn agent run. `injected_failures` counts the calls whose result was replaced by a failure."""
 
@@ -181,6 +192,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     """Mean of the seven axis scores."""
     failures: list[InjectedFailure] = []
     """Which calls the injected failures were; records of older versions have only their number."""
+    errors: list[CallError] = []
+    """Which calls failed by themselves; records of older versions do not say."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

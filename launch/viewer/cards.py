@@ -13,8 +13,8 @@ from synthesis.trajectories.reward import AXES
 
 _STAGES = {
     "Trajectory": (
-        *("collect", "normalize", "propose", "verify", "tasks", "augment", "duplicates", "score"),
-        *("interact", "judge"),
+        *("collect", "registries", "normalize", "propose", "graph", "verify", "tasks", "augment", "duplicates"),
+        *("score", "interact", "judge"),
     ),
     "ToolEnvironment": (
         *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "distract", "verify"),
@@ -99,10 +99,11 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
     runs = _at(statistics, "all_runs")
     if runs and all(_is_number(runs.get(name)) for name in ("runs", "injected_failure_rate")):
         failed = _at(card, "rejected", "judge").get("judge_failed", 0)
+        rate = failed / runs["runs"] if runs["runs"] and _is_number(failed) else 0.0
         table["runs before judging"] = (
             f"{runs['runs']:,}; failures were injected into {runs['injected_failure_rate']:.1%} of their calls"
         )
-        table["runs without a valid judgement"] = f"{failed:,} (rejected: judges fail closed)"
+        table["runs without a valid judgement"] = f"{failed:,}; {rate:.1%} (rejected: judges fail closed)"
     return table
 
 
@@ -115,6 +116,7 @@ def _of_trajectories(statistics: Mapping[str, Any]) -> list[tuple[str, list[Char
                 _chart("Messages", statistics, "messages_per_conversation"),
                 _chart("Tool calls", statistics, "tool_calls_per_conversation"),
                 _chart("Tool documents", statistics, "tools_per_conversation"),
+                _chart("Thousands of tokens, estimated", statistics, "tokens_per_conversation"),
                 _chart("Roles of the messages", statistics, "role_shares", shares=True),
             ],
         ),
@@ -125,6 +127,14 @@ def _of_trajectories(statistics: Mapping[str, Any]) -> list[tuple[str, list[Char
                 _chart("Languages", statistics, "languages"),
                 _chart("Where tools ran, by conversation", statistics, "execution_shares", shares=True),
                 _chart("Where tools ran, by call", statistics, "execution_shares_of_calls", shares=True),
+                _chart("Where tools ran, by server", statistics, "execution_shares_of_servers", shares=True),
+            ],
+        ),
+        (
+            "Failed calls",
+            [
+                _chart("Injected, by kind", statistics, "injected_failures_by_kind"),
+                _chart("Real, by kind", statistics, "real_failures_by_kind"),
             ],
         ),
         (

@@ -147,7 +147,7 @@ class Result:
     Attributes:
         failure: `injected`: a failure was put in the result's place; `perhaps`: it reads like one, and the record
             counts fewer than read so; `error`: any other error; else empty.
-        kind: of the failure that it reads like (`timeout` …).
+        kind: of the failure, or of the injected one that it reads like (`timeout` …).
     """
 
     text: Text
@@ -237,17 +237,20 @@ def _rounds(messages: Sequence[Message]) -> Iterator[tuple[Message, list[tuple[i
 
 
 def _results(trajectory: Trajectory) -> dict[int, Result]:
-    """By the index of the message. Which results were injected is not stored, only how many; their texts are known."""
-    kinds = {text: kind for kind, text in FAILURES.items()}
+    """By the index of the message. Records of older versions say only how many were injected; their texts are known."""
+    told = {one.call_id: ("error", one.kind) for one in trajectory.errors}
+    told |= {one.call_id: ("injected", one.kind) for one in trajectory.failures}
     tools = {index: message for index, message in enumerate(trajectory.messages) if message.role == "tool"}
+    kinds: dict[str, str] = {}
+    if len(trajectory.failures) < trajectory.injected_failures:
+        kinds = {text: kind for kind, text in FAILURES.items()}
     alike = sum(message.content in kinds for message in tools.values())
-    injected = (
-        "injected" if alike <= trajectory.injected_failures else "perhaps" if trajectory.injected_failures else ""
-    )
+    injected = "injected" if alike <= trajectory.injected_failures else "perhaps"
     shown = {}
     for index, message in tools.items():
-        kind = kinds.get(message.content, "")
-        failure = injected if kind and trajectory.injected_failures else "error" if _is_error(message.content) else ""
+        failure, kind = told.get(message.tool_call_id, ("", kinds.get(message.content, "")))
+        if not failure:
+            failure = injected if kind else "error" if _is_error(message.content) else ""
         shown[index] = Result(shown_text(message.content), failure, kind)
     return shown
 

@@ -25,6 +25,7 @@ from synthesis.environments.astra_records import Defect, read_rows, spec_of, wri
 from synthesis.languages import language_of
 from synthesis.records import (
     AxisScore,
+    CallError,
     EmulatedExecution,
     InjectedFailure,
     Language,
@@ -80,6 +81,7 @@ def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task:
         "language": trajectory.language,
         "injected_failures": trajectory.injected_failures,
         "failures": msgspec.to_builtins(trajectory.failures),
+        "errors": msgspec.to_builtins(trajectory.errors),
     }
     emulated = server is not None and isinstance(server.execution, EmulatedExecution)
     info = {
@@ -181,6 +183,7 @@ class _Features(msgspec.Struct):
     language: Language | None = None
     injected_failures: int = 0
     failures: list[InjectedFailure] = []
+    errors: list[CallError] = []
 
 
 class _Info(msgspec.Struct):
@@ -266,6 +269,7 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
         scores=scores,
         reward=reward,
         failures=features.failures,
+        errors=features.errors,
     )
     return trajectory, defects
 

@@ -19,7 +19,7 @@ from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolS
 from synthesis.runner import Rejected, Transient, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import EmulatedResult
-from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable
+from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
 from synthesis.trajectories.normalize import fix_names
 
 if TYPE_CHECKING:
@@ -43,11 +43,23 @@ _HISTORY = 5
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What the agent sees of a call, whether the call succeeded, and the kind of failure if one was injected."""
+    """What the agent sees of a call.
+
+    Attributes:
+        ok: whether it succeeded: neither did it fail by itself, nor was a failure injected.
+        injected: the kind of failure that was injected, or "".
+        error: the kind of failure that was the call's own (`records.CallError`), or "".
+    """
 
     content: str
     ok: bool
     injected: str = ""
+    error: str = ""
+
+
+def failed(kind: str, message: str) -> ToolResult:
+    """Of a call that failed by itself."""
+    return ToolResult(compact({"error": message}), False, error=kind)
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,7 @@ class Executor:
         self._connections = connections
         self._teacher = teacher
         self.seed = seed
-        self._original_names: dict[str, dict[str, str]] = {}
-        self._names_lock = asyncio.Lock()
+        self._original_names: Shared[str, dict[str, str]] = Shared()
 
     def session(self, server: ToolServer, task: Task, failures: Failures) -> Session:
         """The calls of one run."""
@@ -95,7 +106,7 @@ class Executor:
             raise Transient(f"sandbox: {result.kind}: {result.error}")
         if result.ok:
             return ToolResult(compact(result.value), True)
-        return ToolResult(compact({"error": result.error.strip() or str(result.kind)}), False)
+        return failed(str(result.kind), result.error.strip() or str(result.kind))
 
     async def mcp(self, server: ToolServer, execution: McpExecution, call: ToolCall) -> ToolResult:
         """On the running MCP server.
@@ -105,22 +116,12 @@ class Executor:
         """
         try:
             connection = await self._connections.get(execution)
-            names = await self._names(server, connection)
+            names = await self._original_names.get(server.id, lambda: _original_names(server.id, connection))
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
             raise Transient(str(error)) from error
         content = readable(text)
-        return ToolResult(content if ok else compact({"error": content}), ok)
-
-    async def _names(self, server: ToolServer, connection: McpConnection) -> dict[str, str]:
-        """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
-        async with self._names_lock:
-            if server.id not in self._original_names:
-                originals = [tool.name for tool in await connection.list_tools()]
-                fixed = fix_names(originals, server.id)
-                pairs = zip(fixed, originals, strict=True)
-                self._original_names[server.id] = {name: original for name, original in pairs if name is not None}
-            return self._original_names[server.id]
+        return ToolResult(content, True) if ok else failed("tool_error", content)
 
     async def emulate(
         self, server: ToolServer, spec: ToolSpec, task: Task, call: ToolCall, history: Sequence[tuple[ToolCall, str]],
@@ -140,7 +141,8 @@ class Executor:
         }
         try:
             answer = await self._teacher.ask(EmulatedResult, variables, language=server.language, seed=seed)
-            return ToolResult(compact(json.loads(answer.result)), not answer.is_error)
+            content = compact(json.loads(answer.result))
+            return ToolResult(content, not answer.is_error, error="tool_error" if answer.is_error else "")
         except TeacherError as error:
             raise Rejected("emulator_failed", str(error)) from error
         except (ValueError, RecursionError) as error:
@@ -167,11 +169,11 @@ class Session:
     async def _call(self, call: ToolCall, history: Sequence[tuple[ToolCall, str]]) -> ToolResult:
         spec = next((tool for tool in self.server.tools if tool.name == call.name), None)
         if spec is None:
-            return ToolResult(compact({"error": f"unknown tool: {call.name}"}), False)
+            return failed("unknown_tool", f"unknown tool: {call.name}")
         try:
             jsonschema.Draft202012Validator(spec.parameters).validate(call.arguments)
         except jsonschema.ValidationError as problem:
-            return ToolResult(compact({"error": f"invalid arguments: {problem.message[:200]}"}), False)
+            return failed("invalid_arguments", f"invalid arguments: {problem.message[:200]}")
         except Exception as problem:  # a pattern that is no regular expression, a reference that leads nowhere …
             raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem!r:.200}") from problem
         seed = self.executor.seed
@@ -186,6 +188,13 @@ class Session:
         else:
             result = await self.executor.emulate(self.server, spec, self.task, call, history, number)
         return msgspec.structs.replace(result, content=_shown(result.content))
+
+
+async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:
+    """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
+    originals = [tool.name for tool in await connection.list_tools()]
+    pairs = zip(fix_names(originals, server_id), originals, strict=True)
+    return {name: original for name, original in pairs if name is not None}
 
 
 def compact(value: Any) -> str:

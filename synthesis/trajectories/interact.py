@@ -15,11 +15,12 @@ from synthesis.trajectories.execution import Executor, Failures
 
 
 class CallStatus(msgspec.Struct, frozen=True):
-    """What really became of a call; `injected` is the kind of injected failure or ""."""
+    """What really became of a call; see `execution.ToolResult`."""
 
     call_id: str
     ok: bool
     injected: str = ""
+    error: str = ""
 
 
 class AgentRun(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ async def interact(
             return [AgentRun(task, messages, statuses)]
         for call, result in zip(calls, await session.call_all(calls), strict=True):
             messages.append(Message("tool", result.content, tool_call_id=call.id, name=call.name))
-            statuses.append(CallStatus(call.id, result.ok, result.injected))
+            statuses.append(CallStatus(call.id, result.ok, result.injected, result.error))
     raise Rejected("turn_limit", f"{task.id}: no answer after {max_turns} turns")
 
 

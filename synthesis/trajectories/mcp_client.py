@@ -1,21 +1,23 @@
 """Connections to MCP servers over stdio and streamable HTTP, through the official SDK.
 
 The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
-but hold it open; calls come from any task. A connection that breaks is opened again, once a call.
+but hold it open; requests come from any task. A connection that breaks is opened again, once a request, and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 import httpx2
@@ -23,9 +25,15 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 from pydantic import ValidationError
 
 from synthesis.records import McpExecution, StdioExecution
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)
 _CONNECTION_CLOSED = -32000
@@ -56,12 +64,16 @@ class McpConnection:
             HTTP, the address and headers.
         cwd: where a stdio server runs; relative paths of its arguments and calls are relative to this folder.
         timeout_seconds: for starting or connecting (the handshake `initialize` included), and for each request.
+
+    Attributes:
+        reopened: how often the connection broke and was opened again.
     """
 
     def __init__(self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.execution = execution
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
+        self.reopened = 0
         self._client: Client | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -83,61 +95,79 @@ class McpConnection:
         """All tools, page by page, as the SDK's `Tool` objects.
 
         Raises:
-            ServerUnavailable: no answer in time, pages without end, or a document that the protocol does not allow.
+            ServerUnavailable: no answer in time, pages without end, a document that the protocol does not allow, or the
+                server went away and did not come back.
         """
-        tools: list[Any] = []
-        cursor: str | None = None
-        seen: set[str] = set()
+
+        async def pages(client: Client) -> list[Any]:
+            tools: list[Any] = []
+            cursor: str | None = None
+            seen: set[str] = set()
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                tools.extend(page.tools)
+                cursor = page.next_cursor
+                if not cursor:
+                    return tools
+                if cursor in seen:
+                    raise self._unavailable("its tools/list pages have no end")
+                seen.add(cursor)
+
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                while True:
-                    page = await self._client_or_raise().list_tools(cursor=cursor)
-                    tools.extend(page.tools)
-                    cursor = page.next_cursor
-                    if not cursor:
-                        return tools
-                    if cursor in seen:
-                        raise self._unavailable("its tools/list pages have no end")
-                    seen.add(cursor)
-        except TimeoutError:
-            raise self._unavailable(f"tools/list did not end in {self.timeout_seconds:g} s") from None
-        except ValidationError as error:
-            raise self._malformed("tools/list", error) from None
+            return await self._ask("tools/list", pages)
         except ServerUnavailable:
             raise
         except Exception as error:  # it fails in as many ways as there are servers
             raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """The text of the tool's result, and whether the server says that the call succeeded.
+        """The tool's result as text, and whether the server says that the call succeeded.
 
         Raises:
             ServerUnavailable: the server gave no answer in time, or went away and did not come back.
         """
-        for attempt in (0, 1):
+        try:
+            result = await self._ask(tool, lambda client: client.call_tool(tool, dict(arguments)))
+        except MCPError as error:
+            return error.message, False  # the protocol's own errors (unknown tool …) are answers
+        except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
+            raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
+        return _text(result), not result.is_error
+
+    async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """The answer to a request, which is made a second time where the connection broke.
+
+        Raises:
+            ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
+            MCPError: the server's own error.
+        """
+        broken: Exception | None = None
+        for _ in range(2):
             client = self._client or await self._open_again()
             try:
                 async with asyncio.timeout(self.timeout_seconds):
-                    result = await client.call_tool(tool, dict(arguments))
+                    return await request(client)
             except TimeoutError:
-                raise self._unavailable(f"{tool} did not answer in {self.timeout_seconds:g} s") from None
+                raise self._unavailable(f"{what} did not answer in {self.timeout_seconds:g} s") from None
+            except ValidationError as error:
+                raise self._malformed(what, error) from None
             except MCPError as error:
                 if error.code != _CONNECTION_CLOSED and error.message not in _SESSION_LOST:
-                    return error.message, False  # the protocol's own errors (unknown tool …) are answers
-                await self._reopen(client, attempt, error)
-            except ValidationError as error:
-                raise self._malformed(tool, error) from None
-            except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
-                raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
+                    raise
+                broken = error
             except _BROKEN as error:
-                await self._reopen(client, attempt, error)
-            else:
-                text = "\n".join(block.text for block in result.content if block.type == "text")
-                return text, not result.is_error
-        raise self._unavailable("the connection broke twice in one call")
+                broken = error
+            await self._abandon(client)
+        raise self._unavailable(f"the connection broke twice: {broken}") from broken
+
+    async def _abandon(self, broken: Client) -> None:
+        """Close a connection that broke, unless another request has done so."""
+        async with self._opening:
+            if self._client is broken:
+                await self._close()
 
     async def _open_again(self) -> Client:
-        """For a server that could not be reached when its connection broke, and may be back by now."""
+        """For a connection that broke, and a server that could not be reached and may be back by now."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 await self._opening.acquire()
@@ -146,17 +176,11 @@ class McpConnection:
         try:
             if self._client is None and self._entered:
                 await self._open()
+                self.reopened += 1
+                _log.warning("connected again to the MCP server `%.200s`, whose connection broke", self._address())
             return self._client_or_raise()
         finally:
             self._opening.release()
-
-    async def _reopen(self, broken: Client, attempt: int, error: Exception) -> None:
-        if attempt:
-            raise self._unavailable(f"the connection broke twice: {error}") from error
-        async with self._opening:
-            if self._client is broken:  # otherwise another call has opened it again
-                await self._close()
-                await self._open()
 
     async def _open(self) -> None:
         if isinstance(self.execution, StdioExecution):
@@ -180,10 +204,8 @@ class McpConnection:
     async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
         stdio = isinstance(self.execution, StdioExecution)
         try:
-            async with (
-                self._transport() as transport,
-                Client(transport, read_timeout_seconds=self.timeout_seconds) as client,
-            ):
+            # No timeout of the client's own: it would end as an error that looks like the server's answer.
+            async with self._transport() as transport, Client(transport, read_timeout_seconds=None) as client:
                 ready.set_result(client)
                 await stop.wait()
         except Exception as error:  # start-up fails in as many ways as there are servers
@@ -258,13 +280,38 @@ class McpConnection:
         )
 
     def _unavailable(self, what: str, remedy: str = "try it by hand to see why") -> ServerUnavailable:
+        return ServerUnavailable(" ".join(f"MCP server `{self._address():.200}`: {what}; {remedy}".split()))
+
+    def _address(self) -> str:
         execution = self.execution
-        address = " ".join(execution.command) if isinstance(execution, StdioExecution) else execution.url
-        return ServerUnavailable(" ".join(f"MCP server `{address:.200}`: {what}; {remedy}".split()))
+        return " ".join(execution.command) if isinstance(execution, StdioExecution) else execution.url
 
 
 ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """A command and its environment, or an address and its headers: what makes two executions the same server."""
+
+
+class Shared(Generic[K, T]):
+    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `make` returns or raises."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and _failed(task)):
+            task = self._tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(_failed)  # seen: all who waited for it may have been cancelled
+        return await asyncio.shield(task)
+
+    def made(self) -> list[T]:
+        """All that was made."""
+        return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 class McpConnections:
@@ -278,7 +325,7 @@ class McpConnections:
     def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
-        self._open: dict[ServerKey, asyncio.Task[McpConnection]] = {}
+        self._open: Shared[ServerKey, McpConnection] = Shared()
 
     async def __aenter__(self) -> McpConnections:
         return self
@@ -286,14 +333,17 @@ class McpConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = [task for task in self._open.values() if task.done() and not task.cancelled()]
-        connections = [task.result() for task in opened if task.exception() is None]
         # At the same time: each may take as long as the timeout.
-        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in connections))
-        self._open.clear()
+        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._open.made()))
+        self._open = Shared()
+
+    @property
+    def reopened(self) -> int:
+        """How often a connection broke and was opened again."""
+        return sum(connection.reopened for connection in self._open.made())
 
     async def get(self, execution: McpExecution) -> McpConnection:
-        """The running server of this command or address.
+        """The running server of this command or address; one that did not start the last time is tried again.
 
         Raises:
             ServerUnavailable: it does not start, or cannot be reached.
@@ -302,10 +352,25 @@ class McpConnections:
             key = (tuple(execution.command), tuple(sorted(execution.env.items())))
         else:
             key = ((execution.url,), tuple(sorted(execution.headers.items())))
-        if key not in self._open:
-            connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
-            self._open[key] = asyncio.create_task(connection.__aenter__())
-        return await asyncio.shield(self._open[key])
+        connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
+        return await self._open.get(key, connection.__aenter__)
+
+
+def _text(result: CallToolResult) -> str:
+    """What a model can read of a result; of the rest (images, sounds) that it is there, and of which kind it is."""
+    parts: list[str] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            parts.append(block.text)
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+            parts.append(block.resource.text)
+        elif isinstance(block, ResourceLink):
+            parts.append(str(block.uri))
+        else:
+            parts.append(f"[{block.type}]")
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
 
 
 def _innermost(error: BaseException) -> str:

@@ -139,7 +139,8 @@ def _add_body(
     if plain and isinstance(inner, dict) and inner and not set(inner) & set(properties):
         properties.update(inner)
         wanted = normal.get("required", [])
-        required += [name for name in wanted if name in inner] if must and isinstance(wanted, list) else []
+        if must and isinstance(wanted, list):  # what is no name is kept for the check of the whole schema
+            required += [name for name in wanted if not isinstance(name, str) or name in inner]
     else:
         key = "body" if "body" not in properties else "request_body"
         properties[key] = normal

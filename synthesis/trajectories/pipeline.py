@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ class TrajectoriesSummary:
         statistics: of the trajectories.
         datasets: name → folder.
         graphs: the GraphML files.
+        reconnections: how often the connection to an MCP server broke and was opened again, in this process.
     """
 
     counts: dict[str, int]
@@ -68,6 +69,7 @@ class TrajectoriesSummary:
     statistics: dict[str, Any]
     datasets: dict[str, Path]
     graphs: list[Path]
+    reconnections: int
 
 
 async def synthesize(
@@ -106,6 +108,7 @@ class _Run:
         self.servers: dict[str, ToolServer] = {}
         self.digests: dict[str, str] = {}
         self.counts: dict[str, int] = {}
+        self.tools_read = 0
         self.extra: dict[str, Any] = {"partition": config.partition}
         self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
         if config.personas:
@@ -115,22 +118,18 @@ class _Run:
         config = self.config
         documents = await self.collect()
         self.normalize(documents)
-        self.write("servers", ToolServer, list(self.servers.values()), statistics.server_statistics)
+        servers = list(self.servers.values())
+        figures = {**statistics.server_statistics(servers), "tools_read": self.tools_read}
+        self.write("servers", ToolServer, servers, figures)
         chains, graphs = await self.chains()
-        self.write("chains", ToolChain, chains, statistics.chain_statistics)
+        self.write("chains", ToolChain, chains, statistics.chain_statistics(chains))
         tasks = await self.tasks(chains)
-        self.write("tasks", Task, tasks, statistics.task_statistics)
+        self.write("tasks", Task, tasks, statistics.task_statistics(tasks))
         runs = await self.interact(tasks)
         trajectories = (await self.judge(runs))[: config.trajectories]
-        injected = Counter(call.injected for run in runs for call in run.calls if call.injected)
         figures = statistics.trajectory_statistics(trajectories, self.servers)
-        figures["all_runs"] = {
-            "runs": len(runs),
-            "calls": sum(len(run.calls) for run in runs),
-            "injected_failure_rate": statistics.share(injected.total(), sum(len(run.calls) for run in runs)),
-            "injected_failures": dict(sorted(injected.items())),
-        }
-        self.write("trajectories", Trajectory, trajectories, lambda _: figures)
+        figures["all_runs"] = statistics.run_statistics(runs, self.rejected["judge"]["judge_failed"])
+        self.write("trajectories", Trajectory, trajectories, figures)
         return TrajectoriesSummary(
             counts=self.counts,
             digests=self.digests,
@@ -139,6 +138,7 @@ class _Run:
             statistics=figures,
             datasets={name: self.out_dir / name for name in self.digests},
             graphs=graphs,
+            reconnections=self.connections.reopened,
         )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class _Run:
         self.rejected[stage] = result.rejected
         self.details[stage] = result.details
 
-    def write(self, name: str, kind: type[msgspec.Struct], records: Sequence[Any], describe: Any) -> None:
+    def write(self, name: str, kind: type[msgspec.Struct], records: Sequence[Any], figures: Mapping[str, Any]) -> None:
         card = {
             "config": msgspec.to_builtins(asdict(self.config)),
             "seed": self.seed,
-            "statistics": describe(records),
+            "statistics": figures,
             "rejected": {stage: dict(sorted(reasons.items())) for stage, reasons in self.rejected.items()},
         }
         self.digests[name] = write_dataset(self.out_dir / name, kind, records, card=card)
@@ -194,6 +194,7 @@ class _Run:
             similarity=config.server_similarity,
         ):  # fmt: skip
             reasons += done.reasons()
+            self.tools_read += done.read
             for tool in done.rejected:
                 details.setdefault(tool.reason, f"{done.server_id}.{tool.name}: {tool.detail}")
             if done.server is not None:

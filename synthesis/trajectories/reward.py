@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from synthesis.languages import has_words, language_of
-from synthesis.records import AxisScore, InjectedFailure, Message, ToolServer, Trajectory
+from synthesis.records import AxisScore, CallError, InjectedFailure, Message, ToolServer, Trajectory
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import (
@@ -79,6 +79,7 @@ async def judge(
             scores=scores,
             reward=reward,
             failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
+            errors=[CallError(call.call_id, call.error) for call in run.calls if call.error],
         )
     ]
 

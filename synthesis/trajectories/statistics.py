@@ -17,6 +17,7 @@ from synthesis.records import (
     ToolServer,
     Trajectory,
 )
+from synthesis.trajectories.interact import AgentRun, estimated_tokens
 from synthesis.trajectories.reward import AXES
 
 _KINDS = {CodeExecution: "code", StdioExecution: "mcp", HttpExecution: "mcp", EmulatedExecution: "emulated"}
@@ -56,7 +57,10 @@ def task_statistics(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
-    """The paper's table A.1.1 (left column), and rates of our own. Shares are between 0 and 1.
+    """The paper's table A.1.1 (left column), and what it lacks. Shares are between 0 and 1.
+
+    A failed call is one into which a failure was injected, or one that failed by itself (a real failure). Tokens are
+    `interact.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
 
     Args:
         servers: by id; those of all trajectories, else `KeyError`.
@@ -69,6 +73,9 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
     executions, executed = Counter(kinds), Counter[str]()
     for kind, n in zip(kinds, calls, strict=True):
         executed[kind] += n
+    servers_used = Counter(_KINDS[type(servers[id].execution)] for id in {one.server_id for one in trajectories})
+    injected, real = _injected_by_kind(trajectories), Counter(e.kind for one in trajectories for e in one.errors)
+    tokens = [estimated_tokens(one.messages, one.tools) for one in trajectories]
     rewards = [one.reward for one in trajectories]
     return {
         "conversations": count,
@@ -99,9 +106,23 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
         "languages": histogram([one.language for one in trajectories]),
         "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
         "execution_shares_of_calls": {kind: share(executed[kind], sum(calls)) for kind in sorted(executed)},
-        "injected_failures": sum(one.injected_failures for one in trajectories),
-        "injected_failure_rate": share(sum(one.injected_failures for one in trajectories), sum(calls)),
+        "execution_shares_of_servers": {
+            kind: share(servers_used[kind], servers_used.total()) for kind in sorted(servers_used)
+        },
+        "injected_failures": injected.total(),
+        "injected_failures_by_kind": dict(sorted(injected.items())),
+        "injected_failure_rate": share(injected.total(), sum(calls)),
         "share_with_injected_failures": share(sum(one.injected_failures > 0 for one in trajectories), count),
+        "real_failures": real.total(),
+        "real_failures_by_kind": dict(sorted(real.items())),
+        "real_failure_rate": share(real.total(), sum(calls)),
+        "share_with_real_failures": share(sum(bool(one.errors) for one in trajectories), count),
+        "share_with_failures": share(sum(bool(one.injected_failures or one.errors) for one in trajectories), count),
+        "tokens_per_conversation": {
+            "mean": round(fmean(tokens), 1) if count else 0.0,
+            "median": median(tokens) if count else 0.0,
+            "histogram": histogram([round(n / 1_000) for n in tokens]),
+        },
         "reward_mean": round(fmean(rewards), 4) if count else 0.0,
         "reward": {
             "median": round(median(rewards), 4) if count else 0.0,
@@ -119,6 +140,34 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
     }
 
 
+def run_statistics(runs: Sequence[AgentRun], judge_failures: int) -> dict[str, Any]:
+    """Of all agent runs that were judged, also those that were not kept.
+
+    Args:
+        judge_failures: how many runs had no valid judgement.
+    """
+    calls = [call for run in runs for call in run.calls]
+    injected = Counter(call.injected for call in calls if call.injected)
+    real = Counter(call.error for call in calls if call.error)
+    return {
+        "runs": len(runs),
+        "calls": len(calls),
+        "injected_failure_rate": share(injected.total(), len(calls)),
+        "injected_failures": dict(sorted(injected.items())),
+        "real_failure_rate": share(real.total(), len(calls)),
+        "real_failures": dict(sorted(real.items())),
+        "judge_failures": judge_failures,
+        "judge_failure_rate": share(judge_failures, len(runs)),
+    }
+
+
+def _injected_by_kind(trajectories: Sequence[Trajectory]) -> Counter[str]:
+    """Kind → how often; `unrecorded` where a record of an older version has only the number."""
+    kinds = Counter(failure.kind for one in trajectories for failure in one.failures)
+    kinds["unrecorded"] += sum(one.injected_failures - len(one.failures) for one in trajectories)
+    return +kinds
+
+
 def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
     """The paper's table (A.1.1, left column) of `trajectory_statistics`, also as a card has them: name → text."""
     if not statistics["conversations"]:
@@ -129,6 +178,22 @@ def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         first = sorted(of.items(), key=lambda one: (-one[1], one[0]))[:most]  # a card sorts by name
         return ", ".join(f"{name} {part / whole:.1%}" for name, part in first)
 
+    def failures(which: str) -> dict[str, str]:
+        if f"{which}_failures" not in statistics:
+            return {}
+        kinds = statistics.get(f"{which}_failures_by_kind")
+        text = f"{statistics[f'{which}_failures']:,}; {statistics[f'{which}_failure_rate']:.1%} of the calls"
+        return {f"{which} failures": f"{text} ({ranked(kinds)})" if kinds else text}
+
+    more: dict[str, str] = {}
+    if tokens := statistics.get("tokens_per_conversation"):  # cards of older versions do not have all
+        more["tokens a conversation, estimated"] = f"{tokens['mean']:,.0f}; median {tokens['median']:,.0f}"
+    if of_servers := statistics.get("execution_shares_of_servers"):
+        emulated = of_servers.get("emulated", 0)
+        more["servers real / emulated"] = f"{1 - emulated:.1%} / {emulated:.1%} ({ranked(of_servers)})"
+    more |= failures("injected") | failures("real")
+    if (failed := statistics.get("share_with_failures")) is not None:
+        more["with a failed call"] = f"{failed:.1%} of the conversations"
     roles, calls = statistics["role_shares"], statistics["tool_calls_per_conversation"]
     execution = statistics["execution_shares"]
     asked = sum(part for role, part in roles.items() if role in ("user", "system"))
@@ -147,7 +212,6 @@ def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         "languages": ranked(statistics["languages"]),
         "tools real / emulated": f"{1 - execution.get('emulated', 0):.1%} / {execution.get('emulated', 0):.1%} "
         f"of the conversations ({ranked(execution)})",
-        "injected failures": f"{statistics['injected_failures']:,}; {statistics['injected_failure_rate']:.1%} of the "
-        "calls",
+        **more,
         "mean reward": f"{statistics['reward_mean']:.3f}",
     }

@@ -45,27 +45,27 @@ async def write_task(
         extra: what a rule-based teacher may use beside the prompt (`partition`: entities to leave alone).
 
     Raises:
-        Rejected: `teacher_failed`, `unknown_tool`, `empty_question`, `names_a_tool` or `wrong_language`.
+        Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `empty_question`, `names_a_tool` or `wrong_language`.
     """
     number = rng_for(seed, "task", seed_task.id).getrandbits(31)
     chain = seed_task.chain
     if seed_task.mode == "chain":
         variables = {"server": server, "chain": chain, **extra}
         question = (await _ask(teacher, ChainTask, variables, seed_task.language, number)).question
-        tools = chain
+        tools = list(chain)
     else:
         variables = {"server": server, "tool_count": seed_task.tool_count, **extra}
         chosen = await _ask(teacher, ServerTask, variables, seed_task.language, number)
-        question, tools = chosen.question, chosen.tools
+        question, tools = chosen.question, list(dict.fromkeys(chosen.tools))
+        if not tools:
+            raise Rejected("no_tools", f"{seed_task.id}: the task {question!r:.200} names no tool that it needs")
         known = {tool.name for tool in server.tools}
         if unknown := [name for name in tools if name not in known]:
             raise Rejected("unknown_tool", f"{seed_task.id}: {unknown[0]!r} is not a tool of {server.id}")
     question = _checked(question, server, seed_task.id)
     if language_of(question) != seed_task.language:
         raise Rejected("wrong_language", f"{seed_task.id}: {question!r} is not in the language {seed_task.language}")
-    return [
-        Task(seed_task.id, server.id, seed_task.language, seed_task.mode, "original", question, list(tools), _UNSCORED)
-    ]
+    return [Task(seed_task.id, server.id, seed_task.language, seed_task.mode, "original", question, tools, _UNSCORED)]
 
 
 async def augment(

@@ -24,8 +24,10 @@ from synthesis.environments.statistics import statistics_of
 from synthesis.records import (
     Answer,
     AxisScore,
+    CallError,
     CodeExecution,
     CodeTool,
+    InjectedFailure,
     Message,
     ReferenceCall,
     SubQuestion,
@@ -118,7 +120,13 @@ CARD: dict[str, Any] = {
         **trajectory_statistics([NORDIC, CHINESE, *OTHERS], {"countries": SERVER}),
         "all_runs": {"runs": 80, "calls": 120, "injected_failure_rate": 0.2},
     },
-    "rejected": {"judge": {"judge_failed": 2, "low_reward": 16}, "collect": {"mcp_server_unavailable": 1}, "tasks": {}},
+    "rejected": {
+        "judge": {"judge_failed": 2, "low_reward": 16},
+        "collect": {"mcp_server_unavailable": 1},
+        "tasks": {},
+        "graph": {"unknown_tool": 4},
+        "registries": {"not_json": 3},
+    },
 }
 
 
@@ -189,6 +197,19 @@ def test_only_what_is_certain_is_called_injected(count: int, failures: list[str]
     results = [result("1", FAILURES["empty"]), result("2", FAILURES["timeout"])]
     one = replace(NORDIC, messages=[Message("assistant", "", "", calls), *results], injected_failures=count)
     assert [call.result and call.result.failure for call in turns(one)[0].calls] == failures
+
+
+def test_a_record_that_names_its_failures_is_believed() -> None:
+    """Whatever their words are: what an emulator said itself is no injected failure."""
+    calls = [capital("1", "Norway"), capital("2", "Sweden"), capital("3", "Denmark"), capital("4", "Finland")]
+    words = [FAILURES["timeout"], FAILURES["timeout"], '{"capital": ', "Copenhagen"]
+    results = [result(str(number), text) for number, text in enumerate(words, 1)]
+    one = replace(
+        NORDIC, messages=[Message("assistant", "", "", calls), *results], injected_failures=1,
+        failures=[InjectedFailure("2", "timeout")], errors=[CallError("3", "cpu_timeout")],
+    )  # fmt: skip
+    shown = [(call.result.failure, call.result.kind) for call in turns(one)[0].calls if call.result]
+    assert shown == [("error", ""), ("injected", "timeout"), ("error", "cpu_timeout"), ("", "")]
 
 
 def test_long_texts_are_folded() -> None:
@@ -271,14 +292,17 @@ def test_bad_datasets_are_one_line_and_exit_code_2(tmp_path) -> None:
 
 def test_the_card_has_the_papers_table_and_rejections_in_order() -> None:
     shown = shown_card({**CARD, "kind": "Trajectory", "count": 62, "digest": "d", "schema_version": 1})
-    assert shown.table["conversations"] == "62" and shown.table["injected failures"].endswith("of the calls")
+    assert shown.table["conversations"] == "62" and "of the calls" in shown.table["injected failures"]
     assert shown.table["runs before judging"] == "80; failures were injected into 20.0% of their calls"
-    assert shown.table["runs without a valid judgement"].startswith("2 ")
-    assert [title for title, _ in shown.groups] == ["Conversations", "What they are about", "Scores"]
-    assert len(shown.groups[2][1]) == 8 and shown.groups[0][1][1].title == "Tool calls"
+    assert shown.table["runs without a valid judgement"].startswith("2; 2.5% ")
+    titles = ["Conversations", "What they are about", "Failed calls", "Scores"]
+    assert [title for title, _ in shown.groups] == titles
+    assert len(shown.groups[3][1]) == 8 and shown.groups[0][1][1].title == "Tool calls"
     assert shown.rejections is not None
     assert [(one.stage, one.reason, one.count) for one in shown.rejections] == [
         ("collect", "mcp_server_unavailable", 1),
+        ("registries", "not_json", 3),
+        ("graph", "unknown_tool", 4),
         ("judge", "low_reward", 16),
         ("judge", "judge_failed", 2),
     ]
@@ -394,7 +418,7 @@ def test_hostile_texts_and_chinese_ones_in_a_browser(port, browser) -> None:
 def test_a_card_in_a_browser(port, browser, tmp_path) -> None:
     browser.get(f"http://127.0.0.1:{port}/")
     follow(browser, "a[href='/card']")
-    check_charts(browser, 16)
+    check_charts(browser, 19)
     assert "62; a conversation" not in text_of(browser) and "low reward" in text_of(browser)
     follow(browser, "a[href='/']")
     assert browser.title == "Trajectories"

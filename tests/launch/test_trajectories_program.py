@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from synthesis.datasets import read_card, read_dataset
-from synthesis.records import Trajectory
+from synthesis.languages import language_of
+from synthesis.records import ToolServer, Trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--config.trajectories=12", '--config.fact_servers=["numbers", "elements", "http"]', "--config.mcp_share=0")
@@ -35,6 +36,19 @@ def test_trajectories_are_written_once_and_described(tmp_path: Path) -> None:
     second = run(*arguments)
     assert second.stdout == first.stdout and read_card(tmp_path / "trajectories") == card
     assert len(list((tmp_path / "journals").glob("*.sqlite"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_one_language_alone(tmp_path: Path, language: str) -> None:
+    result = run(f"--workdir={tmp_path}", *SMALL, f'--config.languages={{"{language}": 1.0}}', "--config.surplus=0.5")
+    assert result.returncode == 0, result.stderr[-3000:]
+    made = read_dataset(tmp_path / "trajectories", Trajectory)
+    assert len(made) == 12 and {one.language for one in made} == {language}
+    questions = [message.content for one in made for message in one.messages if message.role == "user"]
+    assert {language_of(question) for question in questions} == {language}
+    assert {server.language for server in read_dataset(tmp_path / "servers", ToolServer)} == {language}
+    assert f"{'languages':<32} {language} 100.0%" in result.stdout
 
 
 @pytest.mark.slow

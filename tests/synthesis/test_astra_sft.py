@@ -10,6 +10,7 @@ import pytest
 from synthesis.facts.servers import fact_servers
 from synthesis.records import (
     AxisScore,
+    CallError,
     EmulatedExecution,
     InjectedFailure,
     Message,
@@ -48,7 +49,7 @@ MESSAGES = [
 TRAJECTORY = Trajectory(
     "trajectory-t", "t", COUNTRIES.id, COUNTRIES.domain, "en", COUNTRIES.tools, MESSAGES, 1,
     {axis: AxisScore(index / 6, f"reason {index}") for index, axis in enumerate(AXES)}, 0.5,
-    [InjectedFailure("call_2", "empty")],
+    [InjectedFailure("call_2", "empty")], [CallError("call_1", "tool_error")],
 )  # fmt: skip
 TASK = Task("t", COUNTRIES.id, "en", "server", "original", "q", ["capital_of_country"], TaskScores(5, 5, 5))
 

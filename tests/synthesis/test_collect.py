@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from synthesis.records import CodeExecution, StdioExecution
-from synthesis.runner import Rejected
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.records import CodeExecution, StdioExecution, ToolCall
+from synthesis.runner import Rejected, Transient
 from synthesis.trajectories.collect import (
     CLOCK,
     ServerDocument,
@@ -20,6 +25,7 @@ from synthesis.trajectories.collect import (
     make_project,
     source_key,
 )
+from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import fix_names, normalize
 
@@ -45,6 +51,8 @@ SERVER = textwrap.dedent(
         return CallToolResult(content=[TextContent(text=f"{parameters.name} in {os.getpid()}")])
 
     async def main():
+        with open("pid", "w") as file:
+            file.write(str(os.getpid()))
         server = Server("paged", on_list_tools=list_tools, on_call_tool=call_tool)
         async with stdio_server() as streams:
             await server.run(*streams, server.create_initialization_options())
@@ -97,6 +105,41 @@ async def test_a_broken_connection_is_opened_again(tmp_path, paged):
             await running.call("die", {})
         second, ok = await running.call("tool.number 1", {})
         assert ok and second != first  # another process
+        assert connections.reopened == running.reopened == 2  # within the call that broke it twice, and after it
+
+
+def kill(folder: Path) -> None:
+    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
+    """The run's first call lists them once more, for their names: on a new connection, and one only for all runs."""
+    async with McpConnections(cwd=tmp_path) as connections:
+        (document,) = await collect(source(*paged), connections)
+        server = normalize(document).server
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        calls = [ToolCall(f"call_{number}", "tool_number_1", {}) for number in range(5)]
+        for reopened in (1, 2):
+            kill(tmp_path)
+            results = await asyncio.gather(*(executor.mcp(server, server.execution, call) for call in calls))
+            new = (tmp_path / "pid").read_text()
+            assert {(one.content, one.ok) for one in results} == {(f"tool.number 1 in {new}", True)}
+            assert connections.reopened == reopened
+        kill(tmp_path)
+        (tmp_path / "paged.py").write_text("raise SystemExit(3)")  # it does not come back: nobody's tool has failed
+        with pytest.raises(Transient, match="MCP server .* did not start"):
+            await executor.mcp(server, server.execution, calls[0])
+        assert connections.reopened == 2
+
+
+async def test_a_server_that_did_not_start_is_started_at_the_next_request(tmp_path, paged):
+    (tmp_path / "paged.py").write_text("raise SystemExit(3)")
+    async with McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="did not start"):
+            await collect(source(*paged), connections)
+        (tmp_path / "paged.py").write_text(SERVER)
+        (document,) = await collect(source(*paged), connections)
+        assert len(document.tools) == 10 and connections.reopened == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from synthesis.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import (
+    CallError,
     EmulatedExecution,
     InjectedFailure,
     Message,
@@ -100,15 +101,18 @@ async def test_a_trajectory_says_which_calls_failed():
                                      (FAILURES["timeout"], '{"largest_neighbor": "China"}', '{"capital": "Beijing"}'),
                                      strict=True):  # fmt: skip
         messages += [Message("assistant", "", "So.", [ToolCall(id, *call)]), Message("tool", result, "", [], id)]
+    statuses = [CallStatus(id, not kind, kind) for id, kind in calls]
+    statuses[2] = CallStatus("call_3", False, error="cpu_timeout")
     messages.append(Message("assistant", "The answer is Beijing.", "I have it."))
     task = Task("t", COUNTRIES.id, "en", "chain", "original", messages[0].content, [], TaskScores(5, 5, 5))
-    run = AgentRun(task, messages, [CallStatus(id, not kind, kind) for id, kind in calls])
+    run = AgentRun(task, messages, statuses)
     (kept,) = await judge(run, COUNTRIES, teacher=OfflineTeacher(), threshold=0.5, final_answer_threshold=0.5, seed=0)
     assert kept.failures == [InjectedFailure("call_1", "timeout")] and kept.injected_failures == 1
-    # Records of before have no such field.
+    assert kept.errors == [CallError("call_3", "cpu_timeout")]
+    # Records of before have no such fields.
     old = json.loads(encode(kept))
-    del old["failures"]
-    assert decode(json.dumps(old).encode(), Trajectory) == msgspec.structs.replace(kept, failures=[])
+    del old["failures"], old["errors"]
+    assert decode(json.dumps(old).encode(), Trajectory) == msgspec.structs.replace(kept, failures=[], errors=[])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,10 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from synthesis.records import HttpExecution, StdioExecution
-from synthesis.runner import Rejected
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.records import HttpExecution, StdioExecution, ToolCall, ToolServer, ToolSpec
+from synthesis.runner import Rejected, Transient
 from synthesis.trajectories.collect import ServerSource, collect, source_key
 from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.execution import Executor
 from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import normalize
 
@@ -186,9 +188,9 @@ def test_sources_are_written_as_json():
 
 LIAR = textwrap.dedent(
     """
-    import json, sys
+    import json, sys, time
 
-    TOOLS = json.loads(sys.argv[1])
+    TOOLS, RESULT = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
@@ -199,7 +201,11 @@ LIAR = textwrap.dedent(
             info = {"name": "liar", "version": "1"}
             answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         elif message["method"] == "tools/list":
+            while TOOLS is None:
+                time.sleep(1)
             answer["result"] = {"tools": TOOLS}
+        elif message["method"] == "tools/call":
+            answer["result"] = RESULT
         else:
             answer["error"] = {"code": -32601, "message": "no such method"}
         print("this line is no message", flush=True)
@@ -208,9 +214,9 @@ LIAR = textwrap.dedent(
 )
 
 
-def liar(folder: Path, tools: object) -> ServerSource:
+def liar(folder: Path, tools: object, result: object = None) -> ServerSource:
     (folder / "liar.py").write_text(LIAR)
-    command = [sys.executable, str(folder / "liar.py"), json.dumps(tools)]
+    command = [sys.executable, str(folder / "liar.py"), json.dumps(tools), json.dumps(result)]
     return ServerSource("liar", "Liar", "A server.", "test", "en", StdioExecution(command))
 
 
@@ -245,6 +251,69 @@ async def test_servers_that_lie_about_their_schemas(tmp_path):
         for wrong in ("tools", [{"name": "t", "inputSchema": "a text"}], [7], [array]):
             with pytest.raises(Rejected, match="not what the protocol wants.*leave it out"):
                 await collect(liar(tmp_path, wrong), connections)
+
+
+async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(tmp_path):
+    counted = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    tool = {
+        "name": "count",
+        "description": "Count all the things.",
+        "inputSchema": {"type": "object"},
+        "outputSchema": counted,
+    }
+    source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
+    async with McpConnections(cwd=tmp_path) as connections:
+        server = normalize((await collect(source, connections))[0], min_tools=1).server
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
+            await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
+
+
+async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
+    """Its tools are listed before its first call, and never come. All who wait for them give up together."""
+    look = ToolSpec("look", "Look at a thing.", {"type": "object", "properties": {}})
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    sources = liar(tmp_path, None), liar(tmp_path, [tool], {"content": [{"type": "text", "text": "seen"}]})
+    hanging, other = (
+        ToolServer(name, name, "A server.", "test", "en", [look], source.execution)
+        for name, source in zip(("hanging", "other"), sources, strict=True)
+    )
+    call = ToolCall("call_1", "look", {})
+    async with McpConnections(cwd=tmp_path, timeout_seconds=60) as connections:
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        await connections.get(hanging.execution)
+        waiting = asyncio.create_task(executor.mcp(hanging, hanging.execution, call))
+        await asyncio.sleep(0)
+        assert (await executor.mcp(other, other.execution, call)).content == "seen"
+        assert not waiting.done()
+        waiting.cancel()
+    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        started = time.monotonic()
+        calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
+        assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Transient}
+        assert time.monotonic() - started < 75  # one after the other they would take twice as long
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, "one\ntwo"),
+        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, "3"),
+        ({"content": [], "structuredContent": {"城市": "奥斯陆"}}, '{"城市": "奥斯陆"}'),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "its words"}}]}, "its words"),
+        ({"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]}, "file:///a"),
+        ({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}, "[image]"),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}]}, "[resource]"),
+        ({"content": []}, ""),
+    ],
+    ids=str,
+)
+async def test_results_of_every_kind_as_text(tmp_path, result, text):
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    async with McpConnections(cwd=tmp_path) as connections:
+        running = await connections.get(liar(tmp_path, [tool], result).execution)
+        assert await running.call("look", {}) == (text, True)
 
 
 def test_each_source_has_its_own_id():

@@ -7,20 +7,23 @@ import json
 import sys
 import time
 from collections import Counter
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox import SandboxConfig, SandboxPool
-from synthesis.datasets import read_dataset
+from synthesis.datasets import read_card, read_dataset
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import EmulatedExecution, StdioExecution, ToolServer
 from synthesis.runner import Journal
-from synthesis.trajectories.collect import ServerDocument, ServerSource
+from synthesis.trajectories.collect import ServerDocument, ServerSource, fact_documents
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.duplicates import normalize_all, with_own_ids
 from synthesis.trajectories.normalize import normalize
@@ -367,6 +370,39 @@ def test_whatever_a_document_holds_is_kept_or_rejected(tools):
         assert msgspec.json.decode(msgspec.json.encode(tool.parameters)) == tool.parameters
 
 
+def places(value, way=()):
+    """All ways into a JSON value."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*way, key)
+        yield from places(inner, (*way, key))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_stands_at_any_place_of_a_record(tmp_path_factory, data):
+    """A record of each form, two of whose values are anything at all."""
+    forms = [json.loads(json.dumps(yaml.safe_load(OPENAPI), default=str)), smithery(), RAPIDAPI, [function()]]
+    record = deepcopy(forms[data.draw(st.integers(0, 3))])
+    for _ in range(2):
+        every = list(places(record))
+        *way, last = every[data.draw(st.integers(0, len(every) - 1))]
+        holder = reduce(lambda value, key: value[key], way, record)
+        holder[last] = data.draw(JSON | st.lists(JSON, max_size=2))
+    read = read_registries([write(tmp_path_factory.getbasetemp() / "any.json", record)])
+    assert read.read == len(read.documents) + len(read.rejected)
+    assert all(one.reason and one.detail and "\n" not in one.detail for one in read.rejected)
+    for done in normalize_all(read.documents, min_tools=1):
+        assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
+
+
+def test_required_parameters_that_are_no_names(tmp_path):
+    body = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", {"b": 1}]}
+    content = {"required": True, "content": {"application/json": {"schema": body}}}
+    operation = {"operationId": "put_a", "description": "Put one thing there.", "requestBody": content}
+    document = one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": {"/a": {"put": operation}}}))
+    assert normalize(document, min_tools=1).reasons() == {"invalid_schema": 1}
+
+
 def documents(*tool_lists, language="en") -> list[ServerDocument]:
     return [
         ServerDocument(f"s{i}", "S", "", "other", language, list(tools), EmulatedExecution())
@@ -434,6 +470,10 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     assert summary.rejected["collect"] == {"mcp_server_unavailable": 1}
     assert summary.rejected["registries"] == {"not_connected": 1, "not_json": 1, "registry_unreadable": 1}
     assert summary.rejected["normalize"]["duplicate_server"] == 3
+    card = read_card(tmp_path / "out" / "servers")
+    figures, dropped = card["statistics"], card["rejected"]["normalize"]
+    assert figures["tools"] + sum(dropped.values()) == figures["tools_read"]
+    assert figures["tools_read"] == 6 + len(fact_documents(["en"], only=["colors"])[0].tools)
     assert "gone.json" in summary.details["registries"]["registry_unreadable"]
 
 

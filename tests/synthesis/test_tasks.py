@@ -97,6 +97,12 @@ async def test_written_tasks_are_checked(question, reason):
     unknown = Scripted(ServerTask=ServerTask("", ["fly"], "What is the capital of Chad?"))
     with pytest.raises(Rejected, match="unknown_tool"):
         await write_task(seed(chain=[], count=1), COUNTRIES, teacher=unknown, seed=0, extra={})
+    none = Scripted(ServerTask=ServerTask("", [], "What is the capital of Chad?"))
+    with pytest.raises(Rejected, match="no_tools"):
+        await write_task(seed(chain=[], count=1), COUNTRIES, teacher=none, seed=0, extra={})
+    twice = Scripted(ServerTask=ServerTask("", [*CHAIN, CHAIN[0]], "What is the capital of Chad?"))
+    (task,) = await write_task(seed(chain=[], count=2), COUNTRIES, teacher=twice, seed=0, extra={})
+    assert task.tools == CHAIN  # a set: each counts once
 
 
 async def vary(question, back, *, task=TASK, mode="persona"):

@@ -6,11 +6,11 @@ import pytest
 
 from synthesis.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.offline.trajectories import HANDLERS, final_text
+from synthesis.offline.trajectories import final_text
 from synthesis.records import Message, Task, TaskScores, ToolCall
 from synthesis.runner import Rejected
-from synthesis.teacher import TeacherError, prompt_name, render_prompt
-from synthesis.trajectories.answers import ANSWERS, ConcisenessScore
+from synthesis.teacher import TeacherError, render_prompt
+from synthesis.trajectories.answers import ConcisenessScore
 from synthesis.trajectories.interact import AgentRun, CallStatus
 from synthesis.trajectories.reward import AXES, judge, score_axes
 
@@ -136,24 +136,6 @@ def test_final_answers():
     assert final_text(["Oslo"], "en") == "The answer is Oslo."
     assert final_text([1, "b", 2.5], "en") == "The answers are 1, b and 2.5."
     assert final_text([1, "b", 2.5], "zh") == "答案分别是1、b和2.5。"
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("answer", ANSWERS, ids=prompt_name)
-def test_every_request_has_a_prompt_in_both_languages_and_a_rule(answer, language):
-    server = COUNTRIES if language == "en" else COUNTRIES_ZH
-    variables = {
-        "server": server, "tools": server.tools, "count": 5, "chain": [FIRST, SECOND], "query": QUESTION,
-        "tool_count": 2, "task": GOOD.task, "mode": "persona", "persona": "a teacher", "messages": GOOD.messages,
-        "turns_left": 3, "tool": server.tools[0], "call": ToolCall("call_1", *ONE), "question": QUESTION,
-        "history": [{"call": ToolCall("call_0", *TWO), "result": CAPITAL[1]}],
-    }  # fmt: skip
-    text = render_prompt(answer, variables, language)
-    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
-    assert (chinese > 60) == (language == "zh")
-    assert FIRST in text and "{{" not in text and answer.__name__ in HANDLERS
-    if "messages" in answer.__name__ or answer.__name__.endswith("Score"):
-        assert "call_2" in text and '{"capital": "Beijing"}' in text
 
 
 def test_the_three_kinds_of_variation_have_prompts_of_their_own():

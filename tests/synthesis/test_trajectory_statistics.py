@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from synthesis.datasets import read_card, write_dataset
 from synthesis.records import (
     AxisScore,
+    CallError,
     CodeExecution,
     EmulatedExecution,
+    InjectedFailure,
     Message,
     StdioExecution,
+    Task,
+    TaskScores,
     ToolCall,
     ToolServer,
     ToolSpec,
     Trajectory,
 )
+from synthesis.trajectories.interact import AgentRun, CallStatus, estimated_tokens
 from synthesis.trajectories.reward import AXES
-from synthesis.trajectories.statistics import rows, trajectory_statistics
+from synthesis.trajectories.statistics import rows, run_statistics, trajectory_statistics
 
 TOOLS = [ToolSpec(name, "?", {"type": "object", "properties": {}}) for name in ("one", "two", "three")]
 SERVERS = {
@@ -34,9 +41,14 @@ SERVERS = {
 
 
 def trajectory(
-    server: str, turns: list[list[str]], *, status: float, failures: int = 0, system: bool = False
-) -> Trajectory:
-    """One whose turns call the tools of these names."""
+    server: str, turns: list[list[str]], *, status: float, failures: int = 0, system: bool = False,
+    kinds: Sequence[str] = (), errors: Sequence[str] = (),
+) -> Trajectory:  # fmt: skip
+    """One whose turns call the tools of these names.
+
+    Args:
+        failures: how many were injected; `kinds` those of which the record has the kind.
+    """
     messages = [Message("system", "?")] if system else []
     messages.append(Message("user", "?"))
     for number, names in enumerate(turns):
@@ -46,13 +58,24 @@ def trajectory(
     messages.append(Message("assistant", "!"))
     scores = {axis: AxisScore(1.0, "?") for axis in AXES} | {"tool_call_status": AxisScore(status, "?")}
     reward = sum(score.score for score in scores.values()) / 7
-    return Trajectory("t", "t", server, server, "en", TOOLS[:2], messages, failures, scores, reward)
+    return Trajectory(
+        "t", "t", server, server, "en", TOOLS[:2], messages, failures, scores, reward,
+        [InjectedFailure("call_0_0", kind) for kind in kinds], [CallError("call_0_1", kind) for kind in errors],
+    )  # fmt: skip
 
 
 TRAJECTORIES = [
     trajectory("code", [["one"]], status=1.0),
-    trajectory("code", [["one", "two"], ["one"]], status=0.66, failures=1),
-    trajectory("mcp", [["one", "two", "one"]] * 2, status=0.33, failures=2, system=True),
+    trajectory("code", [["one", "two"], ["one"]], status=0.66, failures=1, kinds=["timeout"]),
+    trajectory(
+        "mcp",
+        [["one", "two", "one"]] * 2,
+        status=0.33,
+        failures=2,
+        system=True,
+        kinds=["empty"],
+        errors=["tool_error", "invalid_arguments", "tool_error"],
+    ),  # fmt: skip
     trajectory("emulated", [], status=1.0),
 ]
 
@@ -95,7 +118,51 @@ def test_functions_and_where_they_run(found) -> None:
     assert found["functions_offered"] == 6 and found["servers"] == 3 and found["parallel_turns"] == 3
     assert found["execution_shares"] == {"code": 0.5, "emulated": 0.25, "mcp": 0.25}
     assert found["execution_shares_of_calls"] == {"code": 0.4, "emulated": 0.0, "mcp": 0.6}
-    assert found["share_with_injected_failures"] == 0.5
+    thirds = {"code": 0.3333, "emulated": 0.3333, "mcp": 0.3333}
+    assert found["execution_shares_of_servers"] == thirds
+    assert rows(found)["servers real / emulated"].startswith("66.7% / 33.3% (code 33.3%, ")
+
+
+def test_failures_by_kind(found) -> None:
+    """Of a record of before, which has their number only, the kind is not known."""
+    assert found["injected_failures_by_kind"] == {"empty": 1, "timeout": 1, "unrecorded": 1}
+    assert found["injected_failures"] == 3 and found["share_with_injected_failures"] == 0.5
+    assert found["real_failures_by_kind"] == {"invalid_arguments": 1, "tool_error": 2}
+    assert found["real_failures"] == 3 and found["real_failure_rate"] == 0.3
+    assert found["share_with_real_failures"] == 0.25 and found["share_with_failures"] == 0.5
+    table = rows(found)
+    assert table["injected failures"] == "3; 30.0% of the calls (empty 33.3%, timeout 33.3%, unrecorded 33.3%)"
+    assert table["real failures"] == "3; 30.0% of the calls (tool_error 66.7%, invalid_arguments 33.3%)"
+    assert table["with a failed call"] == "50.0% of the conversations"
+
+
+def test_tokens_are_those_of_messages_and_documents(found) -> None:
+    tokens = [estimated_tokens(one.messages, one.tools) for one in TRAJECTORIES]
+    assert found["tokens_per_conversation"] == {
+        "mean": pytest.approx(sum(tokens) / 4, abs=0.1), "median": sorted(tokens)[1] / 2 + sorted(tokens)[2] / 2,
+        "histogram": {"0": 4},
+    }  # fmt: skip
+    long = msgspec.structs.replace(TRAJECTORIES[0], messages=[Message("user", "首" * 3_000)])
+    assert trajectory_statistics([long], SERVERS)["tokens_per_conversation"]["histogram"] == {"3": 1}
+
+
+def test_of_all_runs() -> None:
+    task = Task("t", "code", "en", "chain", "original", "?", [], TaskScores(5, 5, 5))
+    calls = [CallStatus("1", True), CallStatus("2", False, "empty"), CallStatus("3", False, error="crash")]
+    assert run_statistics([AgentRun(task, [], calls), AgentRun(task, [], calls[:1])], 1) == {
+        "runs": 2, "calls": 4, "injected_failure_rate": 0.25, "injected_failures": {"empty": 1},
+        "real_failure_rate": 0.25, "real_failures": {"crash": 1}, "judge_failures": 1, "judge_failure_rate": 0.5,
+    }  # fmt: skip
+    assert run_statistics([], 0)["judge_failure_rate"] == 0.0
+
+
+def test_a_card_of_before_has_the_table_as_far_as_it_goes(found) -> None:
+    of_failures = ("injected_failures_by_kind", "real_failure", "share_with_failures", "share_with_real")
+    new = (*of_failures, "tokens_per", "execution_shares_of_servers")
+    old = {name: value for name, value in found.items() if not name.startswith(new)}
+    missing = {"tokens a conversation, estimated", "servers real / emulated", "real failures", "with a failed call"}
+    assert rows(found).keys() - rows(old).keys() == missing
+    assert rows(old)["injected failures"] == "3; 30.0% of the calls"
 
 
 def test_a_card_has_the_same_table(tmp_path, found) -> None:
