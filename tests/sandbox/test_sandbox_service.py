@@ -227,6 +227,21 @@ async def test_a_caller_that_hangs_up_ends_its_call() -> None:
         assert (await pool.call(TOOL, "echo", {"value": 1})).value == 1
 
 
+async def test_a_call_that_outlasts_the_drain_is_cut_off() -> None:
+    async with (
+        SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=60, wall_seconds=60))) as pool,
+        serving(pool, drain_seconds=0.1) as (service, url),
+    ):
+        call = asyncio.create_task(post(f"{url}/call", {"code": TOOL, "function": "spin", "arguments": {}}))
+        while service.running == 0:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):  # of the call's 60
+            assert await service.stop() == 1
+        with pytest.raises(aiohttp.ClientError):
+            await call
+        assert service.running == 0
+
+
 async def test_a_service_with_too_weak_isolation_is_refused() -> None:
     async with SandboxPool(SandboxConfig(highest_tier="D", allow_unisolated=True)) as weak, serving(weak) as (_, url):
         with pytest.raises(SandboxError, match="no isolation beyond rlimits"):
