@@ -1,12 +1,15 @@
 """The pool behind HTTP, for callers in other processes and on other machines.
 
-    POST /call       {"code", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
+    POST /call       {"code" or "digest", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
     POST /run_code   {"code", "language"?} → as SandboxFusion answers, so that the original ASTRA's scripts run on it
     GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
     GET  /metrics    Prometheus' text format
 
+A module that is open need not be sent again: its digest (SHA-256 of the source as UTF-8) names it. The pool takes that
+of the source which it runs, so no caller can put other code behind it. When it is not open any more: 409.
+
 With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
-400 (field, value, remedy), 401, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
+400 (field, value, remedy), 401, 409, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
 """
 
 from __future__ import annotations
@@ -91,11 +94,21 @@ class Service(HttpService):
         return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
 
     async def _call(self, request: web.Request) -> web.Response:
-        names = {"code": str, "function": str, "arguments": dict, "seed": int, "now": int, "history": list}
-        body = await _body(request, names, {"seed": 0, "now": None, "history": []})
+        names: dict[str, type] = {"code": str, "function": str, "arguments": dict}
+        names |= {"seed": int, "now": int, "history": list, "digest": str}
+        body = await _body(request, names, {"code": None, "digest": None, "seed": 0, "now": None, "history": []})
         body["history"] = [_past_call(item) for item in body["history"]]
-        result = await self._admitted(**body)
+        result = await self._admitted(self._source(body.pop("code"), body.pop("digest")), **body)
         return web.json_response(vars(result))
+
+    def _source(self, code: str | None, digest: str | None) -> str:
+        if code is not None and digest is None:
+            return code
+        if digest is None or code is not None:
+            raise Refused(400, "send one of 'code' and 'digest': a module's source, or what names one that is open")
+        if (held := self._pool.source(digest)) is None:
+            raise Refused(409, f"no environment of digest {digest[:80]!r} is open here; send its 'code'")
+        return held
 
     async def _run_code(self, request: web.Request) -> web.Response:
         names = {"code": str, "language": str, "run_timeout": object, "compile_timeout": object, "files": object}
@@ -107,7 +120,7 @@ class Service(HttpService):
         if body["files"] or body["fetch_files"] or body["stdin"]:
             raise Refused(400, "files, fetch_files and stdin are not offered here; put the data into the code")
         script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
-        result = await self._admitted(code=script, function=_SCRIPT, arguments={})
+        result = await self._admitted(script, function=_SCRIPT, arguments={})
         return web.json_response(_as_sandbox_fusion(result))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -124,7 +137,7 @@ class Service(HttpService):
         text = exposition.generate_latest(self._metrics.registry)
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
-    async def _admitted(self, **call: Any) -> CallResult:
+    async def _admitted(self, code: str, **call: Any) -> CallResult:
         if self.draining:
             raise Refused(503, "the service is stopping")
         if self._accepted >= self._pool.config.calls_at_once + self.config.max_waiting:
@@ -135,7 +148,7 @@ class Service(HttpService):
         self._accepted += 1
         started = time.perf_counter()
         try:
-            result = await self._pool.call(**call)
+            result = await self._pool.call(code, **call)
         except SandboxError as error:
             raise Refused(503, str(error)) from None
         finally:
