@@ -9,6 +9,7 @@ One environment: a tool over a table of 300 rows. Rates are with enough callers 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,25 +156,90 @@ async def latency(pool: SandboxPool) -> dict[str, Any]:
     return {"one_caller": percentiles(alone), "64_callers": at_64, "p99_over_p50": at_64["p99_ms"] / at_64["p50_ms"]}
 
 
+EMPTY_SERVICE = """
+import asyncio
+from aiohttp import web
+
+async def main():
+    async def answer(request):
+        await request.read()
+        return web.json_response(None)
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"nothing on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def service(*command: str) -> AsyncIterator[tuple[str, Callable[[], float]]]:
+    """(address of a service in a process of its own, its CPU seconds so far)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, cwd=rows.ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        url = (await process.stdout.readline()).decode().split()[2].rstrip(",")
+        yield url, lambda: int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]) / 1e9
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def http(pool: SandboxPool) -> dict[str, Any]:
-    """What the service adds for one caller on loopback, its process apart from the caller's."""
+    """What the service adds for one caller on loopback, its process apart from the caller's.
+
+    CPU times are of the caller's and the service's process, those of the sandbox apart. Beside them aiohttp's own: a
+    service that does nothing, which the same caller asks as soon as it has an answer, so that its caches are warm.
+    """
+    import aiohttp
+
     from sandbox.remote import RemotePool
 
-    command = [sys.executable, "-m", "launch.sandbox_server", "--port=0"]
-    server = await asyncio.create_subprocess_exec(*command, cwd=rows.ROOT, stdout=asyncio.subprocess.PIPE)
-    assert server.stdout is not None
-    try:
-        url = (await server.stdout.readline()).decode().split()[2].rstrip(",")
-        async with RemotePool(url) as remote:
-            here, there = [], []
-            for _ in range(4 * _ROUNDS.value):  # short turns: the difference is small
-                here += (await rate(sandboxed(pool), _SECONDS.value / 4, 1))[1]
-                there += (await rate(sandboxed(remote), _SECONDS.value / 4, 1))[1]
-    finally:
-        server.terminate()
-        await server.wait()
-    medians = [1000 * statistics.median(one) for one in (here, there)]
-    return {"http_adds_ms": round(medians[1] - medians[0], 3), "in_process_ms": round(medians[0], 3)}
+    async with (
+        service("-m", "launch.sandbox_server", "--port=0") as (url, seconds),
+        service("-c", EMPTY_SERVICE) as (empty_url, empty_seconds),
+        RemotePool(url) as remote,
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def ask() -> None:
+            async with session.post(empty_url, data=b"{}") as response:
+                await response.json()
+
+        await sandboxed(remote)()
+        sides: dict[str, tuple[Call, Callable[[], float]]] = {
+            "in_process": (sandboxed(pool), lambda: 0.0),
+            "http": (sandboxed(remote), seconds),
+            "empty": (ask, empty_seconds),
+        }
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}  # ms: latency, here, there
+        for _ in range(4 * _ROUNDS.value):  # short turns: the difference is small
+            for name, (call, there) in sides.items():
+                before = time.process_time(), there()
+                latencies = (await rate(call, _SECONDS.value / 4, 1))[1]
+                spent = [
+                    1000 * (after - one) for after, one in zip((time.process_time(), there()), before, strict=True)
+                ]
+                found[name].append((1000 * statistics.median(latencies), *(one / len(latencies) for one in spent)))
+    middle = {name: [statistics.median(column) for column in zip(*turns, strict=True)] for name, turns in found.items()}
+    adds = [one - two for one, two in zip(middle["http"], middle["in_process"], strict=True)]
+    return {
+        "http_adds_ms": round(adds[0], 3),
+        "http_adds_cpu_ms": round(adds[1] + adds[2], 3),
+        "in_process_ms": round(middle["in_process"][0], 3),
+        "in_process_cpu_ms": round(middle["in_process"][1], 3),
+        "http_caller_cpu_ms": round(middle["http"][1], 3),
+        "http_service_cpu_ms": round(middle["http"][2], 3),
+        "empty_http_ms": round(middle["empty"][0], 3),
+        "empty_http_cpu_ms": round(middle["empty"][1] + middle["empty"][2], 3),
+    }
 
 
 async def many() -> dict[str, Any]:

@@ -43,7 +43,7 @@ async def _serve() -> int:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
     token = cli.token_of(_TOKEN_FILE)
     try:
-        config = ServiceConfig(_HOST.value, _PORT.value, token)
+        config = ServiceConfig(host=_HOST.value, port=_PORT.value, token=token)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     told = services.told_to_stop()

@@ -36,7 +36,13 @@ async def _serve() -> int:
 
     token = cli.token_of(_TOKEN_FILE)
     try:
-        service_config = ServiceConfig(_HOST.value, _PORT.value, token, _WAITING.value, _DRAIN.value)
+        service_config = ServiceConfig(
+            host=_HOST.value,
+            port=_PORT.value,
+            token=token,
+            max_waiting=_WAITING.value,
+            drain_seconds=_DRAIN.value,
+        )
         pool_config = SandboxConfig(
             minimum_tier=_TIER.value,
             allow_unisolated=_UNISOLATED.value,

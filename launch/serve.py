@@ -43,7 +43,7 @@ async def _serve() -> int:
         model=name,
         host=_HOST.value,
         port=_PORT.value,
-        api_key=cli.token_of(_KEY_FILE),
+        token=cli.token_of(_KEY_FILE),
         max_waiting=_WAITING.value,
         drain_seconds=_DRAIN.value,
     )

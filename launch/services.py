@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from launch import cli
 
-
-class Stoppable(Protocol):
-    """An HTTP service: `sandbox.service.Service`, `astra_jax.serving.service.Service`."""
-
-    port: int
-
-    async def start(self) -> None:
-        """Listen. Raises `OSError` if the address cannot be had."""
-
-    async def stop(self) -> int:
-        """Take nothing more, let what is in flight end, then close. Returns how much was cut off."""
+if TYPE_CHECKING:  # --help does not wait for it
+    from sandbox.http_service import HttpService
 
 
 def told_to_stop() -> asyncio.Event:
@@ -29,7 +20,7 @@ def told_to_stop() -> asyncio.Event:
     return told
 
 
-async def listen(service: Stoppable, host: str, port: int) -> None:
+async def listen(service: HttpService, host: str, port: int) -> None:
     """Start a service.
 
     Raises:

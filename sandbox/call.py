@@ -33,6 +33,7 @@ from sandbox.seccomp import Filter
 _CHANNEL = 3  # the only descriptor a call has beside 0, 1 and 2, which are /dev/null
 _ERROR_CHARACTERS = 2_000
 _exit = os._exit
+_RETURNED = int(Report.RETURNED)
 _REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
 _FILE_NAME = "<tool>"
 _DECODE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C function
@@ -127,26 +128,29 @@ class Locks:
                 raise OSError(ctypes.get_errno(), "a layer could not be put in place")
 
 
-def run_locked(body: Callable[[], bytes], channel: int, locks: Locks, more_cpu_seconds: int) -> NoReturn:
+def run_locked(
+    channel: int, locks: Locks, more_cpu_seconds: int, body: Callable[..., bytes], arguments: tuple[Any, ...]
+) -> NoReturn:
     """Lock this freshly forked process, run `body`, send its report, end.
 
     Args:
-        body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
         channel: write end of the slot's pipe.
         locks: to put in place first; a call that cannot ends without having run anything.
         more_cpu_seconds: than the limit of one call.
+        body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
+        arguments: of `body`.
     """
     try:
         locks.close(channel, more_cpu_seconds)
         os.write(_CHANNEL, LOCKED)
         try:
-            report, message = Report.RETURNED, body()
+            report, message = _RETURNED, body(*arguments)
         except Reported as stopped:
-            report = stopped.report
+            report = int(stopped.report)
             account = {"error": _clean(stopped.error), "stdout": stopped.stdout}
             message = json.dumps(account, ensure_ascii=False).encode()
         except BaseException as error:  # MemoryError while the result was encoded, for instance
-            report, message = Report.RAISED, json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
+            report, message = int(Report.RAISED), json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
         rest = memoryview(REPORT.pack(report, len(message)) + message)
         while rest:
             rest = rest[os.write(_CHANNEL, rest) :]
@@ -170,11 +174,11 @@ def rehearse() -> None:
     del sys.modules["tool"]
 
 
-def compile_module(source: bytes) -> bytes:
+def compile_module(source: bytes | memoryview) -> bytes:
     """Compile untrusted source; the compiler can burn CPU and memory, so it too runs only in a locked process."""
     try:
         warnings.simplefilter("ignore")
-        return marshal.dumps(compile(source.decode(), _FILE_NAME, "exec", dont_inherit=True))
+        return marshal.dumps(compile(str(source, "utf-8"), _FILE_NAME, "exec", dont_inherit=True))
     except SyntaxError as error:
         where = f" (line {error.lineno}: {(error.text or '').strip()[:200]!r})" if error.lineno else ""
         raise Reported(Report.SOURCE, f"{type(error).__name__}: {error.msg}{where}") from None
@@ -182,7 +186,7 @@ def compile_module(source: bytes) -> bytes:
         raise Reported(Report.SOURCE, f"{type(error).__name__}: the module could not be compiled: {error}") from None
 
 
-def call_function(code: bytes, request: bytes, limits: Limits, output: Output) -> bytes:
+def call_function(code: bytes, request: bytes | memoryview, limits: Limits, output: Output) -> bytes:
     """Execute the module afresh, repeat the calls of its history, call its function, encode what that returned.
 
     Args:
@@ -191,7 +195,7 @@ def call_function(code: bytes, request: bytes, limits: Limits, output: Output) -
         limits: of this call.
         output: takes what it prints.
     """
-    wanted, _ = _DECODE(request.decode(), 0)
+    wanted, _ = _DECODE(str(request, "utf-8"), 0)
     sys.stdout = sys.stderr = output
     gc.enable()
     determinism.begin_call(wanted["seed"], wanted.get("now"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import os
 import sys
@@ -25,7 +24,7 @@ from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import Slot, SlotError, Zygote
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.protocol import Limits, Plan
-from sandbox.request import PastCall, cpu_seconds_of, encode_request
+from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 
 _UIDS = 1000
@@ -115,6 +114,7 @@ class PoolStats:
 
 @dataclass
 class _Entry:
+    code: str
     opening: asyncio.Task[Slot]
     users: int = 0
 
@@ -227,7 +227,7 @@ class SandboxPool:
         more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds)
         if isinstance(request, CallResult):
             return request
-        digest = hashlib.sha256(code.encode()).hexdigest()
+        digest = source_digest(code)
         async with self._permits:
             result = await self._attempt(digest, code, request, more)
             if result.is_infrastructure:
@@ -236,6 +236,11 @@ class SandboxPool:
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
+
+    def source(self, digest: str) -> str | None:
+        """The source of an environment that is open, by its `source_digest`; None when there is none such."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.code
 
     def _make_cgroup(self) -> str:
         if "cgroup" in self.config.leave_out:
@@ -291,7 +296,7 @@ class SandboxPool:
             return entry
         self._entries.pop(digest, None)
         self._make_room()
-        entry = _Entry(asyncio.get_running_loop().create_task(self._open(code)))
+        entry = _Entry(code, asyncio.get_running_loop().create_task(self._open(code)))
         entry.opening.add_done_callback(_note_exception)
         self._entries[digest] = entry
         return entry

@@ -7,22 +7,32 @@ async with RemotePool("http://sandbox:8700", token=token) as pool:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
 from sandbox.outcomes import CallResult, Outcome, SandboxError
-from sandbox.request import PastCall, encode_request
+from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
 
+_MOST_MODULES = 1024  # whose digests a client remembers
+_JSON = {"Content-Type": "application/json"}
 _FIELDS = {field.name for field in fields(CallResult)}
+_KINDS = set(Outcome)
 
 
 class RemotePool:
     """Calls go to a service. What is no answer of a call is an infrastructure outcome, tried twice.
+
+    A module's source is sent with its first call; later ones name it by its digest, and send it again where the service
+    does not have it open (any more, or it is another one behind the same address).
 
     Args:
         url: of the service.
@@ -53,6 +63,7 @@ class RemotePool:
             raise ValueError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
         self._policy = minimum_tier, allow_unisolated
         self.url = url.rstrip("/")
+        self._call_url = f"{self.url}/call"
         self.tier = ""
         self.layers: dict[str, str] = {}
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -60,6 +71,7 @@ class RemotePool:
         self._patience = patience_seconds
         self._timeout = aiohttp.ClientTimeout(total=answer_seconds)
         self._session: aiohttp.ClientSession | None = None
+        self._sent: OrderedDict[str, str] = OrderedDict()  # digests by source
 
     async def __aenter__(self) -> RemotePool:
         """Connect.
@@ -119,26 +131,31 @@ class RemotePool:
         """
         if self._session is None:
             raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
-        request = encode_request(function, arguments, seed=seed, now=now, history=history, code=code)
-        if isinstance(request, CallResult):
-            return request
-        result = await self._attempt(request)
-        return await self._attempt(request) if result.ended_by == "connection" else result
+        call = partial(encode_request, function, arguments, seed=seed, now=now, history=history)
+        result = await self._attempt(code, call)
+        return await self._attempt(code, call) if result.ended_by == "connection" else result
 
-    async def _attempt(self, request: bytes) -> CallResult:
+    async def _attempt(self, code: str, call: Callable[..., bytes | CallResult]) -> CallResult:
         assert self._session is not None
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience
-        headers = {"Content-Type": "application/json"}
+        digest = self._sent.get(code)
         while True:
+            request = call(code=code) if digest is None else call(digest=digest)
+            if isinstance(request, CallResult):
+                return request
             try:
-                async with self._session.post(f"{self.url}/call", data=request, headers=headers) as response:
-                    body = await response.json()
+                async with self._session.post(self._call_url, data=request, headers=_JSON) as response:
+                    body = json.loads(await response.read())
                     status, later = response.status, response.headers.get("Retry-After", "1")
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
                 return _lost(f"{type(error).__name__}: {error}")
             if status == 200:
+                self._note_sent(code)
                 return _decode(body)
+            if status == 409 and digest is not None:
+                digest = None
+                continue
             text = str(body.get("error", status)) if isinstance(body, dict) else str(status)
             if status == 401:
                 raise SandboxError(f"the sandbox service at {self.url} asks for another token")
@@ -151,12 +168,21 @@ class RemotePool:
                 return CallResult(Outcome.OPEN_FAILED, error=text, ended_by="queue")
             await asyncio.sleep(pause)
 
+    def _note_sent(self, code: str) -> None:
+        if code in self._sent:
+            self._sent.move_to_end(code)
+            return
+        with contextlib.suppress(UnicodeEncodeError):  # no source; the call's result says so
+            self._sent[code] = source_digest(code)
+        if len(self._sent) > _MOST_MODULES:
+            self._sent.popitem(last=False)
+
 
 def _lost(why: str) -> CallResult:
     return CallResult(Outcome.ENV_DIED, error=f"the sandbox service did not answer ({why})", ended_by="connection")
 
 
 def _decode(body: Any) -> CallResult:
-    if not isinstance(body, dict) or set(body) != _FIELDS or body["kind"] not in set(Outcome):
+    if not isinstance(body, dict) or set(body) != _FIELDS or body["kind"] not in _KINDS:
         return _lost("its answer is not a call's result")
     return CallResult(**(body | {"kind": Outcome(body["kind"])}))

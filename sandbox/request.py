@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,15 @@ def encode_request(
     except (TypeError, ValueError, RecursionError) as error:
         message = f"TypeError: the arguments are not a JSON object: {error}"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+
+
+def source_digest(code: str) -> str:
+    """What names a module: SHA-256 of its source as UTF-8, in hexadecimal.
+
+    Raises:
+        UnicodeEncodeError: a lone surrogate, which no source has.
+    """
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
 def cpu_seconds_of(history: Sequence[PastCall]) -> int:

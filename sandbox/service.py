@@ -1,29 +1,30 @@
 """The pool behind HTTP, for callers in other processes and on other machines.
 
-    POST /call       {"code", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
+    POST /call       {"code" or "digest", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
     POST /run_code   {"code", "language"?} → as SandboxFusion answers, so that the original ASTRA's scripts run on it
     GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
     GET  /metrics    Prometheus' text format
 
+A module that is open need not be sent again: its digest (SHA-256 of the source as UTF-8) names it. The pool takes that
+of the source which it runs, so no caller can put other code behind it. When it is not open any more: 409.
+
 With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
-400 (field, value, remedy), 401, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
+400 (field, value, remedy), 401, 409, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.access import CHALLENGE, is_loopback, shows_token
+from sandbox.http_service import HttpService, ReachConfig, Refused
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
@@ -31,88 +32,49 @@ from sandbox.request import PastCall
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SCRIPT = "__sandbox_script__"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True)
-class ServiceConfig:
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig(ReachConfig):
     """How the service is reached.
 
     Attributes:
-        host: address to listen on; beyond loopback only with a token.
-        port: 0 takes a free one.
-        token: what callers must show; None asks for none.
         max_waiting: calls that may wait for a permit; one more is answered 429.
-        drain_seconds: how long calls in flight may go on once the service is told to stop.
     """
 
-    host: str = "127.0.0.1"
+    RISK = "run code"
+
     port: int = 8700
-    token: str | None = None
     max_waiting: int = 1024
-    drain_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.token and not is_loopback(self.host):
-            raise ValueError(
-                f"ServiceConfig.host={self.host!r} can be reached from other machines, and no token is set: whoever "
-                "reaches it could run code; give a token, or listen on 127.0.0.1"
-            )
-        if self.max_waiting < 0:
-            raise ValueError(f"ServiceConfig.max_waiting={self.max_waiting}: must be at least 0")
-        if not self.drain_seconds >= 0:
-            raise ValueError(f"ServiceConfig.drain_seconds={self.drain_seconds}: must be at least 0")
+        super().__post_init__()
+        self.check_not_negative("max_waiting")
 
 
-class Service:
+class Service(HttpService):
     """Serves an open pool until it is stopped.
 
     Args:
         pool: already open, and owned by the caller.
     """
 
+    config: ServiceConfig
+
     def __init__(self, pool: SandboxPool, config: ServiceConfig) -> None:
-        self.config = config
-        self.port = 0
         self._pool = pool
         self._accepted = 0  # calls that are running or wait for a permit
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._metrics = _Metrics(self)
         limits = pool.config.limits
+        routes = [
+            web.post("/call", self._call),
+            web.post("/run_code", self._run_code),
+            web.get("/health", self._health),
+            web.get("/metrics", self._show_metrics),
+        ]
         # JSON may write a byte as six.
-        self._most_bytes = 6 * (limits.source_bytes + limits.argument_bytes) + _HEADROOM_BYTES
-        app = web.Application(client_max_size=self._most_bytes, middlewares=[self._guard])
-        app.router.add_post("/call", self._call)
-        app.router.add_post("/run_code", self._run_code)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._show_metrics)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-        self._site: web.TCPSite | None = None
-
-    async def start(self) -> None:
-        """Listen. `port` is then the one that was taken.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
-        await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await self._site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> int:
-        """Take no more calls, let those in flight end, then close. Returns how many were cut off."""
-        self._draining = True
-        site, self._site = self._site, None
-        if site is not None:
-            await site.stop()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_seconds)
-        cut = self._accepted
-        await self._runner.cleanup()
-        return cut
+        most_bytes = 6 * (limits.source_bytes + limits.argument_bytes) + _HEADROOM_BYTES
+        super().__init__(config, routes, most_bytes=most_bytes)
 
     @property
     def waiting(self) -> int:
@@ -126,31 +88,27 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            if request.path != "/health":
-                self._authorise(request)
-            return await handler(request)
-        except _Refused as refused:
-            self._metrics.refused.labels(str(refused.status)).inc()
-            return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
-        except web.HTTPRequestEntityTooLarge:
-            self._metrics.refused.labels("413").inc()
-            return web.json_response({"error": f"the request is larger than {self._most_bytes} bytes"}, status=413)
-        except web.HTTPException as error:
-            return web.json_response({"error": error.reason}, status=error.status, headers=_allowed(error))
-
-    def _authorise(self, request: web.Request) -> None:
-        if not shows_token(request.headers, self.config.token):
-            raise _Refused(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
+    def refusal(self, request: web.Request, refused: Refused) -> web.Response:
+        """As JSON."""
+        self._metrics.refused.labels(str(refused.status)).inc()
+        return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
 
     async def _call(self, request: web.Request) -> web.Response:
-        names = {"code": str, "function": str, "arguments": dict, "seed": int, "now": int, "history": list}
-        body = await _body(request, names, {"seed": 0, "now": None, "history": []})
+        names: dict[str, type] = {"code": str, "function": str, "arguments": dict}
+        names |= {"seed": int, "now": int, "history": list, "digest": str}
+        body = await _body(request, names, {"code": None, "digest": None, "seed": 0, "now": None, "history": []})
         body["history"] = [_past_call(item) for item in body["history"]]
-        result = await self._admitted(**body)
+        result = await self._admitted(self._source(body.pop("code"), body.pop("digest")), **body)
         return web.json_response(vars(result))
+
+    def _source(self, code: str | None, digest: str | None) -> str:
+        if code is not None and digest is None:
+            return code
+        if digest is None or code is not None:
+            raise Refused(400, "send one of 'code' and 'digest': a module's source, or what names one that is open")
+        if (held := self._pool.source(digest)) is None:
+            raise Refused(409, f"no environment of digest {digest[:80]!r} is open here; send its 'code'")
+        return held
 
     async def _run_code(self, request: web.Request) -> web.Response:
         names = {"code": str, "language": str, "run_timeout": object, "compile_timeout": object, "files": object}
@@ -158,46 +116,43 @@ class Service:
         defaults = dict.fromkeys(set(names) - {"code"})
         body = await _body(request, names, defaults | {"language": "python"})
         if body["language"] != "python":
-            raise _Refused(400, f"language is {body['language']!r}; only 'python' is run here")
+            raise Refused(400, f"language is {body['language']!r}; only 'python' is run here")
         if body["files"] or body["fetch_files"] or body["stdin"]:
-            raise _Refused(400, "files, fetch_files and stdin are not offered here; put the data into the code")
+            raise Refused(400, "files, fetch_files and stdin are not offered here; put the data into the code")
         script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
-        result = await self._admitted(code=script, function=_SCRIPT, arguments={})
+        result = await self._admitted(script, function=_SCRIPT, arguments={})
         return web.json_response(_as_sandbox_fusion(result))
 
     async def _health(self, request: web.Request) -> web.Response:
         state = {
-            "status": "draining" if self._draining else "ok",
+            "status": "draining" if self.draining else "ok",
             "tier": self._pool.tier,
             "layers": self._pool.layers,
             "running": self.running,
             "waiting": self.waiting,
         }
-        return web.json_response(state, status=503 if self._draining else 200)
+        return web.json_response(state, status=503 if self.draining else 200)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         text = exposition.generate_latest(self._metrics.registry)
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
-    async def _admitted(self, **call: Any) -> CallResult:
-        if self._draining:
-            raise _Refused(503, "the service is stopping")
+    async def _admitted(self, code: str, **call: Any) -> CallResult:
+        if self.draining:
+            raise Refused(503, "the service is stopping")
         if self._accepted >= self._pool.config.calls_at_once + self.config.max_waiting:
             # When about half of those that wait will be gone.
             wait = math.ceil(self.waiting / 2 * self._metrics.mean_seconds() / self._pool.config.calls_at_once)
             text = f"{self.waiting} calls are waiting already; try again later"
-            raise _Refused(429, text, {"Retry-After": str(max(1, wait))})
+            raise Refused(429, text, {"Retry-After": str(max(1, wait))})
         self._accepted += 1
-        self._idle.clear()
         started = time.perf_counter()
         try:
-            result = await self._pool.call(**call)
+            result = await self._pool.call(code, **call)
         except SandboxError as error:
-            raise _Refused(503, str(error)) from None
+            raise Refused(503, str(error)) from None
         finally:
             self._accepted -= 1
-            if not self._accepted:
-                self._idle.set()
         self._metrics.calls.labels(result.kind.value).inc()
         self._metrics.seconds.observe(time.perf_counter() - started)
         return result
@@ -207,32 +162,24 @@ class Service:
 # What comes in, what goes out
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.headers = headers or {}
-
-
 async def _body(request: web.Request, fields: dict[str, type], defaults: dict[str, Any]) -> dict[str, Any]:
     """The request's JSON object, each field of its type."""
     try:
         body = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
-        raise _Refused(400, f"the body is not JSON: {error}") from None
+        raise Refused(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise _Refused(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
+        raise Refused(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
     if unknown := set(body) - set(fields):
-        raise _Refused(400, f"unknown field {sorted(unknown)[0]!r}; the fields are {', '.join(fields)}")
+        raise Refused(400, f"unknown field {sorted(unknown)[0]!r}; the fields are {', '.join(fields)}")
     for name, kind in fields.items():
         if name not in body:
             if name not in defaults:
-                raise _Refused(400, f"field {name!r} is missing; the fields are {', '.join(fields)}")
+                raise Refused(400, f"field {name!r} is missing; the fields are {', '.join(fields)}")
             body[name] = defaults[name]
         elif not isinstance(body[name], kind) or (kind is int and isinstance(body[name], bool)):
             shown = json.dumps(body[name])[:80]
-            raise _Refused(400, f"field {name!r} is {shown}; send a JSON {_JSON_NAMES[kind]}")
+            raise Refused(400, f"field {name!r} is {shown}; send a JSON {_JSON_NAMES[kind]}")
     return body
 
 
@@ -244,12 +191,8 @@ def _past_call(item: Any) -> PastCall:
     shaped = isinstance(item, list) and len(item) == len(shapes)
     if not shaped or not all(isinstance(part, shape) for part, shape in zip(item, shapes, strict=True)):
         shown = json.dumps(item)[:80]
-        raise _Refused(400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds")
+        raise Refused(400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds")
     return PastCall(*item)
-
-
-def _allowed(error: web.HTTPException) -> dict[str, str]:
-    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
 
 def _as_sandbox_fusion(result: CallResult) -> dict[str, Any]:

@@ -4,18 +4,21 @@ A slot is trusted: it never executes, compiles or unmarshals what it was given, 
 beyond a fixed-size head. It decides every verdict from the outside. Standard library only.
 
 Each call is a copy of the slot's memory, so that holds nothing of any other call when one is forked: requests are taken
-from the socket one at a time, results are passed on as they come, and the buffers of both are cleared.
+from the socket one at a time, results are passed on as they come, and the buffers of both are cleared. A page that the
+slot changes while a call runs is copied, so what it does for each call is written to touch few objects.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import operator
 import os
 import select
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sandbox import call, libc, lockdown
 from sandbox.protocol import (
@@ -38,6 +41,11 @@ _SLACK_BYTES = 64 << 10
 _READ_BYTES = 64 << 10
 _WATCH_SECONDS = 0.002
 _HEAD_BYTES = len(LOCKED) + REPORT.size
+# As plain integers: each look-up in an enumeration touches more of its objects, and after a fork each page of them is
+# copied.
+_LOAD, _CALL, _CANCEL = int(Operation.LOAD), int(Operation.CALL), int(Operation.CANCEL)
+_REPORTED, _PART, _RETURNED = int(Verdict.REPORTED), int(Verdict.PART), int(Report.RETURNED)
+_LAST_REPORT = int(max(Report))
 Buffer = bytes | bytearray | memoryview
 
 
@@ -76,7 +84,7 @@ class _Job:
     def __init__(
         self,
         number: int,
-        operation: Operation,
+        operation: int,
         pid: int,
         pipe: int,
         started: float,
@@ -141,7 +149,7 @@ class Slot:
         self._wake, wake_writer = os.pipe()
         for descriptor in (self._wake, wake_writer):
             os.set_blocking(descriptor, False)
-        signal.signal(signal.SIGCHLD, lambda number, stack: None)
+        signal.signal(signal.SIGCHLD, operator.is_)  # any function of two arguments that does nothing
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
 
     def serve(self, layers: dict[str, str]) -> NoReturn:
@@ -165,17 +173,22 @@ class Slot:
     def _milliseconds_to_look(self) -> float | None:
         if not self._jobs:
             return None
-        times = (job.deadline if job.watched else job.started + _WATCH_SECONDS for job in self._jobs.values())
-        return max(0.0, min(times) - self._clock()) * 1000 + 1
+        first = math.inf
+        for job in self._jobs.values():
+            time = job.deadline if job.watched else job.started + _WATCH_SECONDS
+            if time < first:
+                first = time
+        left = first - self._clock()
+        return left * 1000 + 1 if left > 0 else 1
 
     def _read_requests(self) -> None:
         try:
             for message in self._inbox.frames():
                 number, operation, more_cpu_seconds = REQUEST.unpack_from(message)
-                if operation == Operation.CANCEL:
+                if operation == _CANCEL:
                     self._cancel(number)
                 else:
-                    self._start(number, Operation(operation), more_cpu_seconds, message[REQUEST.size :])
+                    self._start(number, operation, more_cpu_seconds, message[REQUEST.size :])
         except (EOFError, ConnectionResetError):
             self._end()
 
@@ -184,16 +197,15 @@ class Slot:
             os.kill(pid, signal.SIGKILL)
         os._exit(0)
 
-    def _start(self, number: int, operation: Operation, more_cpu_seconds: int, payload: memoryview) -> None:
-        def body() -> bytes:
-            if operation == Operation.LOAD:
-                return call.compile_module(bytes(payload))
-            return call.call_function(self._code, bytes(payload), self._limits, self._output)
-
+    def _start(self, number: int, operation: int, more_cpu_seconds: int, payload: memoryview) -> None:
+        body: Callable[..., bytes] = call.compile_module
+        arguments: tuple[Any, ...] = (payload,)
+        if operation == _CALL:
+            body, arguments = call.call_function, (self._code, payload, self._limits, self._output)
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:
-            call.run_locked(body, writer, self._locks, more_cpu_seconds)
+            call.run_locked(writer, self._locks, more_cpu_seconds, body, arguments)
         os.close(writer)
         if pid < 0:
             os.close(reader)
@@ -209,7 +221,7 @@ class Slot:
                 os.kill(job.pid, signal.SIGKILL)
 
     def _most_bytes(self, job: _Job) -> int:
-        if job.operation == Operation.LOAD:
+        if job.operation == _LOAD:
             return self._limits.source_bytes * _CODE_BYTES_PER_SOURCE_BYTE + _SLACK_BYTES
         return self._limits.result_bytes + 4 * self._limits.stdout_bytes + _SLACK_BYTES
 
@@ -232,12 +244,12 @@ class Slot:
                 self._stop(job, Verdict.FLOOD)
             if flood or not count:
                 self._close_pipe(job)
-            elif job.operation == Operation.LOAD:
+            elif job.operation == _LOAD:
                 job.code += rest
             elif ended and count < len(self._buffer):
                 return rest
             else:
-                self._reply(job.number, Verdict.PART, 0, payload=rest)
+                self._reply(job.number, _PART, 0, payload=rest)
             self._clear(chunk)
         return self._buffer[:0]
 
@@ -291,12 +303,12 @@ class Slot:
     def _finish(self, job: _Job, status: int, cpu_seconds: float, rest: memoryview) -> None:
         verdict, detail = self._judge(job, status, cpu_seconds)
         payload: Buffer = rest
-        if job.operation == Operation.LOAD:
-            returned = verdict == Verdict.REPORTED and detail == Report.RETURNED
+        if job.operation == _LOAD:
+            returned = verdict == _REPORTED and detail == _RETURNED
             self._code, payload = (bytes(job.code), b"") if returned else (b"", job.code)
         self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, payload)
 
-    def _judge(self, job: _Job, status: int, cpu_seconds: float) -> tuple[Verdict, int]:
+    def _judge(self, job: _Job, status: int, cpu_seconds: float) -> tuple[int, int]:
         if job.stopped is not None:
             return job.stopped, 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -314,12 +326,12 @@ class Slot:
         if len(job.head) < _HEAD_BYTES:
             return Verdict.MALFORMED, 0
         kind, length = REPORT.unpack_from(job.head, len(LOCKED))
-        if kind > max(Report) or job.written != _HEAD_BYTES + length:
+        if kind > _LAST_REPORT or job.written != _HEAD_BYTES + length:
             return Verdict.MALFORMED, 0
-        return Verdict.REPORTED, kind
+        return _REPORTED, kind
 
     def _reply(
-        self, number: int, verdict: Verdict, detail: int, cpu: float = 0.0, wall: float = 0.0, payload: Buffer = b""
+        self, number: int, verdict: int, detail: int, cpu: float = 0.0, wall: float = 0.0, payload: Buffer = b""
     ) -> None:
         size = REPLY.size + len(payload)
         parts: list[Buffer] = [LENGTH.pack(size) + REPLY.pack(number, verdict, detail, cpu, wall), payload]

@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sandbox import http_service
+
 MAX_CHOICES = 128
 """Completions of one request."""
 
 
-class Refused(Exception):
+class Refused(http_service.Refused):
     """A request is not taken; the text names the field, the value and the remedy.
 
     Attributes:
-        status: of HTTP.
         param: the field.
         code: OpenAI's, for the few errors that clients tell apart.
     """
@@ -34,12 +35,9 @@ class Refused(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(text)
-        self.text = text
-        self.status = status
+        super().__init__(status, text, headers)
         self.param = param
         self.code = code
-        self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
         """In OpenAI's form."""

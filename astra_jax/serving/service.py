@@ -6,7 +6,7 @@
     GET  /health                {"status", "running", "waiting"}; 503 while it drains and once the policy has failed
     GET  /metrics               Prometheus' text format
 
-With a key, all but `/health` want `Authorization: Bearer KEY`. What cannot be taken is refused at once and by name:
+With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
 400, 401, 404 (another model), 413, 429 with Retry-After, 503. An error is `{"error": {"message", "type", "param",
 "code"}}`.
 """
@@ -18,8 +18,8 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from aiohttp import web
@@ -32,120 +32,69 @@ from astra_jax.serving.metrics import Metrics
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused, parse
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox.access import CHALLENGE, is_loopback, shows_token
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from sandbox import http_service
+from sandbox.http_service import HttpService, ReachConfig
 
 
 @dataclass(frozen=True)
-class ServingConfig:
+class ServingConfig(ReachConfig):
     """How the service is reached.
 
     Attributes:
         model: the name that it serves under.
-        host: address to listen on; beyond loopback only with a key.
-        port: 0 takes a free one.
-        api_key: what callers must show; None asks for none.
         max_waiting: choices that may wait for a slot; a request that would make more is answered 429.
         max_body_bytes: of a request; a larger one is answered 413.
-        drain_seconds: how long requests in flight may go on once the service is told to stop.
     """
 
+    RISK = "use the model"
+    TOKEN_NAME = "API key"
+
     model: str
-    host: str = "127.0.0.1"
+    _: KW_ONLY
     port: int = 8000
-    api_key: str | None = None
     max_waiting: int = 1024
     max_body_bytes: int = 16 << 20
-    drain_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.api_key and not is_loopback(self.host):
-            raise ValueError(
-                f"ServingConfig.host={self.host!r} can be reached from other machines, and no key is set; give an API "
-                "key, or listen on 127.0.0.1"
-            )
-        for name in ("max_waiting", "max_body_bytes", "drain_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"ServingConfig.{name}={getattr(self, name)}: must be at least 0")
+        super().__post_init__()
+        self.check_not_negative("max_waiting", "max_body_bytes")
 
 
-class Service:
+class Service(HttpService):
     """Serves a policy until it is stopped.
 
     Args:
         policy: owned by the caller.
     """
 
+    config: ServingConfig
+
     def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
-        self.config = config
-        self.port = 0
         self._policy = policy
         self._tokenizer = tokenizer
         self._turn_ends = (tokenizer.eos_id, tokenizer.pad_id)  # as Qwen3's generation_config.json has them
         self._created = int(time.time())
         self._choices = 0  # accepted and not finished
-        self._open = 0  # requests
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._metrics = Metrics(policy)
-        app = web.Application(client_max_size=config.max_body_bytes, middlewares=[self._guard])
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._show_metrics)
-        # Whoever hangs up frees the slots: the handler is cancelled.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-        self._site: web.TCPSite | None = None
-
-    async def start(self) -> None:
-        """Listen. `port` is then the one that was taken.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
-        await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await self._site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> int:
-        """Take no more requests, let those in flight end, then close. Returns how many were cut off."""
-        self._draining = True
-        site, self._site = self._site, None
-        if site is not None:
-            await site.stop()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_seconds)
-        cut = self._open
-        await self._runner.cleanup()
-        return cut
+        routes = [
+            web.post("/v1/completions", self._completions),
+            web.post("/v1/chat/completions", self._chat),
+            web.get("/v1/models", self._models),
+            web.get("/health", self._health),
+            web.get("/metrics", self._show_metrics),
+        ]
+        super().__init__(config, routes, most_bytes=config.max_body_bytes)
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            if request.path != "/health" and not shows_token(request.headers, self.config.api_key):
-                raise Refused("send the header Authorization: Bearer KEY", status=401, headers=CHALLENGE)
-            response = await handler(request)
-        except Refused as refused:
-            response = web.json_response(refused.body(), status=refused.status, headers=refused.headers)
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the request is larger than {self.config.max_body_bytes} bytes; send less"
-            response = web.json_response(Refused(text, status=413).body(), status=413)
-        except web.HTTPException as error:
-            allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-            text = f"{request.method} {request.path}: {error.reason}"
-            response = web.json_response(
-                Refused(text, status=error.status).body(), status=error.status, headers=allowed
-            )
-        except Exception as error:  # of the policy: it says so to whoever waits, and fails for good
-            if self._policy.failure is None:
-                raise
-            response = web.json_response(Refused(str(error), status=503).body(), status=503)
+    def refusal(self, request: web.Request, refused: http_service.Refused) -> web.Response:
+        """In OpenAI's form."""
+        if not isinstance(refused, Refused):
+            refused = Refused(refused.text, status=refused.status, headers=refused.headers)
+        return web.json_response(refused.body(), status=refused.status, headers=refused.headers)
+
+    def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Counted."""
         self._metrics.requests.labels(self._endpoint(request), str(response.status)).inc()
         return response
 
@@ -172,7 +121,7 @@ class Service:
 
     async def _health(self, request: web.Request) -> web.Response:
         failure = self._policy.failure
-        status = "draining" if self._draining else "ok" if failure is None else f"failed: {failure!r}"
+        status = "draining" if self.draining else "ok" if failure is None else f"failed: {failure!r}"
         state = {"status": status, "running": self._policy.running, "waiting": self._policy.waiting}
         return web.json_response(state, status=200 if status == "ok" else 503)
 
@@ -196,8 +145,13 @@ class Service:
             async with contextlib.aclosing(parts):
                 if answer.request.stream:
                     return await self._streamed(request, answer, parts)
-                async for choice, part in parts:
-                    choice.parts.append(part)
+                try:
+                    async for choice, part in parts:
+                        choice.parts.append(part)
+                except Exception as error:  # of the policy: it says so to whoever waits, and fails for good
+                    if self._policy.failure is None:
+                        raise
+                    raise Refused(str(error), status=503) from error
         return web.json_response(answer.whole())
 
     async def _streamed(
@@ -229,7 +183,7 @@ class Service:
 
     @contextlib.contextmanager
     def _admitted(self, choices: int):  # type: ignore[no-untyped-def]
-        if self._draining:
+        if self.draining:
             raise Refused("the server is stopping; ask another one", status=503)
         if self._policy.failure is not None:
             raise Refused(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
@@ -241,15 +195,10 @@ class Service:
             text = f"{waiting} completions are waiting already, {choices} more are too many; try again later"
             raise Refused(text, status=429, headers={"Retry-After": str(wait)})
         self._choices += choices
-        self._open += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self._choices -= choices
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
 
     async def _sampled(
         self, answer: Answer[Any], samplings: Sequence[Sampling]

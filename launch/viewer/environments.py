@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from launch.viewer.answers import CALL, Refused, page, short
+from launch.viewer.answers import CALL, page, short
 from launch.viewer.catalogue import Catalogue, Filter, code_tools, shown_tools, solved
 from launch.viewer.drawing import answer_text, draw
 from launch.viewer.listing import address, asked, page_number
 from sandbox import SandboxError
+from sandbox.http_service import Refused
 from sandbox.interface import Sandbox
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'

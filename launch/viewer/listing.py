@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from launch.viewer.answers import Refused
+from sandbox.http_service import Refused
 
 T = TypeVar("T")
 

@@ -10,11 +10,10 @@ name this machine's address).
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -22,9 +21,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from astra_jax.rollout.pages import template
-from launch.viewer.answers import HERE, Refused, page, refusal
+from launch.viewer.answers import CALL, HERE, page
 from launch.viewer.cards import shown_card
 from sandbox.access import is_loopback, shows_token
+from sandbox.http_service import HttpService, ReachConfig, Refused
 
 _MOST_BYTES = 1 << 20
 _HEADERS = {
@@ -38,7 +38,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="dataset: any user name, the token as password", charset="UTF-8"'}
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pages(Protocol):
@@ -53,108 +52,57 @@ class Pages(Protocol):
         """The list, `/`, and what it leads to. Handlers raise `Refused`."""
 
 
-@dataclass(frozen=True)
-class ServiceConfig:
-    """How the pages are reached.
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig(ReachConfig):
+    """How the pages are reached; browsers send the token as HTTP Basic's password."""
 
-    Attributes:
-        host: address to listen on; beyond loopback only with a token.
-        port: 0 takes a free one.
-        token: what people must show, as HTTP Basic's password or as a bearer; None asks for none.
-        drain_seconds: how long requests in flight may go on once the service is told to stop.
-    """
+    RISK = "read the data and run tools"
 
-    host: str = "127.0.0.1"
     port: int = 8800
-    token: str | None = None
     drain_seconds: float = 35.0
 
-    def __post_init__(self) -> None:
-        if not self.token and not is_loopback(self.host):
-            raise ValueError(
-                f"ServiceConfig.host={self.host!r} can be reached from other machines, and no token is set: whoever "
-                "reaches it could read the data and run tools; give a token (--token_file), or listen on 127.0.0.1"
-            )
-        if not self.drain_seconds >= 0:
-            raise ValueError(f"ServiceConfig.drain_seconds={self.drain_seconds}: must be at least 0")
 
-
-class Service:
+class Service(HttpService):
     """Serves a dataset until it is stopped.
 
     Args:
         card: the dataset's.
     """
 
+    config: ServiceConfig
+
     def __init__(self, pages: Pages, card: Mapping[str, Any], config: ServiceConfig) -> None:
-        self.config = config
-        self.port = 0
         self._pages = pages
         self._card = card
-        self._running = 0
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._script = (HERE / "viewer.js").read_text(encoding="utf-8")
         self._style = template("viewer.css.jinja", HERE).render()
-        app = web.Application(client_max_size=_MOST_BYTES, middlewares=[self._guard])
-        app.router.add_routes(pages.routes())
-        app.router.add_get("/card", self._show_card)
-        app.router.add_get("/viewer.js", self._show_script)
-        app.router.add_get("/viewer.css", self._show_style)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-        self._site: web.TCPSite | None = None
-
-    async def start(self) -> None:
-        """Listen. `port` is then the one that was taken.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
-        await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await self._site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> int:
-        """Take no more requests, let those in flight end, then close. Returns how many were cut off."""
-        self._draining = True
-        site, self._site = self._site, None
-        if site is not None:
-            await site.stop()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.config.drain_seconds)
-        cut = self._running
-        await self._runner.cleanup()
-        return cut
+        routes = [
+            *pages.routes(),
+            web.get("/card", self._show_card),
+            web.get("/viewer.js", self._show_script),
+            web.get("/viewer.css", self._show_style),
+        ]
+        super().__init__(config, routes, most_bytes=_MOST_BYTES)
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._running += 1
-        self._idle.clear()
-        try:
-            self._admit(request)
-            response = await handler(request)
-        except Refused as refused:
-            response = refusal(request, refused)
-        except web.HTTPRequestEntityTooLarge:
-            response = refusal(request, Refused(413, f"the body is larger than {_MOST_BYTES} bytes; send less"))
-        except web.HTTPException as error:
-            allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-            response = refusal(
-                request, Refused(error.status, f"{request.method} {request.path}: {error.reason}", allowed)
-            )
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+    def refusal(self, request: web.Request, refused: Refused) -> web.Response:
+        """As JSON to programs, as a page to people."""
+        if request.path == CALL:
+            response = web.json_response({"error": refused.text}, status=refused.status)
+        else:
+            response = page("page.html.jinja", refused.status, title="Not shown", text=refused.text)
+        response.headers.update(refused.headers)
+        return response
+
+    def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """With what the browser may do with it."""
         response.headers.update(_HEADERS)
         return response
 
-    def _admit(self, request: web.Request) -> None:
-        if self._draining:  # on a connection that was open before
+    def admit(self, request: web.Request) -> None:
+        """Whoever shows the token, or else a browser that asks for this machine by name."""
+        if self.draining:  # on a connection that was open before
             raise Refused(503, "launch.inspect is stopping; start it again")
         token = self.config.token
         if token is None:

@@ -12,10 +12,11 @@ from functools import partial
 
 from aiohttp import web
 
-from launch.viewer.answers import Refused, page, short
+from launch.viewer.answers import page, short
 from launch.viewer.catalogue import parameters_of
 from launch.viewer.conversations import Conversations, Filter, arguments_text, scores, turns
 from launch.viewer.listing import address, asked, page_number
+from sandbox.http_service import Refused
 from synthesis.datasets import DatasetError
 
 

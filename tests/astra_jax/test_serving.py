@@ -390,9 +390,9 @@ def test_errors_reach_the_client_as_its_own(server):
 
 
 def test_a_key_is_asked_for(tokenizer):
-    with pytest.raises(ValueError, match="give an API key, or listen on 127.0.0.1"):
+    with pytest.raises(ValueError, match="no API key is set: .*; set one, or listen on 127.0.0.1"):
         ServingConfig("tiny", host="0.0.0.0")
-    with serving(lambda: Drip(tokenizer), tokenizer, api_key=KEY, max_body_bytes=2_000) as server:
+    with serving(lambda: Drip(tokenizer), tokenizer, token=KEY, max_body_bytes=2_000) as server:
         assert get(server, "/health")[0] == 200
         for headers in ({}, {"Authorization": "Bearer open"}, {"Authorization": f"Basic {KEY}"}):
             assert get(server, "/metrics", **headers)[0] == 401

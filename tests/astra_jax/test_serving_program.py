@@ -26,7 +26,7 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
     (tmp_path / "key").write_text(f"{KEY}\n")
     command = [sys.executable, "-m", "launch.serve", f"--weights={tmp_path / 'served'}", "--port=0", "--slots=2"]
     refused = subprocess.run([*command, "--host=0.0.0.0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2 and "give an API key" in refused.stderr
+    assert refused.returncode == 2 and "no API key is set" in refused.stderr
     with subprocess.Popen(
         [*command, f"--api_key_file={tmp_path / 'key'}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:

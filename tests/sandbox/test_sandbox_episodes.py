@@ -140,22 +140,27 @@ async def test_a_history_too_long_is_an_error_by_name(sandbox: Sandbox) -> None:
 
 
 async def test_episodes_go_on_when_their_workers_are_killed() -> None:
+    """Killed after some calls were committed, however slow the machine is."""
     chosen = random.Random(0)
     async with SandboxPool(SandboxConfig(max_slots=3)) as pool:
+        committed = at_last_kill = 0
 
         async def shop(i: int) -> tuple[Episode, dict[str, int]]:
+            nonlocal committed
             episode, expected = Episode(pool, SHOP + f"# {i}\n"), {}
             for step in range(12):
                 item = f"item {step % 4}"
                 result = await episode.call("add", {"item": item, "count": i})
                 if result.ok:  # one that was killed twice is not committed
                     expected[item] = expected.get(item, 0) + i
+                    committed += 1
             return episode, expected
 
         shops = asyncio.gather(*(shop(i) for i in range(6)))
         while not shops.done():
-            await asyncio.sleep(0.05)
-            if pool._zygote and pool._zygote.alive and chosen.random() < 0.5:
+            await asyncio.sleep(0.01)
+            if pool._zygote and pool._zygote.alive and committed >= at_last_kill + chosen.randint(8, 16):
+                at_last_kill = committed
                 os.kill(pool._zygote.pid, signal.SIGKILL)
         assert pool.stats.zygotes > 1
         for episode, expected in await shops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import signal
@@ -130,6 +131,8 @@ BAD = {
     "wrong type": ({"code": "", "function": 3, "arguments": {}}, "field 'function' is 3; send a JSON string"),
     "a bool": ({"code": "", "function": "f", "arguments": {}, "seed": True}, "'seed' is true; send a JSON integer"),
     "unknown": ({"code": "", "function": "f", "arguments": {}, "sede": 1}, "unknown field 'sede'"),
+    "no module": ({"function": "f", "arguments": {}}, "send one of 'code' and 'digest'"),
+    "two modules": ({"code": "", "digest": "0", "function": "f", "arguments": {}}, "send one of 'code' and 'digest'"),
 }
 
 
@@ -139,6 +142,71 @@ async def test_a_bad_body_is_refused_by_name(pool: SandboxPool, case: str) -> No
     async with serving(pool) as (_, url):
         status, answer, _ = await post(f"{url}/call", body)
         assert status == 400 and words in answer["error"]
+
+
+class Relay:
+    """Between a client and a service, which may be another one by the next connection; counts the bytes sent there."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port  # of the service
+        self.sent = 0
+
+    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_there = await asyncio.open_connection("127.0.0.1", self.port)
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, counts: bool) -> None:
+            while data := await source.read(1 << 16):
+                self.sent += len(data) * counts
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(copy(reader, to_there, True), copy(there, writer, False), return_exceptions=True)
+
+
+async def test_a_module_is_sent_once_and_again_to_a_service_that_does_not_have_it(pool: SandboxPool) -> None:
+    code = TOOL + "#" * 15_000
+    async with (
+        SandboxPool(SandboxConfig()) as another,
+        serving(pool) as (first, _),
+        serving(another) as (second, _),
+        await asyncio.start_server((relay := Relay(first.port)).pass_on, "127.0.0.1", 0) as server,
+        RemotePool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as remote,
+    ):
+
+        async def bytes_sent(value: int) -> int:
+            before = relay.sent
+            assert (await remote.call(code, "echo", {"value": value})).value == value
+            return relay.sent - before
+
+        assert await bytes_sent(0) > 15_000
+        assert max([await bytes_sent(i) for i in range(1, 4)]) < 1_000
+        relay.port = second.port  # as after a restart, or behind a balancer
+        await first.stop()
+        assert await bytes_sent(4) > 15_000
+        assert await bytes_sent(5) < 1_000
+
+
+async def test_a_digest_stands_for_the_source_that_is_open_and_no_other() -> None:
+    """Two clients, modules that push each other out, and a body that asks for a module that is not there."""
+    codes = [f"def which():\n    return {i}\n" for i in range(3)]
+    async with (
+        SandboxPool(SandboxConfig(max_slots=2)) as pool,
+        serving(pool) as (_, url),
+        RemotePool(url) as one,
+        RemotePool(url) as two,
+    ):
+        for _ in range(2):
+            for i, code in enumerate(codes):
+                results = await asyncio.gather(*(remote.call(code, "which", {}) for remote in (one, two, one)))
+                assert [result.value for result in results] == [i] * 3
+        assert pool.stats.evicted >= 3
+        named = [
+            {"digest": hashlib.sha256(code.encode()).hexdigest(), "function": "which", "arguments": {}}
+            for code in codes
+        ]
+        answers = [await post(f"{url}/call", body) for body in named]
+        assert [status for status, *_ in answers] == [409, 200, 200]  # the first one was pushed out
+        assert "send its 'code'" in answers[0][1]["error"] and [body["value"] for _, body, _ in answers[1:]] == [1, 2]
 
 
 async def test_a_large_body_and_a_wrong_path_are_refused(pool: SandboxPool) -> None:
@@ -225,6 +293,21 @@ async def test_a_caller_that_hangs_up_ends_its_call() -> None:
             while service.running:
                 await asyncio.sleep(0.01)
         assert (await pool.call(TOOL, "echo", {"value": 1})).value == 1
+
+
+async def test_a_call_that_outlasts_the_drain_is_cut_off() -> None:
+    async with (
+        SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=60, wall_seconds=60))) as pool,
+        serving(pool, drain_seconds=0.1) as (service, url),
+    ):
+        call = asyncio.create_task(post(f"{url}/call", {"code": TOOL, "function": "spin", "arguments": {}}))
+        while service.running == 0:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):  # of the call's 60
+            assert await service.stop() == 1
+        with pytest.raises(aiohttp.ClientError):
+            await call
+        assert service.running == 0
 
 
 async def test_a_service_with_too_weak_isolation_is_refused() -> None:
