@@ -19,6 +19,7 @@ from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolS
 from synthesis.runner import Rejected, Transient, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import EmulatedResult
+from synthesis.trajectories.collect import connected
 from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import fix_names
 
@@ -104,7 +105,7 @@ class Executor:
             Transient: it went away and did not come back, or did not answer in time.
         """
         try:
-            connection = await self._connections.get(execution)
+            connection = await connected(execution, self._connections)
             names = await self._names(server, connection)
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
