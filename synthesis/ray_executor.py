@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -47,6 +48,7 @@ DEATHS = 3
 _CALLS = 1_000_000
 """Of an actor at once: what is in work is bounded by the driver."""
 _CLOSE_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
 
 
 class RayUnavailable(Exception):
@@ -247,9 +249,15 @@ class RayExecutor:
         else:
             options |= {"address": self._address}
         try:
+            if self._address and ":" in self._address:  # Ray itself tries for minutes
+                host, _, port = self._address.rpartition(":")
+                socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RayUnavailable(f"no Ray cluster at {self._address or 'this machine'}: {error}") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RayUnavailable(
+                f"no Ray cluster at {self._address or 'this machine'} ({error}): start one with `ray start`, and name "
+                "its HOST:PORT, or auto on one of its machines"
+            ) from None
         try:
             yield
         finally:

@@ -103,6 +103,7 @@ class Executor:
 
         Raises:
             Transient: it went away and did not come back, or did not answer in time.
+            Rejected: see `collect.connected`.
         """
         try:
             connection = await connected(execution, self._connections)
