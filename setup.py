@@ -71,6 +71,8 @@ setup(
         "gcs": ["gcsfs"],
         # ASTRA's released records as .parquet.
         "parquet": ["pyarrow"],
+        # Synthesis on many cores and machines: --executor=ray.
+        "ray": ["ray>=2.60"],
         "tpu": ["jax[tpu]>=0.8"],
         # A rollout server in a venv of its own: its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.11"],
@@ -87,6 +89,7 @@ setup(
             "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",
+            "ray>=2.60",
             "ruff",
             "selenium",
             # Reference of the parity tests, and the peer of benchmarks/train_step.py: one known minor version.

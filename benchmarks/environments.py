@@ -26,6 +26,7 @@ async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
     from sandbox import SandboxConfig, SandboxPool
     from synthesis.environments.config import EnvironmentsConfig
     from synthesis.environments.pipeline import synthesize
+    from synthesis.executors import LocalExecutor
     from synthesis.offline.teacher import OfflineTeacher
     from synthesis.runner import Journal
 
@@ -34,7 +35,7 @@ async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
         with Journal(folder / "journal.sqlite") as journal:
             started = time.perf_counter()
             summary = await synthesize(
-                config, teacher=OfflineTeacher(), pool=pool, journal=journal, out_dir=folder, seed=seed
+                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=folder, seed=seed
             )
             seconds = time.perf_counter() - started
     made = sum(summary.counts.values())

@@ -16,10 +16,9 @@ import asyncio
 
 from absl import flags
 
-from launch import cli, sandboxes, teachers
+from launch import cli, executors
 
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(teachers)
+flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
@@ -39,18 +38,9 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.runner import Journal
 
     workdir = Path(_WORKDIR.value).absolute()
-    teacher, embedder = teachers.teacher_from_flags(workdir), teachers.embedder_from_flags()
-    async with sandboxes.sandbox_from_flags() as pool:
+    async with executors.executor_from_flags(workdir) as executor:
         with Journal(workdir / "journal.sqlite") as journal:
-            summary = await synthesize(
-                config,
-                teacher=teacher,
-                pool=pool,
-                journal=journal,
-                out_dir=workdir,
-                seed=_SEED.value,
-                embedder=embedder,
-            )
+            summary = await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value)
     for side, statistics in summary.statistics.items():
         print(f"\n{workdir / side}\n{table(statistics)}")
     print()
@@ -65,9 +55,10 @@ def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.datasets import DatasetError
     from synthesis.environments.embedding import EmbeddingError
+    from synthesis.ray_executor import RayUnavailable
     from synthesis.runner import Stopped
 
-    return (DatasetError, EmbeddingError, SandboxError, Stopped, ValueError)
+    return (DatasetError, EmbeddingError, RayUnavailable, SandboxError, Stopped, ValueError)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from launch import cli
 
 if TYPE_CHECKING:  # --help does not wait for it
-    from sandbox import Sandbox
+    from sandbox import Sandbox, SandboxPool
 
 _URL = flags.DEFINE_string(
     "sandbox_url", None, "Sandbox service (launch.sandbox_server) in which tool code runs; by default this machine."
@@ -26,14 +28,31 @@ _TIER = flags.DEFINE_enum(
 
 def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:
     """The sandbox, not yet open. Raises `cli.UsageError`."""
-    from sandbox import SandboxConfig, SandboxPool
+    return sandbox_maker_from_flags()()
 
+
+def sandbox_maker_from_flags(*, concurrency: int | None = None) -> Callable[[], AbstractAsyncContextManager[Sandbox]]:
+    """What makes the sandbox, not yet open, in this process or (it can be pickled) in another on another machine.
+
+    Args:
+        concurrency: of a pool on the machine itself, see `SandboxConfig`.
+
+    Raises:
+        cli.UsageError: flags contradict each other.
+    """
     unisolated = _TIER.value == "D"
     if _URL.value:
         from sandbox.remote import RemotePool
 
         token = cli.token_of(_TOKEN_FILE)
-        return RemotePool(_URL.value, token=token, minimum_tier=_TIER.value, allow_unisolated=unisolated)
+        return partial(RemotePool, _URL.value, token=token, minimum_tier=_TIER.value, allow_unisolated=unisolated)
     if _TOKEN_FILE.value:
         raise cli.UsageError("--sandbox_token_file is for a service: give --sandbox_url too")
-    return SandboxPool(SandboxConfig(minimum_tier=_TIER.value, allow_unisolated=unisolated))
+    return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, concurrency=concurrency)
+
+
+def _pool(**config: Any) -> SandboxPool:
+    """The configuration is made where the pool is: it names that machine's interpreter."""
+    from sandbox import SandboxConfig, SandboxPool
+
+    return SandboxPool(SandboxConfig(**config))

@@ -40,6 +40,7 @@ from launch.ledger import Ledger
 from sandbox import Sandbox
 from synthesis.datasets import read_dataset
 from synthesis.environments.partition import Side
+from synthesis.executors import LocalExecutor
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import Message, ToolEnvironment, Trajectory
 from synthesis.runner import Journal
@@ -90,8 +91,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "trajectories.sqlite") as journal:
             summary = await synthesis.trajectories.pipeline.synthesize(
                 self.config.trajectories,
-                teacher=self.teacher,
-                pool=self.pool,
+                executor=LocalExecutor(self.teacher, self.pool),
                 journal=journal,
                 out_dir=self.workdir / "trajectories",
                 workdir=self.workdir,
@@ -111,8 +111,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "environments.sqlite") as journal:
             summary = await synthesis.environments.pipeline.synthesize(
                 self.config.environments,
-                teacher=self.teacher,
-                pool=self.pool,
+                executor=LocalExecutor(self.teacher, self.pool),
                 journal=journal,
                 out_dir=self.workdir / "environments",
                 seed=self.config.seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +13,7 @@ from launch import cli
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.environments.embedding import Embedder
-    from synthesis.teacher import Mode, Teacher
+    from synthesis.teacher import Mode, OpenAITeacher, OpenAITeacherConfig
 
 _URL = flags.DEFINE_string(
     "teacher_url", None, "OpenAI-compatible endpoint of the teacher, ending in /v1; by default the offline teacher."
@@ -52,8 +54,8 @@ _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
 )  # fmt: skip
 
 
-def teacher_from_flags(workdir: Path | None = None) -> Teacher:
-    """The teacher.
+def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | None:
+    """What makes the teacher behind an endpoint, here or (it can be pickled) in another process; None: the offline one.
 
     Args:
         workdir: of the run: where it is noted what was spent, and answers where they are recorded.
@@ -61,16 +63,12 @@ def teacher_from_flags(workdir: Path | None = None) -> Teacher:
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
     """
-    from synthesis.offline.teacher import OfflineTeacher
-    from synthesis.recording import Recording
-    from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig
+    from synthesis.teacher import OpenAITeacherConfig
 
     url, model, key = _endpoint(_URL, _MODEL, _KEY_FILE, *_OF_THE_TEACHER)
     if not url:
-        return OfflineTeacher()
-    path = _RECORDING.value or (workdir / "teacher.sqlite" if workdir else None)
-    if path is None and _MODE.value != "off":
-        raise cli.UsageError(f"--{_MODE.name}={_MODE.value} wants --{_RECORDING.name}, the file of the answers")
+        return None
+    path = Path(_RECORDING.value or workdir / "teacher.sqlite").absolute()
     prices = _PRICES.value or ["0", "0"]
     try:
         price_prompt, price_completion = map(float, prices)
@@ -90,17 +88,24 @@ def teacher_from_flags(workdir: Path | None = None) -> Teacher:
             price_prompt=price_prompt,
             price_completion=price_completion,
         )
-        return OpenAITeacher(config, Recording(path) if path else None, cast("Mode", _MODE.value))
     except ValueError as error:
         raise cli.UsageError(f"--teacher_*: {error}") from None
+    return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value))
 
 
-def embedder_from_flags() -> Embedder:
-    """The embedder of tool documents. Raises `cli.UsageError`."""
+def _endpoint_teacher(config: OpenAITeacherConfig, recording: Path, mode: Mode) -> OpenAITeacher:
+    from synthesis.recording import Recording
+    from synthesis.teacher import OpenAITeacher
+
+    return OpenAITeacher(config, Recording(recording), mode)
+
+
+def embedder_maker_from_flags() -> Callable[[], Embedder]:
+    """What makes the embedder of tool documents, here or in another process. Raises `cli.UsageError`."""
     from synthesis.environments.embedding import EndpointConfig, EndpointEmbedder, SentenceEmbedder
 
     url, model, key = _endpoint(_EMBEDDER_URL, _EMBEDDER_MODEL, _EMBEDDER_KEY_FILE)
-    return EndpointEmbedder(EndpointConfig(url, model, key)) if url else SentenceEmbedder()
+    return partial(EndpointEmbedder, EndpointConfig(url, model, key)) if url else SentenceEmbedder
 
 
 def _endpoint(

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, sandboxes, teachers
+from launch import cli, executors
 
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(teachers)
+flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
@@ -38,20 +37,17 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.trajectories.statistics import rows
 
     workdir = Path(_WORKDIR.value).absolute()
-    teacher = teachers.teacher_from_flags(workdir)
     journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
-    async with sandboxes.sandbox_from_flags() as pool:
+    async with executors.executor_from_flags(workdir) as executor:
         with Journal(journal_file) as journal:
             summary = await synthesize(
-                config, teacher=teacher, pool=pool, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
+                config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
             )
     for name, folder in summary.datasets.items():
         print(f"{folder}: {summary.counts[name]:,}")
     print()
     for name, value in rows(summary.statistics).items():
         print(f"{name:<32} {value}")
-    if summary.reconnections:
-        print(f"{'MCP servers connected to again':<32} {summary.reconnections}")
     print()
     for stage, reasons in summary.rejected.items():
         for reason, count in reasons.items():
@@ -76,9 +72,10 @@ def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
+    from synthesis.ray_executor import RayUnavailable
     from synthesis.runner import Stopped
 
-    return (SandboxError, Stopped, ValueError)
+    return (RayUnavailable, SandboxError, Stopped, ValueError)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,10 @@ class OpenAITeacher:
             TeacherError: no valid answer, or the endpoint refused the request.
             Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointRefuses` or `NotRecorded`.
         """
-        prompt = render_prompt(answer, variables, language)
+        return await self.answer(answer, render_prompt(answer, variables, language), seed)
+
+    async def answer(self, answer: type[T], prompt: str, seed: int) -> T:
+        """`ask`, with a prompt that was rendered elsewhere; raises the same."""
         if self.mode == "off" or self.recording is None:
             return (await self._ask(answer, prompt, seed))[0]
         digest = hashlib.sha256(self._request(answer, prompt, seed)).digest()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -11,6 +12,7 @@ import msgspec
 
 from synthesis.environments.embedding import Embedder, SentenceEmbedder
 from synthesis.environments.partition import Partition, Side, SplitBy
+from synthesis.executors import Means
 from synthesis.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
@@ -235,6 +237,12 @@ class Context:
                 last = rejection
                 feedback = rejection.detail or rejection.reason
         raise last
+
+
+@asynccontextmanager
+async def open_context(means: Means, *, config: EnvironmentsConfig, seed: int) -> AsyncIterator[Context]:
+    """The context of one process."""
+    yield Context(config, means.teacher, means.pool, seed, means.embedder)
 
 
 async def accept(given: T) -> T:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from synthesis.environments.config import BANDS, Band, Built, Context, NeededTool
+from synthesis.environments.config import BANDS, Band, Built, Context, EnvironmentsConfig, NeededTool
 from synthesis.environments.embedding import Embedder, document_text
 from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.partition import Side
@@ -187,7 +187,9 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
     return ((start + stride * np.arange(first, min(first + _CHUNK, n))) % n for first in range(0, n, _CHUNK))
 
 
-async def build_indices(built: Sequence[Built], context: Context) -> dict[tuple[Language, Side], Index]:
+async def build_indices(
+    built: Sequence[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
+) -> dict[tuple[Language, Side], Index]:
     """One index for each language and side that occurs, over the tools of all environments and, if so configured, all
     relations; but where intents are held out, over those of the same side.
 
@@ -199,20 +201,20 @@ async def build_indices(built: Sequence[Built], context: Context) -> dict[tuple[
         candidates: dict[str, Candidate] = {}
         for tool in (tool for one in own for tool in one.tools):
             candidates.setdefault(tool.tool.spec.name, Candidate(tool.intent, tool.domain, tool.tool))
-        if context.config.fact_distractors:
+        if config.fact_distractors:
             for relation in all_relations().values():
                 if relation.id not in candidates:
-                    first = rng_for(context.seed, "distractor", relation.id).choice(list(relation.rows))
-                    subjects = table_subjects(relation, first, context.config.table_rows, context.seed)
+                    first = rng_for(seed, "distractor", relation.id).choice(list(relation.rows))
+                    subjects = table_subjects(relation, first, config.table_rows, seed)
                     code_tool = fact_tool(relation, subjects, language)
                     candidates[relation.id] = Candidate(relation.id, relation.domain, code_tool)
-        partition = context.config.partition
+        partition = config.partition
         indices[language, side] = await Index.build(
             [one for one in candidates.values() if partition.side_of_intent(one.intent) in (side, None)],
             [tool for one in own if one.draft.side == side for tool in one.tools],
-            context.embedder,
-            high_cut=context.config.high_cut,
-            low_cut=context.config.low_cut,
+            embedder,
+            high_cut=config.high_cut,
+            low_cut=config.low_cut,
         )
     return indices
 

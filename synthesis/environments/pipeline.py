@@ -3,7 +3,8 @@
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(workdir / "journal.sqlite") as journal:
             config = EnvironmentsConfig(count=600)
-            await synthesize(config, teacher=OfflineTeacher(), pool=pool, journal=journal, out_dir=workdir, seed=0)
+            executor = LocalExecutor(OfflineTeacher(), pool)
+            await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=0)
 
 writes the datasets `train` and `held_out` of `ToolEnvironment` records.
 """
@@ -17,16 +18,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from synthesis.datasets import read_dataset, write_dataset
 from synthesis.environments.augment import augment, validated
-from synthesis.environments.config import Built, Context, Draft, EnvironmentsConfig
+from synthesis.environments.config import Built, Context, Draft, EnvironmentsConfig, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
-from synthesis.environments.embedding import Embedder, SentenceEmbedder
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.partition import Side
@@ -34,12 +34,9 @@ from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
 from synthesis.environments.verify import finish
+from synthesis.executors import Executor, Workers, run_on
 from synthesis.records import ToolEnvironment
-from synthesis.runner import Journal, run_stage
-from synthesis.teacher import Teacher
-
-if TYPE_CHECKING:
-    from sandbox import Sandbox
+from synthesis.runner import Journal
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
@@ -69,27 +66,36 @@ class EnvironmentsSummary:
 async def synthesize(
     config: EnvironmentsConfig,
     *,
-    teacher: Teacher,
-    pool: Sandbox,
+    executor: Executor,
     journal: Journal,
     out_dir: Path | str,
     seed: int,
-    embedder: Embedder | None = None,
 ) -> EnvironmentsSummary:
     """Make environments and write them as `out_dir/train` and `out_dir/held_out`.
 
     The same configuration, seed and (repeatable) teacher give the same bytes. A killed run goes on from the journal.
 
     Args:
-        pool: an entered sandbox pool.
+        executor: where its stages are worked on, with which teacher, sandbox and embedder; where changes no byte.
         journal: of this run; another configuration or seed in the same journal starts anew, under other stage names.
-        embedder: for choosing irrelevant tools; `SentenceEmbedder()` by default.
 
     Raises:
         SourceError: a file that the configuration names cannot be used, or `tools_of` holds no environment.
         DatasetError: `tools_of` is no dataset of environments.
     """
-    context = Context(config, teacher, pool, seed, embedder or SentenceEmbedder())
+    make_context = partial(open_context, config=config, seed=seed)
+    async with executor.workers(make_context) as workers:
+        return await _synthesize(config, executor, workers, journal, Path(out_dir), seed)
+
+
+async def _synthesize(
+    config: EnvironmentsConfig,
+    executor: Executor,
+    workers: Workers[Context],
+    journal: Journal,
+    out_dir: Path,
+    seed: int,
+) -> EnvironmentsSummary:
     rejected: dict[str, Counter[str]] = {}
     details: dict[str, str] = {}
     resolved = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
@@ -100,18 +106,19 @@ async def synthesize(
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
     identity = msgspec.json.encode(
-        [{**resolved, **named}, seed, context.embedder.name, seeds, sorted(given.items())], order="deterministic"
+        [{**resolved, **named}, seed, executor.embedder.name, seeds, sorted(given.items())], order="deterministic"
     )
     run = hashlib.sha256(identity).hexdigest()[:8]
 
     async def stage(
         name: str,
-        function: Callable[[In], Awaitable[list[Out]]],
+        function: Callable[[In, Context], Awaitable[list[Out]]],
         inputs: Sequence[In],
         key: Callable[[In], str],
         out: type[Out],
     ) -> list[Out]:
-        result = await run_stage(
+        result = await run_on(
+            workers,
             f"environments/{run}/{name}",
             function,
             inputs,
@@ -133,22 +140,22 @@ async def synthesize(
 
     async def judged(drafts: Sequence[Draft]) -> list[Draft]:
         drafts, rejected["distinct"] = distinct(drafts)
-        drafts = await stage("validate", partial(validate, context=context), drafts, id_of, Draft)
+        drafts = await stage("validate", validate, drafts, id_of, Draft)
         drafts, rejected["quality"] = best(drafts, config.quality_percentile)
         return drafts
 
     if given:
-        asked = partial(augment, context=context, environments=given)
+        asked = partial(augment, environments=given)
         built = await stage("augment", asked, seeds, seed_id, Built)
         drafts = {id_of(draft): draft for draft in await judged([one.draft for one in built])}
         built = [validated(one, drafts[id_of(one)]) for one in built if id_of(one) in drafts]
     else:
-        drafted = await stage("decompose", partial(decompose, context=context), seeds, seed_id, Draft)
-        built = await stage("implement", partial(implement, context=context), await judged(drafted), id_of, Built)
-        built = await stage("merge", partial(merge, context=context), built, id_of, Built)
-    indices = await build_indices(built, context)
-    built = await stage("distract", partial(distract, context=context, indices=indices), built, id_of, Built)
-    environments = await stage("verify", partial(finish, context=context), built, id_of, ToolEnvironment)
+        drafted = await stage("decompose", decompose, seeds, seed_id, Draft)
+        built = await stage("implement", implement, await judged(drafted), id_of, Built)
+        built = await stage("merge", merge, built, id_of, Built)
+    indices = await build_indices(built, config, executor.embedder, seed)
+    built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
+    environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
     counted = {name: dict(sorted(counts.items())) for name, counts in rejected.items() if counts}
     sides: tuple[Side, ...] = ("train", "held_out")
@@ -160,11 +167,11 @@ async def synthesize(
             "split": side,
             "seed": seed,
             "config": resolved,
-            "teacher": type(teacher).__name__,
-            "embedder": context.embedder.name,
+            "teacher": workers.teacher_name,
+            "embedder": executor.embedder.name,
             "statistics": statistics[side],
             "rejected": counted,
         }
-        digests[side] = write_dataset(Path(out_dir) / side, ToolEnvironment, by_side[side], card=card)
+        digests[side] = write_dataset(out_dir / side, ToolEnvironment, by_side[side], card=card)
     counts = {side: len(by_side[side]) for side in sides}
     return EnvironmentsSummary(counts, digests, counted, details, statistics)

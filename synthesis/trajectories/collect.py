@@ -17,7 +17,7 @@ import msgspec
 from synthesis.facts.servers import fact_servers
 from synthesis.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
 from synthesis.runner import Rejected
-from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable, find_command
+from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
 
 PROJECT = "project"
 """The git repository that the git server serves, relative to the servers' working folder."""
@@ -98,10 +98,8 @@ async def collect(source: ServerSource, connections: McpConnections) -> list[Ser
     Raises:
         Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
     """
-    if isinstance(source.execution, StdioExecution) and PROJECT in source.execution.command:
-        make_project(connections.cwd / PROJECT)
     try:
-        tools = await (await connections.get(source.execution)).list_tools()
+        tools = await (await connected(source.execution, connections)).list_tools()
     except ServerUnavailable as error:
         raise Rejected("mcp_server_unavailable", str(error)) from error
     return [
@@ -115,6 +113,18 @@ async def collect(source: ServerSource, connections: McpConnections) -> list[Ser
             source.execution,
         )
     ]
+
+
+async def connected(execution: McpExecution, connections: McpConnections) -> McpConnection:
+    """The running server, which finds what it serves in its folder.
+
+    Raises:
+        Rejected: `mcp_server_unavailable`: it serves the git repository, which cannot be made.
+        ServerUnavailable: it does not start, or cannot be reached.
+    """
+    if isinstance(execution, StdioExecution) and PROJECT in execution.command:
+        make_project(connections.cwd / PROJECT)
+    return await connections.get(execution)
 
 
 def _as_document(tool: Any) -> dict[str, Any]:

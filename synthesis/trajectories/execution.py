@@ -19,6 +19,7 @@ from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolS
 from synthesis.runner import Rejected, Transient, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import EmulatedResult
+from synthesis.trajectories.collect import connected
 from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
 from synthesis.trajectories.normalize import fix_names
 
@@ -113,9 +114,10 @@ class Executor:
 
         Raises:
             Transient: it went away and did not come back, or did not answer in time.
+            Rejected: see `collect.connected`.
         """
         try:
-            connection = await self._connections.get(execution)
+            connection = await connected(execution, self._connections)
             names = await self._original_names.get(server.id, lambda: _original_names(server.id, connection))
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:

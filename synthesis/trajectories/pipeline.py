@@ -1,6 +1,6 @@
 """The trajectory pipeline: collect → normalise → graph → chains → tasks → interact → reward, into four datasets.
 
-summary = await synthesize(TrajectoriesConfig(), teacher=teacher, pool=pool, journal=journal,
+summary = await synthesize(TrajectoriesConfig(), executor=LocalExecutor(teacher, pool), journal=journal,
                            out_dir=out, workdir=work, seed=0)
 """
 
@@ -11,38 +11,26 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import networkx as nx
 
 from synthesis.datasets import write_dataset
+from synthesis.executors import Executor, Workers, run_on
 from synthesis.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
-from synthesis.runner import Journal, Rejected, StageResult, rng_for, run_stage
-from synthesis.teacher import Teacher
+from synthesis.runner import Journal, StageResult, rng_for
 from synthesis.trajectories import graph as tool_graph
-from synthesis.trajectories import statistics
-from synthesis.trajectories.collect import (
-    ServerDocument,
-    ServerSource,
-    collect,
-    default_sources,
-    fact_documents,
-    source_key,
-)
+from synthesis.trajectories import stages, statistics
+from synthesis.trajectories.collect import ServerDocument, default_sources, fact_documents, source_key
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.duplicates import normalize_all
-from synthesis.trajectories.execution import Executor
-from synthesis.trajectories.interact import AgentRun, interact
-from synthesis.trajectories.mcp_client import McpConnections
+from synthesis.trajectories.interact import AgentRun
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.registry import read_registries
-from synthesis.trajectories.reward import judge
-from synthesis.trajectories.tasks import TaskSeed, augment, repeated_tasks, score, write_task
-
-if TYPE_CHECKING:
-    from sandbox import Sandbox
+from synthesis.trajectories.tasks import TaskSeed, repeated_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +47,6 @@ class TrajectoriesSummary:
         statistics: of the trajectories.
         datasets: name → folder.
         graphs: the GraphML files.
-        reconnections: how often the connection to an MCP server broke and was opened again, in this process.
     """
 
     counts: dict[str, int]
@@ -69,14 +56,12 @@ class TrajectoriesSummary:
     statistics: dict[str, Any]
     datasets: dict[str, Path]
     graphs: list[Path]
-    reconnections: int
 
 
 async def synthesize(
     config: TrajectoriesConfig,
     *,
-    teacher: Teacher,
-    pool: Sandbox,
+    executor: Executor,
     journal: Journal,
     out_dir: Path,
     workdir: Path,
@@ -85,31 +70,30 @@ async def synthesize(
     """Run the pipeline. A run that was killed goes on from its journal and ends with the same bytes.
 
     Args:
+        executor: where its stages are worked on, with which teacher and sandbox; changes no byte.
         journal: of this config and seed only.
         out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
     """
-    async with McpConnections(cwd=workdir / "mcp", timeout_seconds=config.mcp_timeout_seconds) as connections:
-        executor = Executor(pool=pool, connections=connections, teacher=teacher, seed=seed)
-        return await _Run(config, teacher, executor, connections, journal, out_dir, seed).run()
+    make_context = partial(stages.open_context, config=config, workdir=workdir, seed=seed)
+    async with executor.workers(make_context) as workers:
+        return await _Run(config, workers, journal, out_dir, seed).run()
 
 
 class _Run:
     """One run; the methods are the stages, in order."""
 
     def __init__(
-        self, config: TrajectoriesConfig, teacher: Teacher, executor: Executor, connections: McpConnections,
-        journal: Journal, out_dir: Path, seed: int,
-    ) -> None:  # fmt: skip
-        self.config, self.teacher, self.executor, self.journal = config, teacher, executor, journal
-        self.connections, self.out_dir, self.seed = connections, out_dir, seed
+        self, config: TrajectoriesConfig, workers: Workers[stages.Context], journal: Journal, out_dir: Path, seed: int
+    ) -> None:
+        self.config, self.workers, self.journal = config, workers, journal
+        self.out_dir, self.seed = out_dir, seed
         self.rejected: dict[str, Counter[str]] = {}
         self.details: dict[str, dict[str, str]] = {}
         self.servers: dict[str, ToolServer] = {}
         self.digests: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         self.tools_read = 0
-        self.extra: dict[str, Any] = {"partition": config.partition}
         self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
         if config.personas:
             self.personas.update(read_personas(config.personas))
@@ -138,7 +122,6 @@ class _Run:
             statistics=figures,
             datasets={name: self.out_dir / name for name in self.digests},
             graphs=graphs,
-            reconnections=self.connections.reopened,
         )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -161,19 +144,10 @@ class _Run:
         config = self.config
         languages = list(config.languages)
         sources = default_sources(languages) if config.sources is None else list(config.sources)
-
-        async def one(source: ServerSource) -> list[ServerDocument]:
-            try:
-                return await collect(source, self.connections)
-            except Rejected as rejection:
-                _log.warning("left out server %s: %s", source.id, rejection.detail)
-                raise
-
-        result = await run_stage(
-            "collect", one, sources, key=source_key, out=ServerDocument, journal=self.journal,
-            concurrency=config.collect_concurrency, description="collect tool documents",
+        collected = await self.stage(
+            "collect", stages.collected, sources, source_key, ServerDocument, "collect tool documents",
+            concurrency=config.collect_concurrency,
         )  # fmt: skip
-        self.note("collect", result)
         facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
         registries = read_registries(config.registries, languages=languages)
         if config.registries:
@@ -183,7 +157,7 @@ class _Run:
         for record in registries.rejected:
             self.details["registries"].setdefault(record.reason, f"{record.place}: {record.detail}")
         # What runs comes first: of servers that are there twice, the first is kept.
-        return [*result.outputs, *facts, *registries.documents]
+        return [*collected, *facts, *registries.documents]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         reasons: Counter[str] = Counter()
@@ -208,18 +182,12 @@ class _Run:
     async def chains(self) -> tuple[list[ToolChain], list[Path]]:
         config = self.config
         asked = [(server, repeat) for server in self.servers.values() for repeat in range(config.proposals)]
-
-        async def propose(item: tuple[ToolServer, int]) -> list[tool_graph.Proposals]:
-            server, repeat = item
-            return await tool_graph.propose(server, repeat, count=config.pairs, teacher=self.teacher, seed=self.seed)
-
-        result = await run_stage(
-            "propose", propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
-            journal=self.journal, concurrency=config.concurrency, description="propose tasks and chains",
+        answered = await self.stage(
+            "propose", stages.proposed, asked, lambda item: f"{item[0].id} {item[1]}", tool_graph.Proposals,
+            "propose tasks and chains",
         )  # fmt: skip
-        self.note("propose", result)
         by_server: dict[str, list[list[str]]] = defaultdict(list)
-        for proposals in result.outputs:
+        for proposals in answered:
             by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
         candidates: list[ToolChain] = []
         files: list[Path] = []
@@ -238,42 +206,23 @@ class _Run:
         if unknown:  # left out of the graph; the rest of their proposals counts
             self.rejected["graph"] = Counter({"unknown_tool": unknown.total()})
             self.details["graph"] = {"unknown_tool": ", ".join(name for name, _ in unknown.most_common(5))}
-        operators = tool_graph.make_operators(config.operators, config.votes, self.extra)
-
-        async def verify(chain: ToolChain) -> list[ToolChain]:
-            server = self.servers[chain.server_id]
-            return await tool_graph.verify(chain, server, operators, teacher=self.teacher, seed=self.seed)
-
-        verified = await run_stage(
-            "verify", verify, candidates, key=lambda chain: chain.id, out=ToolChain, journal=self.journal,
-            concurrency=config.concurrency, description="verify chains",
+        verified = await self.stage(
+            "verify", partial(stages.verified, servers=self.servers), candidates, lambda chain: chain.id, ToolChain,
+            "verify chains",
         )  # fmt: skip
-        self.note("verify", verified)
-        return verified.outputs, files
+        return verified, files
 
     async def tasks(self, chains: Sequence[ToolChain]) -> list[Task]:
         config = self.config
         seeds = task_seeds(config, list(self.servers.values()), chains, self.seed)
-
-        async def write(one: TaskSeed) -> list[Task]:
-            server = self.servers[one.server_id]
-            return await write_task(one, server, teacher=self.teacher, seed=self.seed, extra=self.extra)
-
+        write = partial(stages.written, servers=self.servers)
         written = await self.stage("tasks", write, seeds, lambda one: one.id, Task, "write tasks")
         chosen = [
             task
             for task in written
             if config.augmentations and rng_for(self.seed, "augmented", task.id).random() < config.augmented
         ]
-
-        async def vary(task: Task) -> list[Task]:
-            rng = rng_for(self.seed, "variation", task.id)
-            mode, persona = rng.choice(config.augmentations), rng.choice(self.personas[task.language])
-            server = self.servers[task.server_id]
-            return await augment(
-                task, mode, server, persona=persona, teacher=self.teacher, seed=self.seed, extra=self.extra
-            )
-
+        vary = partial(stages.varied, servers=self.servers, personas=self.personas)
         varied = await self.stage("augment", vary, chosen, lambda task: task.id, Task, "vary tasks")
         every = written + varied
         repeated = repeated_tasks(every, config.near_duplicate)
@@ -282,53 +231,27 @@ class _Run:
         if repeated:
             self.rejected["duplicates"]["near_duplicate"] = len(repeated)
             self.details["duplicates"]["near_duplicate"] = next(iter(repeated.values()))
-
-        async def rate(task: Task) -> list[Task]:
-            server = self.servers[task.server_id]
-            return await score(task, server, teacher=self.teacher, seed=self.seed, thresholds=config.thresholds)
-
+        rate = partial(stages.rated, servers=self.servers)
         scored = await self.stage("score", rate, unique, lambda task: task.id, Task, "score tasks")
         # In a seeded order, so that a cut takes from all servers, modes and variations alike.
         rng_for(self.seed, "task_order").shuffle(scored)
         return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
 
     async def interact(self, tasks: Sequence[Task]) -> list[AgentRun]:
-        config = self.config
-
-        async def one(task: Task) -> list[AgentRun]:
-            return await interact(
-                task,
-                self.servers[task.server_id],
-                teacher=self.teacher,
-                executor=self.executor,
-                failures=config.failures,
-                max_turns=config.max_turns,
-                max_tokens=config.max_tokens,
-                system_prompt=config.system_prompt,
-                seed=self.seed,
-            )
-
-        return await self.stage("interact", one, tasks, lambda task: task.id, AgentRun, "run agents")
+        run = partial(stages.interacted, servers=self.servers)
+        return await self.stage("interact", run, tasks, lambda task: task.id, AgentRun, "run agents")
 
     async def judge(self, runs: Sequence[AgentRun]) -> list[Trajectory]:
-        config = self.config
+        judge = partial(stages.judged, servers=self.servers)
+        return await self.stage("judge", judge, runs, lambda run: run.task.id, Trajectory, "judge trajectories")
 
-        async def one(run: AgentRun) -> list[Trajectory]:
-            return await judge(
-                run,
-                self.servers[run.task.server_id],
-                teacher=self.teacher,
-                threshold=config.reward_threshold,
-                final_answer_threshold=config.final_answer_threshold,
-                seed=self.seed,
-            )
-
-        return await self.stage("judge", one, runs, lambda run: run.task.id, Trajectory, "judge trajectories")
-
-    async def stage(self, name: str, function: Any, inputs: Sequence[Any], key: Any, out: Any, label: str) -> list[Any]:
-        result: StageResult[Any] = await run_stage(
-            name, function, inputs, key=key, out=out, journal=self.journal,
-            concurrency=self.config.concurrency, description=label,
+    async def stage(
+        self, name: str, function: Any, inputs: Sequence[Any], key: Any, out: Any, label: str, *, concurrency: int = 0
+    ) -> list[Any]:
+        """Run a stage, note its rejections. `concurrency`: instead of the configured one."""
+        result: StageResult[Any] = await run_on(
+            self.workers, name, function, inputs, key=key, out=out, journal=self.journal,
+            concurrency=concurrency or self.config.concurrency, description=label,
         )  # fmt: skip
         self.note(name, result)
         return result.outputs

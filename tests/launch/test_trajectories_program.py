@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,18 @@ def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> 
         (("--config.max_length=0",), "need 1 <= min <= max"),
         (("--config.operators=[\"vot\"]",), "vot"),
         (("--config.trajectory=1",), "the nearest is --config.trajectories"),
+        (("--ray_workers=2",), "--ray_workers is for --executor=ray"),
+        (("--executor=ray", "--ray_address=ray://host:10001"), "run this program on a machine of the cluster"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     result = run(f"--workdir={tmp_path}", *arguments)
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "trajectories").exists()
+
+
+def test_without_its_package_the_executor_ray_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('it is not here')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    result = run(f"--workdir={tmp_path / 'run'}", "--executor=ray", *SMALL)
+    assert result.returncode == 2 and "it is not here): pip install '.[ray]'" in result.stderr

@@ -8,6 +8,7 @@ import email.utils
 import json
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,12 @@ class Scripted(Flaky):
 
 
 @pytest.fixture(autouse=True)
-def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "en").mkdir()
     (tmp_path / "en" / "drawn_answer.jinja").write_text("Draw for {{ about }}.")
     monkeypatch.setattr(synthesis.teacher, "PROMPTS", tmp_path)
+    synthesis.teacher._environment.cache_clear()
+    yield
     synthesis.teacher._environment.cache_clear()
 
 

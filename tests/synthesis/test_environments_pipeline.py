@@ -38,6 +38,7 @@ from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
 from synthesis.environments.proof import Case, prove
 from synthesis.environments.statistics import statistics_of, table
 from synthesis.environments.verify import finish, solve
+from synthesis.executors import LocalExecutor
 from synthesis.facts.relations import all_relations
 from synthesis.matching import contains, fold, match
 from synthesis.offline import grammar
@@ -85,7 +86,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
 async def made(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[EnvironmentsSummary, Path]:
     path = tmp_path_factory.mktemp("environments")
     with Journal(path / "journal.sqlite") as journal:
-        summary = await synthesize(CONFIG, teacher=Rules(), pool=pool, journal=journal, out_dir=path, seed=0)
+        summary = await synthesize(CONFIG, executor=LocalExecutor(Rules(), pool), journal=journal, out_dir=path, seed=0)
     return summary, path
 
 
@@ -249,8 +250,8 @@ class Killed(t.Rules):
 Killed.left = 8
 async def main():
     async with t.SandboxPool(t.SandboxConfig()) as pool:
-        await t.synthesize(t.dataclasses.replace(t.SMALL, concurrency=1), teacher=Killed(), pool=pool, journal=journal,
-                           out_dir={out!r}, seed=1)
+        await t.synthesize(t.dataclasses.replace(t.SMALL, concurrency=1), executor=t.LocalExecutor(Killed(), pool),
+                           journal=journal, out_dir={out!r}, seed=1)
 with t.Journal({out!r} + "/journal.sqlite") as journal:
     asyncio.run(main())
 """
@@ -260,7 +261,9 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
     async def run(path: Path) -> tuple[EnvironmentsSummary, int]:
         teacher = Rules()
         with Journal(path / "journal.sqlite") as journal:
-            summary = await synthesize(SMALL, teacher=teacher, pool=pool, journal=journal, out_dir=path, seed=1)
+            summary = await synthesize(
+                SMALL, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=path, seed=1
+            )
         return summary, len(teacher.feedback)
 
     whole, asked = await run(tmp_path / "whole")

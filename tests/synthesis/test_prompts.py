@@ -14,6 +14,7 @@ from synthesis.datasets import read_dataset
 from synthesis.environments import answers as of_environments
 from synthesis.environments import pipeline as environments
 from synthesis.environments.config import EnvironmentsConfig
+from synthesis.executors import LocalExecutor
 from synthesis.languages import language_of
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import Language, Task, ToolEnvironment, Trajectory
@@ -97,7 +98,12 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await trajectories.synthesize(
-                config, teacher=teacher, pool=pool, journal=journal, out_dir=tmp_path, workdir=tmp_path, seed=2
+                config,
+                executor=LocalExecutor(teacher, pool),
+                journal=journal,
+                out_dir=tmp_path,
+                workdir=tmp_path,
+                seed=2,
             )
     made = read_dataset(tmp_path / "trajectories", Trajectory)
     assert len(made) == 10 and {one.language for one in made} == {language}
@@ -121,7 +127,7 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
         for folder, one in (("first", config), ("second", again)):
             with Journal(tmp_path / f"{folder}.sqlite") as journal:
                 await environments.synthesize(
-                    one, teacher=teacher, pool=pool, journal=journal, out_dir=tmp_path / folder, seed=1
+                    one, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=tmp_path / folder, seed=1
                 )
             made = read_dataset(tmp_path / folder / "train", ToolEnvironment)
             assert made and {one.language for one in made} == {language}

@@ -26,6 +26,7 @@ from synthesis.environments.decompose import decompose, question_seeds
 from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
 from synthesis.environments.sources import SourceError, sources_of
 from synthesis.environments.verify import solve
+from synthesis.executors import LocalExecutor
 from synthesis.languages import language_of
 from synthesis.offline import grammar
 from synthesis.offline.teacher import OfflineTeacher
@@ -161,8 +162,7 @@ async def made(
     with Journal(path / "journal.sqlite") as journal:
         summary = await synthesize(
             EnvironmentsConfig(**config),
-            teacher=teacher or OfflineTeacher(),
-            pool=pool,
+            executor=LocalExecutor(teacher or OfflineTeacher(), pool),
             journal=journal,
             out_dir=path,
             seed=0,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.datasets import read_card, read_dataset
+from synthesis.executors import LocalExecutor
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.records import EmulatedExecution, StdioExecution, ToolServer
 from synthesis.runner import Journal
@@ -462,7 +463,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await synthesize(
-                config, teacher=OfflineTeacher(), pool=pool, journal=journal, out_dir=tmp_path / "out",
+                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=1,
             )  # fmt: skip
     servers = {server.id: server for server in read_dataset(tmp_path / "out" / "servers", ToolServer)}

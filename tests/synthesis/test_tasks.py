@@ -10,6 +10,7 @@ import pytest
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.datasets import read_card, read_dataset
+from synthesis.executors import LocalExecutor
 from synthesis.facts.servers import fact_servers
 from synthesis.languages import has_words, language_of
 from synthesis.offline.intents import understand
@@ -267,7 +268,7 @@ async def test_a_run_with_personas_of_a_file(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await synthesize(
-                config, teacher=OfflineTeacher(), pool=pool, journal=journal, out_dir=tmp_path / "out",
+                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=5,
             )  # fmt: skip
     assert summary.rejected["tasks"] == {} and summary.rejected["augment"] == {}

@@ -11,6 +11,7 @@ import pytest
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.datasets import read_card, read_dataset
 from synthesis.environments.partition import Partition
+from synthesis.executors import LocalExecutor
 from synthesis.facts.servers import fact_servers
 from synthesis.offline import grammar, templates
 from synthesis.offline.intents import FactIntent, understand
@@ -55,8 +56,7 @@ async def run(folder, *, teacher=None, config=CONFIG, seed=3):
         with Journal(folder / "journal.sqlite") as journal:
             return await synthesize(
                 config,
-                teacher=teacher or OfflineTeacher(),
-                pool=pool,
+                executor=LocalExecutor(teacher or OfflineTeacher(), pool),
                 journal=journal,
                 out_dir=folder / "out",
                 workdir=folder,
