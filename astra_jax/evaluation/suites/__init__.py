@@ -6,7 +6,7 @@ from importlib import import_module
 
 from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
-_CLASSES: dict[str, str] = {}
+_CLASSES: dict[str, str] = {"bfcl_v3_mt": "bfcl:BFCL"}
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
 
