@@ -43,6 +43,10 @@ def confine(channel: int, parent: int, limits: Limits) -> None:
 
 
 def breaches() -> list[str]:
-    """What attacks reach from this process: nothing, where `confine` has locked it. Its environment is not tried."""
+    """What attacks reach from this process: nothing, where `confine` has locked it.
+
+    Only for such a process: without the lock they would stop the parent to trace it and take 8 GiB. What is in the
+    environment is not asked.
+    """
     reached = ((name, getattr(attacks, name)()) for name in ATTACKS if name != "read_environment")
     return [f"{name}: {what}" for name, what in reached if what is not None]

@@ -49,10 +49,14 @@ def test_nothing_gets_out_of_a_locked_process(tmp_path) -> None:
     assert locked("result = breaches()", tmp_path) == (0, "[]")
 
 
-def test_the_same_attacks_reach_much_without_the_lock(tmp_path) -> None:
-    code = "from sandbox.confine import breaches; print(len(breaches()))"
+def test_the_same_attacks_get_through_without_the_lock() -> None:
+    """Those of them that harm nobody when they do."""
+    code = """
+from sandbox.attacks import open_sockets, start_process, start_thread, write_files
+print([attack() is not None for attack in (open_sockets, start_process, start_thread, write_files)])
+"""
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(ended.stdout) > 4
+    assert ended.stdout.strip() == "[True, True, True, True]"
 
 
 def test_it_computes_and_reads_the_library_but_keeps_no_descriptor(tmp_path) -> None:

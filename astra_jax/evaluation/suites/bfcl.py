@@ -96,6 +96,8 @@ ABOUT = About(
         "Landlock and seccomp; other calls are answered as unknown functions are, and counted (`refused_calls`).",
         "The harness keeps simulators in module globals by model and entry, so that a second evaluation under one name "
         "is wrong. Here each trial of each item has a process of its own.",
+        "The harness puts a simulator's name before all that looks like a call of its functions, also in the text of "
+        "arguments: who writes `ls (` into a file finds it altered. Left as it is.",
         "A turn ends with a message without calls, or with calls whose arguments are no JSON object: the harness then "
         "shows the model nothing. Servers refuse a call without output, so here it has one that says what was wrong.",
         "A turn cut off by `max_tokens` ends; its calls are not carried out, not even those that are complete.",
