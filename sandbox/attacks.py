@@ -1,5 +1,5 @@
-"""Attempts to get out of the sandbox, run at every start by `sandbox.selftest`. Never imported: text that is
-sent in.
+"""Attempts to get out of the sandbox, run at every start by `sandbox.selftest`, as text that is sent in, and by
+`sandbox.confine`.
 
 Each function returns None when it was stopped and otherwise a line that says what it reached. Signals are probed with
 number 0, which harms nobody if the sandbox should fail.

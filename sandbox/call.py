@@ -30,7 +30,8 @@ from sandbox import determinism, libc, lockdown
 from sandbox.protocol import LOCKED, REPORT, Limits, Report, digest
 from sandbox.seccomp import Filter
 
-_CHANNEL = 3  # the only descriptor a call has beside 0, 1 and 2, which are /dev/null
+CHANNEL = 3
+"""The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
 _ERROR_CHARACTERS = 2_000
 _exit = os._exit
 _RETURNED = int(Report.RETURNED)
@@ -105,20 +106,20 @@ class Locks:
         self._steps: list[lockdown.Step] = [
             (os.setsid, ()),  # signals to "the group" now reach nobody else
             *([rules.restriction()] if rules else []),
-            (os.closerange, (_CHANNEL + 1, lockdown.MOST_DESCRIPTORS)),
+            (os.closerange, (CHANNEL + 1, lockdown.MOST_DESCRIPTORS)),
             *((resource.setrlimit, limit) for limit in lockdown.call_limits(limits)),
             *([calls.attachment()] if calls else []),
         ]
         self._die_with_parent = lockdown.death_with_parent()
 
     def close(self, channel: int, more_cpu_seconds: int) -> None:
-        """Lock this process, whose reports go to `channel`, from here on `_CHANNEL`. Raises `OSError`."""
+        """Lock this process, whose reports go to `channel`, from here on `CHANNEL`. Raises `OSError`."""
         function, arguments = self._die_with_parent
         if function(*arguments) < 0 or libc.getppid() != self._parent:
             _exit(1)
         _signal.set_wakeup_fd(-1)
-        if channel != _CHANNEL:
-            os.dup2(channel, _CHANNEL)
+        if channel != CHANNEL:
+            os.dup2(channel, CHANNEL)
         # SIGXCPU, then SIGKILL for those who ignore it.
         seconds = self._cpu_seconds + more_cpu_seconds
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -142,7 +143,7 @@ def run_locked(
     """
     try:
         locks.close(channel, more_cpu_seconds)
-        os.write(_CHANNEL, LOCKED)
+        os.write(CHANNEL, LOCKED)
         try:
             report, message = _RETURNED, body(*arguments)
         except Reported as stopped:
@@ -153,7 +154,7 @@ def run_locked(
             report, message = int(Report.RAISED), json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
         rest = memoryview(REPORT.pack(report, len(message)) + message)
         while rest:
-            rest = rest[os.write(_CHANNEL, rest) :]
+            rest = rest[os.write(CHANNEL, rest) :]
     finally:
         _exit(0)  # whatever was raised, this copy of the slot must not go on as one
 

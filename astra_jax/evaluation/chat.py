@@ -32,7 +32,9 @@ class Chat:
     """A conversation with a model that may call tools. Implements `Speaker`.
 
     The endpoint's own messages are sent back as they came (with the reasoning, where the endpoint gives it): what the
-    model is shown of its past is the endpoint's chat template's affair, as it is when the model is served.
+    model is shown of its past is the endpoint's chat template's affair, as it is when the model is served. Arguments
+    that are no JSON object are the exception: servers refuse a conversation that holds them (vLLM parses the arguments
+    of past calls), so it holds `{}`, and the call's output is there to say what was wrong.
 
     Args:
         endpoint: shared by all conversations.
@@ -44,6 +46,8 @@ class Chat:
 
     Attributes:
         messages: all so far.
+        reply: the last message of the model as it came; what is in `messages` may differ in the ways said above.
+        overflowed: whether the endpoint refused the conversation for its length.
         steps: completions so far.
         calls: tool calls so far.
     """
@@ -60,6 +64,8 @@ class Chat:
     ) -> None:
         self.messages = [dict(message) for message in messages]
         self.tools = list(tools)
+        self.reply: dict[str, Any] = {}
+        self.overflowed = False
         self.steps = self.calls = self.prompt_tokens = self.completion_tokens = 0
         self._endpoint, self._model, self._decoding, self._seed = endpoint, model, decoding, seed
         self._pending: list[str] = []
@@ -70,6 +76,9 @@ class Chat:
 
     async def say(self) -> Sequence[Call] | None:
         """The model's next turn, appended to `messages`.
+
+        A turn that the token limit cut off may hold calls, which are not to be carried out: a conversation that goes on
+        has to `hear` an output for each all the same.
 
         Raises:
             Transient: the endpoint will not answer this request, and it is not for its length.
@@ -84,18 +93,23 @@ class Chat:
             reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
         except Refused as refusal:
             if any(word in str(refusal).lower() for word in _CONTEXT):
+                self.overflowed = True
                 return None
             raise Transient(str(refusal)) from None
         self.steps += 1
         self.prompt_tokens += reply.usage.prompt
         self.completion_tokens += reply.usage.completion
-        self.messages.append(_sendable(reply.message, self.steps))
-        if reply.truncated:
-            return None
-        written = self.messages[-1].get("tool_calls") or []
+        self.reply = reply.message
+        message = _sendable(self.reply, self.steps)
+        self.messages.append(message)
+        written = message.get("tool_calls") or []
         self._pending = [call["id"] for call in written]
         self.calls += len(written)
-        return [_call(call) for call in written]
+        calls = [_call(call) for call in written]
+        for call, parsed in zip(written, calls, strict=True):
+            if isinstance(parsed, MalformedCall) or not call["function"].get("arguments"):
+                call["function"] = {**call["function"], "arguments": "{}"}
+        return None if reply.truncated else calls
 
     def hear(self, outputs: Sequence[str]) -> bool:
         for call_id, output in zip(self._pending, outputs, strict=True):

@@ -1,38 +1,64 @@
-"""For tests of evaluation: an endpoint that says what a script says, over HTTP."""
+"""Endpoints for tests of benchmarks: real HTTP, and answers that a function of the request makes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
 
-Script = Callable[[dict[str, Any]], dict[str, Any] | int]
-"""Of a request's body: the message to answer with, with `finish_reason` where it is not the usual one; or a status."""
+from astra_jax.evaluation.results import ItemResult
+from astra_jax.evaluation.suite import About, Decoding, Item, Served, Suite
+from synthesis.endpoint import Endpoint, OpenAITeacherConfig
+
+Request = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Say:
+    """An answer: text, calls (name and arguments, as JSON where they are an object), or a status that is none.
+
+    `more` are further fields of the message, or others in place of those.
+    """
+
+    text: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+    finish: str = "stop"
+    status: int = 200
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+Policy = Callable[[Request], Say]
+
+
+def is_probe(request: Request) -> bool:
+    """Whether it is the client's own question, which tells a request that is refused from an endpoint that is down."""
+    return bool(request["messages"][-1]["content"] == "Say yes.")
 
 
 class Scripted:
-    """Serves on loopback; `async with` gives the address.
+    """Serves a policy on loopback; `async with` gives who is served.
 
     Args:
-        script: answers a request.
-        models: what the endpoint lists.
+        policy: answers a request.
+        models: what the endpoint lists; the first is who is served.
         key: that it wants; None takes any.
     """
 
-    def __init__(self, script: Script, *, models: tuple[str, ...] = ("scripted",), key: str | None = None) -> None:
-        self.script, self.models, self.key = script, models, key
-        self.requests: list[dict[str, Any]] = []
+    def __init__(self, policy: Policy, *, models: tuple[str, ...] = ("scripted",), key: str | None = None) -> None:
+        self.policy, self.models, self.key = policy, models, key
+        self.requests: list[Request] = []
 
-    async def __aenter__(self) -> str:
-        app = web.Application(client_max_size=2**26)
+    async def __aenter__(self) -> Served:
+        app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_get("/v1/models", self._list)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return Served(f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1", self.models[0])
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
@@ -45,18 +71,59 @@ class Scripted:
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         body = await request.json()
         self.requests.append(body)
-        if body["model"] not in self.models:
-            return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
-        said = self.script(body)
-        if isinstance(said, int):
-            return web.json_response({"error": {"message": "scripted failure"}}, status=said)
-        finish = said.pop("finish_reason", "tool_calls" if said.get("tool_calls") else "stop")
-        choice = {"index": 0, "message": {"role": "assistant", "content": None, **said}, "finish_reason": finish}
-        usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 7}
-        return web.json_response({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage})
+        known = body["model"] in self.models
+        said = self.policy(body) if known else Say(f"no model {body['model']}", status=404)
+        if said.status != 200:
+            return web.json_response({"error": {"message": said.text}}, status=said.status)
+        message: dict[str, Any] = {"role": "assistant", "content": said.text}
+        if said.calls:
+            message["tool_calls"] = [
+                {"id": f"call_{len(body['messages'])}_{i}", "type": "function",
+                 "function": {"name": name, "arguments": given if isinstance(given, str) else json.dumps(given)}}
+                for i, (name, given) in enumerate(said.calls)
+            ]  # fmt: skip
+        message |= said.more
+        return web.json_response(
+            {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
+             "choices": [{"index": 0, "message": message, "finish_reason": said.finish}],
+             "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}}
+        )  # fmt: skip
 
 
-def tool_call(name: str, *, id: str | None = "", **arguments: Any) -> dict[str, Any]:
-    """A call as a message holds it; a call without `id` has one of its name."""
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": id or f"call_{name}", "type": "function", "function": function}
+def endpoint(served: Served) -> Endpoint:
+    """A client that gives up early."""
+    return Endpoint(
+        OpenAITeacherConfig(
+            served.url,
+            served.model,
+            concurrency=16,
+            failures=2,
+            outage_seconds=30.0,
+            backoff_seconds=0.01,
+            longest_backoff_seconds=0.02,
+        )
+    )
+
+
+@dataclass
+class Named:
+    """A suite whose requests say which item they are of, in the field `user`: scripts need to know. Is a `Suite`."""
+
+    suite: Suite
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def about(self) -> About:
+        return self.suite.about
+
+    def ids(self, category: str) -> Sequence[str]:
+        return self.only.get(category, []) if self.only else self.suite.ids(category)
+
+    async def prepare(self) -> None:
+        await self.suite.prepare()
+
+    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+        return await self.suite.run(item, replace(decoding, extra={**decoding.extra, "user": item.id}))
+
+    async def close(self) -> None:
+        await self.suite.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from aiohttp import web
-from evaluation_world import Scripted, tool_call
+from evaluation_world import Policy, Request, Say, Scripted, is_probe
 from rollout_world import make_environment
 
 from astra_jax.chat import MalformedCall
@@ -27,6 +28,7 @@ from synthesis.records import ToolCall, ToolEnvironment
 from synthesis.runner import Journal, Transient
 
 GREEDY = Decoding(temperature=0.0)
+NOWHERE = Served("http://127.0.0.1:9/v1", "nobody")
 USER = [{"role": "user", "content": "How many?"}]
 
 
@@ -150,28 +152,27 @@ def test_bad_settings_are_refused(bad, message) -> None:
 # The conversation
 
 
-def chat(url: str, decoding: Decoding = GREEDY, **options: object) -> Chat:
-    endpoint = endpoint_of(Served(url, "scripted"), concurrency=4, timeout_seconds=20)
-    return Chat(endpoint, "scripted", decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
+def chat(served: Served, decoding: Decoding = GREEDY, **options: object) -> Chat:
+    endpoint = endpoint_of(served, concurrency=4, timeout_seconds=20)
+    return Chat(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
 
 
 async def test_a_conversation_sends_back_what_was_said(environment) -> None:
     tools = [tool.spec.to_openai() for tool in environment.tools]
 
-    def script(body: dict) -> dict:
+    def script(body: Request) -> Say:
         if len(body["messages"]) == 1:
-            calls = [tool_call("capital_of", country="France"), tool_call("capital_of", id="other", country="Japan")]
-            return {"tool_calls": calls, "reasoning_content": "Both.", "content": "Let me see.", "refusal": None}
-        return {"content": "Done."}
+            calls = [("capital_of", {"country": "France"}), ("capital_of", {"country": "Japan"})]
+            return Say("Let me see.", calls, "tool_calls", more={"reasoning_content": "Both.", "refusal": None})
+        return Say("Done.")
 
     server = Scripted(script)
-    async with server as url:
-        talk = chat(
-            url, Decoding(temperature=0.6, top_p=0.95, top_k=20, max_tokens=9, extra={"user": "x"}), tools=tools
-        )
+    async with server as served:
+        decoding = Decoding(temperature=0.6, top_p=0.95, top_k=20, max_tokens=9, extra={"user": "x"})
+        talk = chat(served, decoding, tools=tools)
         assert await talk.say() == [
-            ToolCall("call_capital_of", "capital_of", {"country": "France"}),
-            ToolCall("other", "capital_of", {"country": "Japan"}),
+            ToolCall("call_1_0", "capital_of", {"country": "France"}),
+            ToolCall("call_1_1", "capital_of", {"country": "Japan"}),
         ]
         assert talk.hear(["Paris", "Tokyo"])
         assert await talk.say() == []
@@ -184,11 +185,11 @@ async def test_a_conversation_sends_back_what_was_said(environment) -> None:
     said = second["messages"][1]
     assert said["reasoning_content"] == "Both." and said["content"] == "Let me see." and "refusal" not in said
     assert second["messages"][2:] == [
-        {"role": "tool", "tool_call_id": "call_capital_of", "content": "Paris"},
-        {"role": "tool", "tool_call_id": "other", "content": "Tokyo"},
+        {"role": "tool", "tool_call_id": "call_1_0", "content": "Paris"},
+        {"role": "tool", "tool_call_id": "call_1_1", "content": "Tokyo"},
     ]
     assert third["messages"] == talk.messages[:-1] and third["messages"][-1] == {"role": "user", "content": "And now?"}
-    assert (talk.steps, talk.calls, talk.prompt_tokens, talk.completion_tokens) == (3, 2, 10 + 40 + 60, 21)
+    assert (talk.steps, talk.calls, talk.prompt_tokens, talk.completion_tokens) == (3, 2, 30, 15)
 
 
 async def test_calls_that_cannot_be_read_are_calls() -> None:
@@ -198,8 +199,8 @@ async def test_calls_that_cannot_be_read_are_calls() -> None:
         {"type": "function", "function": {"name": "f", "arguments": ""}},
         {"type": "function"},
     ]
-    async with Scripted(lambda body: {"tool_calls": bad}) as url:
-        talk = chat(url)
+    async with Scripted(lambda body: Say(finish="tool_calls", more={"tool_calls": bad})) as served:
+        talk = chat(served)
         first, second, third, fourth = await talk.say()
         assert isinstance(first, MalformedCall) and "not JSON" in first.error
         assert isinstance(second, MalformedCall) and "an object" in second.error
@@ -209,8 +210,8 @@ async def test_calls_that_cannot_be_read_are_calls() -> None:
 
 
 async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
-    async with Scripted(lambda body: {"content": "I think", "finish_reason": "length"}) as url:
-        assert await chat(url).say() is None
+    async with Scripted(lambda body: Say("I think", finish="length")) as served:
+        assert await chat(served).say() is None
 
 
 async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_evidence() -> None:
@@ -218,17 +219,17 @@ async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_e
         said = ""
 
         async def _answer(self, request):
-            if (await request.json())["messages"] != USER:  # asked to find out whether it answers at all
+            if is_probe(await request.json()):
                 return await super()._answer(request)
             return web.json_response({"error": {"message": self.said}}, status=400)
 
-    server = Server(lambda body: {"content": "Yes."})
-    async with server as url:
+    server = Server(lambda body: Say("Yes."))
+    async with server as served:
         server.said = "This model's maximum context length is 64 tokens. However, you requested 80"
-        assert await chat(url).say() is None
+        assert await chat(served).say() is None
         server.said = "tools[0].type is wrong"
         with pytest.raises(Transient, match="tools"):
-            await chat(url).say()
+            await chat(served).say()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,28 +237,28 @@ async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_e
 
 
 async def test_the_only_model_is_found_and_others_are_asked_for() -> None:
-    async with Scripted(lambda body: {"content": "Hi."}) as url:
-        assert (await preflight.check(Served(url, ""), "endpoint")).model == "scripted"
+    async with Scripted(lambda body: Say("Hi.")) as served:
+        assert (await preflight.check(replace(served, model=""), "endpoint")).model == "scripted"
         with pytest.raises(EvaluationError, match=r"--user_model=other is not served by .*1 models \(scripted\)"):
-            await preflight.check(Served(url, "other"), "user_endpoint")
-    async with Scripted(lambda body: {"content": "Hi."}, models=("a", "b")) as url:
+            await preflight.check(replace(served, model="other"), "user_endpoint")
+    async with Scripted(lambda body: Say("Hi."), models=("a", "b")) as served:
         with pytest.raises(EvaluationError, match=r"serves 2 models \(a, b\); name one with --model"):
-            await preflight.check(Served(url, ""), "endpoint")
+            await preflight.check(replace(served, model=""), "endpoint")
     with pytest.raises(EvaluationError, match=r"--judge_endpoint=.* cannot be reached .*is it up"):
-        await preflight.check(Served(url, "a"), "judge_endpoint")
+        await preflight.check(served, "judge_endpoint")
 
 
 async def test_a_wrong_key_is_said() -> None:
-    async with Scripted(lambda body: {"content": "Hi."}, key="open sesame") as url:
+    async with Scripted(lambda body: Say("Hi."), key="open sesame") as served:
         with pytest.raises(EvaluationError, match="refuses the key .401.; give it with --user_key_file"):
-            await preflight.check(Served(url, "scripted"), "user_endpoint")
-        assert (await preflight.check(Served(url, "scripted", "open sesame"), "endpoint")).key == "open sesame"
+            await preflight.check(served, "user_endpoint")
+        assert (await preflight.check(replace(served, key="open sesame"), "endpoint")).key == "open sesame"
 
 
 async def test_an_endpoint_that_answers_with_errors_is_said() -> None:
-    async with Scripted(lambda body: 500) as url:
+    async with Scripted(lambda body: Say("scripted failure", status=500)) as served:
         with pytest.raises(EvaluationError, match="answered 500 .*scripted failure"):
-            await preflight.check(Served(url, "scripted"), "endpoint")
+            await preflight.check(served, "endpoint")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -271,8 +272,7 @@ def held_out(folder: Path, *countries: str, split: str = "held_out") -> Path:
     return folder
 
 
-def context(url: str, folder: Path, pool, source: Path | None) -> Context:
-    policy = Served(url, "scripted")
+def context(policy: Served, folder: Path, pool, source: Path | None) -> Context:
     endpoint: Endpoint = endpoint_of(policy, concurrency=8, timeout_seconds=20)
     sources = {"environments": source} if source else {}
     return Context(
@@ -280,16 +280,16 @@ def context(url: str, folder: Path, pool, source: Path | None) -> Context:
     )
 
 
-def plays(country: str, capital: str, last: str) -> Callable[[dict], dict]:
+def plays(country: str, last: str) -> Policy:
     """Looks the capital up, then `last` of it, then answers."""
 
-    def script(body: dict) -> dict:
+    def script(body: Request) -> Say:
         heard = [json.loads(one["content"]) for one in body["messages"] if one["role"] == "tool"]
         if not heard:
-            return {"tool_calls": [tool_call("capital_of", country=country)]}
+            return Say(calls=[("capital_of", {"country": country})])
         if len(heard) == 1:
-            return {"tool_calls": [tool_call(last, city=heard[0]["capital_of"])]}
-        return {"content": f"It is {heard[1].get(last)}."}
+            return Say(calls=[(last, {"city": heard[0]["capital_of"]})])
+        return Say(f"It is {heard[1].get(last)}.")
 
     return script
 
@@ -299,8 +299,8 @@ def plays(country: str, capital: str, last: str) -> Callable[[dict], dict]:
     [("population_of", 1.0, 0.0, 2), ("no_such_tool", 0.5, 0.5, 2)],
 )
 async def test_our_environments_are_scored_as_in_training(pool, tmp_path, last, score, irrelevant, calls) -> None:
-    async with Scripted(plays("France", "Paris", last)) as url:
-        suite = Environments(context(url, tmp_path, pool, held_out(tmp_path / "data", "France")))
+    async with Scripted(plays("France", last)) as served:
+        suite = Environments(context(served, tmp_path, pool, held_out(tmp_path / "data", "France")))
         await suite.prepare()
         with Journal(tmp_path / "journal.sqlite") as journal:
             results = await run_suites([suite], journal=journal, config=RunConfig(trials=3))
@@ -308,7 +308,7 @@ async def test_our_environments_are_scored_as_in_training(pool, tmp_path, last, 
     for one in results:
         assert one.score == pytest.approx(score, abs=1e-5) and one.metrics["irrelevant_calls"] == irrelevant
         assert (one.finish, one.sub_tasks, one.steps, one.calls) == ("answered", 2, 3, calls)
-        assert one.completion_tokens == 21 and one.messages[-1]["content"].startswith("It is")
+        assert one.completion_tokens == 15 and one.messages[-1]["content"].startswith("It is")
     assert suite.about.data_sha256["environments"]
 
 
@@ -321,6 +321,6 @@ async def test_data_that_cannot_be_evaluated_on_is_refused(pool, tmp_path) -> No
         (held_out(tmp_path / "twice", "France", "France"), "2 environments have the id 'france'"),
     ]:
         with pytest.raises(EvaluationError, match=message):
-            await make("environments", context("http://127.0.0.1:9/v1", tmp_path, pool, source)).prepare()
+            await make("environments", context(NOWHERE, tmp_path, pool, source)).prepare()
     with pytest.raises(EvaluationError, match="no suite 'bfcl'"):
-        make("bfcl", context("http://127.0.0.1:9/v1", tmp_path, pool, None))
+        make("bfcl", context(NOWHERE, tmp_path, pool, None))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from evaluation_world import Scripted, tool_call
+from evaluation_world import Request, Say, Scripted
 from rollout_world import make_environment
 
 from astra_jax.evaluation.saved import load
@@ -39,34 +39,34 @@ def environments(tmp_path_factory) -> Path:
     return folder
 
 
-def plays(body: dict) -> dict | int:
+def plays(body: Request) -> Say:
     """Solves France, and half of Japan."""
     country = "France" if "France" in body["messages"][0]["content"] else "Japan"
     heard = [json.loads(one["content"]) for one in body["messages"] if one["role"] == "tool"]
     if not heard:
-        return {"tool_calls": [tool_call("capital_of", country=country)]}
+        return Say(calls=[("capital_of", {"country": country})])
     if len(heard) == 1 and country == "France":
-        return {"tool_calls": [tool_call("population_of", city=heard[0]["capital_of"])]}
-    return {"content": "That is all."}
+        return Say(calls=[("population_of", {"city": heard[0]["capital_of"]})])
+    return Say("That is all.")
 
 
 async def test_a_run_that_failed_goes_on_and_ends_with_the_table(environments, tmp_path) -> None:
     down = True
 
-    def script(body: dict) -> dict | int:
-        said = plays(body)
-        # A refusal that is not for the length: the client does not repeat it.
-        return 422 if down and "Japan" in body["messages"][0]["content"] else said
+    def script(body: Request) -> Say:
+        if down and "Japan" in body["messages"][0]["content"]:
+            return Say("out of order", status=422)  # a refusal that is not for the length: it is not repeated
+        return plays(body)
 
     server = Scripted(script)
     arguments = ("--suites=environments", f"--sources=environments={environments}", "--trials=2", "--label=mine")
-    async with server as url:
-        code, output, errors = await evaluate(tmp_path, url, *arguments)
+    async with server as served:
+        code, output, errors = await evaluate(tmp_path, served.url, *arguments)
         assert code == 2 and "run the same command again" in errors, errors
         assert "environments: 2 items, such as" in errors
         assert not output and not (tmp_path / "results").exists() and not (tmp_path / "table.md").exists()
         down, asked = False, len(server.requests)
-        code, output, errors = await evaluate(tmp_path, url, *arguments)
+        code, output, errors = await evaluate(tmp_path, served.url, *arguments)
         assert code == 0, errors
         # The probe, and two requests for each of Japan's trials: France's were finished.
         assert len(server.requests) - asked == 1 + 2 * 2
@@ -84,8 +84,8 @@ async def test_a_run_that_failed_goes_on_and_ends_with_the_table(environments, t
 
 async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path) -> None:
     source = f"--sources=environments={environments}"
-    async with Scripted(plays) as url:
-        server = url
+    async with Scripted(plays) as served:
+        url = served.url
         wrong = [
             (url, ["--suites=environments", "--model=another", source], "--model=another is not served by"),
             (url, ["--suites=bfcl", source], "there is no suite 'bfcl'; the suites are"),
@@ -96,7 +96,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             ("localhost", [], "--endpoint=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip
         found = await asyncio.gather(*(evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)))
-    found.append(await evaluate(tmp_path / "down", server, "--suites=environments", source))
-    wrong.append((server, [], "cannot be reached"))
+    found.append(await evaluate(tmp_path / "down", url, "--suites=environments", source))
+    wrong.append((url, [], "cannot be reached"))
     for (code, output, errors), (_, more, message) in zip(found, wrong, strict=True):
         assert code == 2 and message in errors and "Traceback" not in errors and not output, (more, errors)

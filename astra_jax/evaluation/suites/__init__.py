@@ -6,7 +6,10 @@ from importlib import import_module
 
 from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
-_CLASSES = {"environments": "environments:Environments"}
+_CLASSES = {
+    "bfcl_v3_mt": "bfcl:BFCL",
+    "environments": "environments:Environments",
+}
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
 

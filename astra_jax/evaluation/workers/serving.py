@@ -50,22 +50,29 @@ def serve(path: str, methods: Callable[[], Methods]) -> None:
                     listener.close()
                     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                     os.dup2(2, 1)  # what a harness prints is no answer
-                    _answer(connection, methods)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a harness may wait for its own children
+                    answer(connection.detach(), methods)
                     os._exit(0)
                 connection.close()
 
 
-def _answer(connection: socket.socket, methods: Callable[[], Methods]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a harness may wait for its own children
+def answer(channel: int, methods: Callable[[], Methods]) -> None:
+    """Answer requests until the other side hangs up.
+
+    Args:
+        channel: descriptor of a stream. It is read and written as a file: a locked process may not use sockets' calls.
+        methods: as in `serve`.
+    """
     known: Methods | None = None
-    with connection.makefile("rb") as requests:
+    with open(channel, "rb") as requests:
         for line in requests:
             try:
                 request = json.loads(line)
                 known = known if known is not None else methods()
-                answer = {"result": known[request["method"]](**request["params"])}
-                encoded = json.dumps(answer)
+                encoded = json.dumps({"result": known[request["method"]](**request["params"])})
             except BaseException as error:  # the other side decides what becomes of it
                 trace = traceback.format_exc()
                 encoded = json.dumps({"error": f"{type(error).__name__}: {error}", "trace": trace})
-            connection.sendall(encoded.encode() + b"\n")
+            rest = memoryview(encoded.encode() + b"\n")
+            while rest:
+                rest = rest[os.write(channel, rest) :]
