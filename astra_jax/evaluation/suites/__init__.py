@@ -6,7 +6,11 @@ from importlib import import_module
 
 from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
-_CLASSES: dict[str, str] = {"bfcl_v3_mt": "bfcl:BFCL"}
+_CLASSES: dict[str, str] = {
+    "bfcl_v3_mt": "bfcl:BFCL",
+    "acebench": "acebench:AceBench",
+    "acebench_zh": "acebench:AceBenchZh",
+}
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
 
