@@ -10,6 +10,7 @@ _CLASSES: dict[str, str] = {
     "bfcl_v3_mt": "bfcl:BFCL",
     "acebench": "acebench:AceBench",
     "acebench_zh": "acebench:AceBenchZh",
+    "aime": "aime:Aime",
 }
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
