@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from absl import logging
@@ -64,11 +65,12 @@ class Environment:
         shutil.rmtree(folder, ignore_errors=True)
         logging.info("making the environment of %s in %s", self.name, folder)
         await self._run(self._base(), "-m", "venv", str(folder))
-        # Without dependencies: a harness may name gigabytes that the part we call never imports.
-        await self._run(
-            str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-            *self.requirements,
-        )  # fmt: skip
+        if self.requirements:
+            # Without dependencies: a harness may name gigabytes that the part we call never imports.
+            await self._run(
+                str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                *self.requirements,
+            )  # fmt: skip
         whole.touch()
         return interpreter
 
@@ -124,31 +126,41 @@ class WorkerFailed(Transient):
     """A harness's process ended, or its code raised: nothing may be concluded about the model."""
 
 
+Answers = Mapping[str, Callable[..., Awaitable[Any]]]
+"""What a process may ask while it works on a call (`serving.ask`), by name."""
+
+
 class Connection:
     """One process of a harness, for one item."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
+        self._reader, self._writer, self._answers = reader, writer, answers
 
-    async def call(self, method: str, **params: Any) -> Any:
+    async def call(self, method: str, /, **params: Any) -> Any:
         """Have a method of the worker program answer.
 
         Raises:
             WorkerFailed: it raised, or the process is gone.
         """
-        self._writer.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
-        try:
-            await self._writer.drain()
-            line = await self._reader.readline()
-        except (OSError, ValueError) as error:
-            raise WorkerFailed(f"{method}: {error}") from None
-        if not line:
-            raise WorkerFailed(f"{method}: its process ended without an answer")
-        answer = json.loads(line)
-        if "error" in answer:
-            logging.debug("%s", answer["trace"])
-            raise WorkerFailed(f"{method}: {answer['error']}")
-        return answer["result"]
+        message: dict[str, Any] = {"method": method, "params": params}
+        while True:
+            self._writer.write(json.dumps(message).encode() + b"\n")
+            try:
+                await self._writer.drain()
+                line = await self._reader.readline()
+            except (OSError, ValueError) as error:
+                raise WorkerFailed(f"{method}: {error}") from None
+            if not line:
+                raise WorkerFailed(f"{method}: its process ended without an answer")
+            answer = json.loads(line)
+            if "error" in answer:
+                logging.debug("%s", answer["trace"])
+                raise WorkerFailed(f"{method}: {answer['error']}")
+            if "ask" not in answer:
+                return answer["result"]
+            if answer["ask"] not in self._answers:
+                raise WorkerFailed(f"{method}: it asked for {answer['ask']!r}, which nobody answers")
+            message = {"reply": await self._answers[answer["ask"]](**answer["params"])}
 
 
 class Workers:
@@ -208,14 +220,18 @@ class Workers:
             raise EvaluationError(f"{' '.join(self._command)} did not start ({self._log}):\n{last}")
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Connection]:
-        """A process of its own. Raises `WorkerFailed`."""
+    async def open(self, answers: Answers = MappingProxyType({})) -> AsyncIterator[Connection]:
+        """A process of its own. Raises `WorkerFailed`.
+
+        Args:
+            answers: what it may ask; whatever they raise ends the call that asked.
+        """
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket, limit=_LINE_BYTES)
         except OSError as error:
             raise WorkerFailed(f"{self._command[-1]} is gone ({error}); see {self._log}") from None
         try:
-            yield Connection(reader, writer)
+            yield Connection(reader, writer, answers)
         finally:
             writer.close()
 

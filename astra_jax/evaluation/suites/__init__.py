@@ -8,6 +8,9 @@ from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
 _CLASSES = {
     "bfcl_v3_mt": "bfcl:BFCL",
+    "acebench": "acebench:AceBench",
+    "acebench_zh": "acebench:AceBenchZh",
+    "aime": "aime:Aime",
     "environments": "environments:Environments",
 }
 """Module and class by the suite's name in `--suites`; imported when asked for."""

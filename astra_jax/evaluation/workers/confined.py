@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving import Methods, answer
+from serving import Methods, answer, ask
 
 _SANDBOX = Path(__file__).resolve().parents[3] / "sandbox"
 _NOT_THE_MODELS = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
@@ -71,23 +71,27 @@ class Confined:
             raise OSError(f"this system cannot lock a process (Landlock, seccomp): {state or 'it ended'}")
 
     def call(self, method: str, **params: Any) -> Any:
-        """Have a method answer.
+        """Have a method answer. What it asks (`serving.ask`) is passed on to whoever this process answers.
 
         Raises:
             Died: the process did, of what it was given.
             RuntimeError: the method raised, or somebody else ended the process.
         """
-        try:
-            self._channel.sendall(json.dumps({"method": method, "params": params}).encode() + b"\n")
-            line = self._answers.readline()
-        except OSError:
-            line = b""
-        if not line.endswith(b"\n"):
-            self._explain(method)
-        answered = json.loads(line)
-        if "error" in answered:
-            raise RuntimeError(f"{answered['error']}\n{answered['trace']}")
-        return answered["result"]
+        message: dict[str, Any] = {"method": method, "params": params}
+        while True:
+            try:
+                self._channel.sendall(json.dumps(message).encode() + b"\n")
+                line = self._answers.readline()
+            except OSError:
+                line = b""
+            if not line.endswith(b"\n"):
+                self._explain(method)
+            answered = json.loads(line)
+            if "error" in answered:
+                raise RuntimeError(f"{answered['error']}\n{answered['trace']}")
+            if "ask" not in answered:
+                return answered["result"]
+            message = {"reply": ask(answered["ask"], **answered["params"])}
 
     def close(self) -> None:
         """Hang up and wait for its end."""

@@ -7,7 +7,8 @@ answers that connection's requests and ends with it. Whatever an item leaves beh
 its simulators there) is gone with its process, and nothing is imported twice.
 
 A request is one line of JSON, {"method": NAME, "params": {...}}; an answer is one line, {"result": ...} or {"error":
-"TYPE: what", "trace": ...}. The program ends when its standard input does, that is with whoever started it.
+"TYPE: what", "trace": ...}. Before it answers, a method may ask in its turn (`ask`), {"ask": NAME, "params": {...}},
+and gets {"reply": ...}. The program ends when its standard input does, that is with whoever started it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 Methods = Mapping[str, Callable[..., Any]]
+_heard: BinaryIO | None = None
+"""What comes from the other side, in a process that answers it."""
+
+
+class Unheard(BaseException):
+    """Whoever was asked is gone. No `Exception`: a harness that catches those is not to carry on."""
 
 
 def serve(path: str, methods: Callable[[], Methods]) -> None:
@@ -63,16 +70,43 @@ def answer(channel: int, methods: Callable[[], Methods]) -> None:
         channel: descriptor of a stream. It is read and written as a file: a locked process may not use sockets' calls.
         methods: as in `serve`.
     """
+    global _heard
     known: Methods | None = None
     with open(channel, "rb") as requests:
-        for line in requests:
+        _heard = requests
+        while line := requests.readline():
             try:
                 request = json.loads(line)
                 known = known if known is not None else methods()
                 encoded = json.dumps({"result": known[request["method"]](**request["params"])})
+            except Unheard:
+                return
             except BaseException as error:  # the other side decides what becomes of it
                 trace = traceback.format_exc()
                 encoded = json.dumps({"error": f"{type(error).__name__}: {error}", "trace": trace})
-            rest = memoryview(encoded.encode() + b"\n")
-            while rest:
-                rest = rest[os.write(channel, rest) :]
+            _write(channel, encoded)
+
+
+def ask(name: str, /, **params: Any) -> Any:
+    """Inside a method: have the other side answer something before the method goes on.
+
+    So a process that is locked, and has no network, can still have a model complete something.
+
+    Raises:
+        Unheard: the other side is gone.
+    """
+    assert _heard is not None, "only a process that answers another can ask it"
+    try:
+        _write(_heard.fileno(), json.dumps({"ask": name, "params": params}))
+        line = _heard.readline()
+    except OSError as error:
+        raise Unheard(f"{name}: {error}") from None
+    if not line:
+        raise Unheard(f"{name}: nobody answers any more")
+    return json.loads(line)["reply"]
+
+
+def _write(channel: int, line: str) -> None:
+    rest = memoryview(line.encode() + b"\n")
+    while rest:
+        rest = rest[os.write(channel, rest) :]

@@ -1,0 +1,280 @@
+"""ACEBench's agent items: several turns with a simulated user, and several steps towards one request.
+
+The model writes its calls as text, [Name(key=value)]; the harness runs them on simulated phones, shops and airlines and
+compares the states that these end in (end-to-end accuracy, the score) and the calls made on the way (process accuracy).
+Its own code does all of this (`workers/acebench.py`); here its completions are made, and its clone is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astra_jax.evaluation.chat import Chat, endpoint_of
+from astra_jax.evaluation.harness import Environment, Workers
+from astra_jax.evaluation.results import ItemResult
+from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
+from synthesis.runner import Transient, rng_for
+
+REPOSITORY = "https://github.com/chenchen0103/ACEBench"
+COMMIT = "56dd66cf6439b0d9655ee1b353e4cd745c6f664e"
+_CODE = ("category.py", "eval_main.py", "model_eval/**/*.py", "model_inference/**/*.py")
+_DATA = ("data_all/data_{}/data_agent_*.json", "data_all/data_{}/possible_answer/data_agent_*.json")
+_SHA256 = {
+    "code": "c1fa580208a86807c7a114557570581c77071d60a25e476b9cd91cfa53366f18",
+    "en": "bc3d6aa03c06fbbd408300c89195615730d5dc732241b48707dfb92f0e299ea5",
+    "zh": "f83f1eb9fda323ab9865e076fbfd132de0fb376fa589bd87aad94805a9f0511f",
+}
+_USER = Decoding(temperature=0.001, trials=1)
+"""The harness's own temperature of the user simulator."""
+
+_NOTES = (
+    "The paper's 50 items are 30 of several turns and 20 of several steps in one language (its figures are multiples "
+    "of 1/120 and 1/80 at four trials); both languages have that many. `acebench` is English, `acebench_zh` Chinese.",
+    "The score is end-to-end accuracy; process accuracy is the metric `process`.",
+    "The harness gives several-step items a Chinese system prompt in English too (its client is made without the "
+    "language), and shows the model what its calls returned, not the calls. Left as it is.",
+    "Its clients sample at temperature 0.001 with at most 1,000 tokens. Here the decoding of the table is used, and no "
+    "cap but the endpoint's; the simulated user keeps temperature 0.001.",
+    "A reply has to begin with its call, so reasoning up to `</think>` and the white space behind it are taken away.",
+    "Gold states of four items in each language misspell a class (several turns 7 and 9, several steps 0 and 1): the "
+    "harness passes it whatever the model did. Such items say so in `problem`.",
+    "Milestones are texts, not all of them calls that work: whoever plays them gets end-to-end 0.20 (English) and 0.40 "
+    "(Chinese) on the several-step items, and process 1.00. There is no 100 % self-check.",
+    "What a model writes is evaluated by the harness, so it runs in a locked process without files and network "
+    "(sandbox.confine); arguments must be values, and only APIs that the item lists or its milestones use are called.",
+    "What the harness raises on a reply, which would end its whole run, is a score of 0 and named in `problem`; so is "
+    "a conversation that no longer fits the model's context.",
+    "The simulated user's own past messages have the role `system`, as the harness has it; its endpoint must take it.",
+)
+
+
+def _get(folder: Path | str) -> str:
+    return f"get it by: git clone {REPOSITORY} {folder} && git -C {folder} checkout {COMMIT}"
+
+
+def _digest(folder: Path, patterns: Sequence[str]) -> str:
+    """Of names and contents of all files that match."""
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
+        digest.update(
+            f"{file.relative_to(folder).as_posix()}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+        )
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Case:
+    item: Mapping[str, Any]
+    answer: Mapping[str, Any]
+
+    @property
+    def paths(self) -> list[list[str]]:
+        """Its milestones, in each of the ways that count."""
+        stones = self.answer["mile_stone"]
+        return stones if isinstance(stones[0], list) else [stones]
+
+    @property
+    def allowed(self) -> list[str]:
+        """Names of APIs that it lists, and those that its milestones use without (two Chinese items)."""
+        used = {stone.strip("[ ").partition("(")[0] for path in self.paths for stone in path}
+        return sorted({function["name"] for function in self.item["function"]} | used)
+
+    @property
+    def never_compared(self) -> list[str]:
+        """Classes of the gold state that no item's state can have."""
+        states = self.answer["ground_truth"]
+        names = {name for state in (states if isinstance(states, list) else [states]) for name in state}
+        return sorted(names - set(self.item["involved_classes"]))
+
+
+class AceBench:
+    """The agent items in one language. Implements `Suite`.
+
+    Needs `sources["acebench"]`, a clone of its repository at the pinned commit, and who plays the user.
+    """
+
+    LANGUAGE = "en"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._environment = Environment(name="acebench", requirements=(), python=(11, 14))
+        self._cases: dict[str, dict[str, _Case]] = {}
+        self._workers: Workers | None = None
+        user = context.models.get("user")
+        self._user = endpoint_of(user, concurrency=256, timeout_seconds=600.0) if user else None
+
+    @property
+    def about(self) -> About:
+        """What it declares; the paper has T 0.6 and four trials, and gives no limit of tokens."""
+        decoding = Decoding(temperature=0.6, trials=4)
+        ending = "" if self.LANGUAGE == "en" else " (zh)"
+        return About(
+            name="acebench" if self.LANGUAGE == "en" else f"acebench_{self.LANGUAGE}",
+            title=f"ACEBench{ending}",
+            harness=f"ACEBench {COMMIT[:7]}",
+            licence="MIT",
+            data_sha256={part: _SHA256[part] for part in ("code", self.LANGUAGE)},
+            categories=(
+                Category(name="multi_turn", title=f"ACE multi-turn{ending}", decoding=decoding),
+                Category(name="multi_step", title=f"ACE multi-step{ending}", decoding=decoding),
+            ),
+            headline={f"ACEBench{ending}": ("multi_turn", "multi_step")},
+            needs=frozenset({"user"}),
+            notes=_NOTES,
+        )
+
+    async def prepare(self) -> None:
+        if self._user is None:
+            raise EvaluationError(f"{self.about.name} needs a model that plays the user; name its endpoint")
+        folder = self._context.sources.get("acebench")
+        if folder is None:
+            raise EvaluationError(f"{self.about.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
+        folder = folder.resolve()
+        if not (folder / "eval_main.py").is_file():
+            raise EvaluationError(f"{folder} is no clone of ACEBench; {_get(folder)}")
+        parts = {"code": _CODE, self.LANGUAGE: tuple(pattern.format(self.LANGUAGE) for pattern in _DATA)}
+        for part, patterns in parts.items():
+            if (found := _digest(folder, patterns)) != _SHA256[part]:
+                raise EvaluationError(
+                    f"{folder}: {', '.join(patterns)} have sha256 {found[:16]}, not the pinned {_SHA256[part][:16]} of "
+                    f"commit {COMMIT[:7]}; git -C {folder} status shows what is not as it was. Or {_get('ANOTHER_DIR')}"
+                )
+        data = folder / "data_all" / f"data_{self.LANGUAGE}"
+        for category in self.about.categories:
+            name = f"data_agent_{category.name}.json"
+            items, answers = _lines(data / name), _lines(data / "possible_answer" / name)
+            self._cases[category.name] = {
+                item["id"]: _Case(item, answer) for item, answer in zip(items, answers, strict=True)
+            }
+        interpreter = await self._environment.make(self._context.harnesses)
+        log = self._context.logs / f"{self.about.name}.log"
+        self._workers = Workers(interpreter, "acebench.py", [str(folder)], log=log)
+        await self._workers.start()
+
+    def ids(self, category: str) -> Sequence[str]:
+        return list(self._cases[category])
+
+    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+        assert self._workers is not None and self._user is not None, "prepare() comes first"
+        case = self._cases[item.category][item.id]
+        models = _Models(self._context, self._user, decoding, item.seed)
+        played: dict[str, Any] = {"history": [], "calls": 0, "failed": "", "errors": []}
+        played["scores"] = {"end_to_end": 0.0, "process": 0.0}
+        try:
+            async with self._workers.open({"complete": models.complete}) as worker:
+                played = await worker.call(
+                    "run",
+                    case=case.item,
+                    answer=case.answer,
+                    category=f"agent_{item.category}",
+                    language=self.LANGUAGE,
+                    allowed=case.allowed,
+                )
+        except _OutOfContext:
+            finish = "token_limit"
+        else:
+            finish = _finish(played)
+        problems = list(played["errors"])
+        if finish == "token_limit":
+            problems.append("the conversation no longer fits the model's context")
+        elif played["failed"]:
+            problems.append(f"the harness broke on a reply: {played['failed']}")
+        if never := case.never_compared:
+            problems.append(f"{', '.join(never)} of the gold state is never compared")
+        if models.cut:
+            problems.append(f"{models.cut} replies were cut off by the token limit")
+        return ItemResult(
+            suite=self.about.name,
+            category=item.category,
+            item=item.id,
+            trial=item.trial,
+            score=played["scores"]["end_to_end"],
+            metrics={"process": played["scores"]["process"]},
+            finish=finish,
+            problem="; ".join(problems),
+            sub_tasks=max(1, len(case.paths[0])),
+            steps=models.steps,
+            calls=played["calls"],
+            prompt_tokens=models.prompt_tokens,
+            completion_tokens=models.completion_tokens,
+            messages=[_message(entry) for entry in played["history"]],
+        )
+
+    async def close(self) -> None:
+        if self._workers is not None:
+            await self._workers.close()
+        if self._user is not None:
+            await self._user.close()
+
+
+class AceBenchZh(AceBench):
+    """The same in Chinese."""
+
+    LANGUAGE = "zh"
+
+
+class _OutOfContext(Exception):
+    """The scored model's context is full."""
+
+
+class _Models:
+    """Answers what an item's process asks for: completions of the scored model, and of the simulated user."""
+
+    def __init__(self, context: Context, user: Any, decoding: Decoding, seed: int) -> None:
+        self.steps = self.prompt_tokens = self.completion_tokens = self.cut = 0
+        self._context, self._user, self._decoding, self._seed = context, user, decoding, seed
+        self._asked = 0
+
+    async def complete(self, role: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A reply without its reasoning. Raises `Transient`, `_OutOfContext`."""
+        self._asked += 1
+        seed = rng_for(self._seed, role, self._asked).getrandbits(31)
+        if role == "user":
+            served = self._context.models["user"]
+            chat = Chat(self._user, served.model, _USER, seed=seed, messages=messages)
+            if await chat.say() is None:
+                raise Transient(f"the simulated user {served.model} at {served.url} was cut off by a token limit")
+            return _spoken(chat)
+        policy = self._context.policy
+        chat = Chat(self._context.endpoint, policy.model, self._decoding, seed=seed, messages=messages)
+        whole = await chat.say() is not None
+        self.steps += chat.steps
+        self.prompt_tokens += chat.prompt_tokens
+        self.completion_tokens += chat.completion_tokens
+        if not chat.steps:
+            raise _OutOfContext
+        self.cut += not whole
+        return _spoken(chat)
+
+
+def _spoken(chat: Chat) -> str:
+    """The last message without reasoning; "" where that never came to an end."""
+    _, ended, rest = (text := str(chat.messages[-1]["content"])).rpartition("</think>")
+    # Not what follows a reply: the harness takes a call with a blank behind it as no call.
+    return "" if "<think>" in text and not ended else rest.lstrip()
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _finish(played: Mapping[str, Any]) -> str:
+    if played["failed"]:
+        return "failed"
+    return "answered" if "finish conversation" in str(played["history"][-1]["message"]) else "turn_limit"
+
+
+_ROLES = {"user": "user", "agent": "assistant", "execution": "tool"}
+
+
+def _message(entry: Mapping[str, Any]) -> dict[str, Any]:
+    said = entry["message"]
+    return {
+        "role": _ROLES[entry["sender"]],
+        "content": said if isinstance(said, str) else json.dumps(said, ensure_ascii=False),
+    }
