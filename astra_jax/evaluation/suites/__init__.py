@@ -6,7 +6,10 @@ from importlib import import_module
 
 from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
-_CLASSES: dict[str, str] = {}
+_CLASSES: dict[str, str] = {
+    "tau2": "tau2:Tau2",
+    "tau2_v0_2": "tau2:Tau2Paper",
+}
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
 
