@@ -166,7 +166,12 @@ class Tau2:
             await environment.make(self._context.harnesses),
             "tau2_bench.py",
             _DOMAINS,
-            env={**_proxies(), "PYTHONPATH": str(tree / "src"), "TAU2_DATA_DIR": str(tree / "data")},
+            env={
+                **_proxies(),
+                "PYTHONPATH": str(tree / "src"),
+                "TAU2_DATA_DIR": str(tree / "data"),
+                "OPENBLAS_NUM_THREADS": "1",  # numpy's threads would not survive the worker's forks
+            },
             log=self._context.logs / f"{self.NAME}.log",
         )
         await self._workers.start()
@@ -174,7 +179,7 @@ class Tau2:
             self._ids = {domain: await worker.call("tasks", domain=domain) for domain in _DOMAINS}
             for role in sorted(self.about.needs):
                 served = self._context.models[role]
-                if problem := await worker.call("ask", role=role, served=_fields(served), timeout=_PROBE_SECONDS):
+                if problem := await worker.call("ask", served=_fields(served), timeout=_PROBE_SECONDS):
                     raise EvaluationError(f"the {role} of {self.NAME}, {served.model} at {served.url}: {problem}")
 
     def _checkout(self) -> Path:

@@ -25,6 +25,7 @@ logger.remove()
 import litellm  # noqa: E402
 from serving import Methods, serve  # noqa: E402
 from tau2.config import DEFAULT_LLM_ARGS_USER, DEFAULT_MAX_ERRORS, DEFAULT_MAX_STEPS  # noqa: E402
+from tau2.data_model.simulation import NLAssertionCheck  # noqa: E402
 from tau2.environment.environment import Environment  # noqa: E402
 from tau2.evaluator import evaluator_nl_assertions  # noqa: E402
 from tau2.metrics.agent_metrics import is_successful  # noqa: E402
@@ -151,14 +152,13 @@ def _no_json(constant: str) -> NoReturn:
 def _misjudged(content: str | None) -> tuple[str, str] | None:
     """What is wrong with a judge's answer, which the harness reads as {"results": [{...}, ...]}."""
     try:
-        results = json.loads(content or "")["results"]
-        whole = all(
-            isinstance(one["metExpectation"], bool) and {"expectedOutcome", "reasoning"} <= one.keys()
-            for one in results
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        whole = False
-    return None if whole else ("", f"an answer that is not what it was asked for: {(content or '')[:200]!r}")
+        for one in json.loads(content or "")["results"]:
+            NLAssertionCheck(
+                nl_assertion=one["expectedOutcome"], met=one["metExpectation"], justification=one["reasoning"]
+            )
+    except (KeyError, TypeError, ValueError):
+        return "", f"an answer that is not what it was asked for: {(content or '')[:200]!r}"
+    return None
 
 
 def _bounded(answer: Any) -> Any:
@@ -193,7 +193,7 @@ def main() -> None:
         def list_tasks(domain: str) -> list[str]:
             return list(tasks[domain])
 
-        def ask(role: str, served: dict[str, Any], timeout: float) -> str:
+        def ask(served: dict[str, Any], timeout: float) -> str:
             """Whether an endpoint answers at all."""
             messages = [{"role": "user", "content": "Say yes."}]
             try:
@@ -237,15 +237,17 @@ def _run(domain: str, task: Any, seed: int, models: _Models) -> dict[str, Any]:
         scored = done.reward_info
         if finish not in PREMATURE | {"user_stop", "agent_stop"}:
             raise Infrastructure(f"the harness ended the run with {finish}")
-        if finish not in PREMATURE:
+        if finish in PREMATURE:
+            problem = "the harness ended the run"
+        else:
             asked = len(criteria.nl_assertions or []) if "nl_assertion" in components else 0
             if asked and len(scored.nl_assertions or []) != asked:
                 # The harness takes none as all of them.
                 raise Infrastructure(f"judge: {len(scored.nl_assertions or [])} verdicts on {asked} assertions")
-            components |= {basis.value.lower(): value for basis, value in (scored.reward_breakdown or {}).items()}
+            components |= {basis.value.lower(): value for basis, value in scored.reward_breakdown.items()}
             reward = float(is_successful(scored.reward))
-        last = [{"role": m.role, "content": m.content} for m in done.messages[-1:] if m.role == "user"]
-        problem = problem or ", ".join(f"{name} failed" for name, value in components.items() if value < 1)
+            problem = ", ".join(f"{name} failed" for name, value in components.items() if value < 1)
+        last = [{"role": m.role, "content": m.content or ""} for m in done.messages[-1:] if m.role == "user"]
     return {
         "reward": reward,
         "components": components,
