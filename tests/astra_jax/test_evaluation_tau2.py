@@ -31,8 +31,8 @@ from synthesis.runner import Journal, rng_for
 
 WRITES = ("cancel_", "exchange_", "modify_", "return_")
 """How the tools of retail begin that change its database."""
-REFUSED = {"tau2": set(), "tau2_v0_2": {"12"}}
-"""Tasks of retail whose gold actions write, but the database refuses it."""
+REFUSED = {"tau2": {"105"}, "tau2_v0_2": {"12", "105"}}
+"""Tasks of retail whose only gold write the database refuses: nothing is to be changed in them either."""
 
 
 def context(tmp_path: Path, url: str = "http://127.0.0.1:9/v1", **changed: Any) -> Context:
@@ -310,10 +310,14 @@ async def test_who_does_nothing_is_right_where_nothing_is_to_be_done(
     results = await evaluate(suite, tree, cast, tmp_path, policy="idle", limit=LIMIT)
     retail = by_task(results, cast, "retail")
     assert len(retail) == LIMIT and len(results) == 2 * LIMIT
-    for result, task in retail:
-        idle = task["id"] in REFUSED[suite] or not any(one["name"].startswith(WRITES) for one in _actions(task))
-        told = suite == "tau2" or not task["evaluation_criteria"].get("communicate_info")
-        assert result.score == float(idle and told), result.item
+    expected = {
+        task["id"]
+        for _, task in retail
+        if task["id"] in REFUSED[suite] or not any(one["name"].startswith(WRITES) for one in _actions(task))
+        if suite == "tau2" or not task["evaluation_criteria"].get("communicate_info")
+    }
+    assert {result.item for result, _ in retail if result.score == 1} == expected
+    assert {result.score for result, _ in retail} == {0.0, 1.0}
     print(suite, "idle: retail", sum(one.score for one, _ in retail) / len(retail))
     assert not any(result.score for result, _ in by_task(results, cast, "telecom"))
     for result in results:
