@@ -15,7 +15,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
     package_data={
-        "astra_jax": ["evaluation/workers/*.py", "rollout/*.jinja"],
+        "astra_jax": ["evaluation/workers/*", "rollout/*.jinja"],
         "synthesis": ["prompts/*/*"],
         "launch": ["*.jinja", "viewer/*.jinja", "viewer/*.js"],
         "sandbox": ["*"],

@@ -19,6 +19,11 @@ _CONTEXT = ("context", "maximum model length", "max_model_len", "too long", "red
 """What servers say, with status 400, of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
 
 
+def too_long(refusal: str) -> bool:
+    """Whether an endpoint refused a conversation for its length, by what it said."""
+    return any(word in refusal.lower() for word in _CONTEXT)
+
+
 def endpoint_of(served: Served, *, concurrency: int, timeout_seconds: float) -> Endpoint:
     """The client of an endpoint: retries, back-off, a bound on what is in flight."""
     return Endpoint(
@@ -92,7 +97,7 @@ class Chat:
         try:
             reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
         except Refused as refusal:
-            if any(word in str(refusal).lower() for word in _CONTEXT):
+            if too_long(str(refusal)):
                 self.overflowed = True
                 return None
             raise Transient(str(refusal)) from None

@@ -8,6 +8,8 @@ from astra_jax.evaluation.suite import Context, EvaluationError, Suite
 
 _CLASSES = {
     "bfcl_v3_mt": "bfcl:BFCL",
+    "tau2": "tau2:Tau2",
+    "tau2_v0_2": "tau2:Tau2Paper",
     "acebench": "acebench:AceBench",
     "acebench_zh": "acebench:AceBenchZh",
     "aime": "aime:Aime",
