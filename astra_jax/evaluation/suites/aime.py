@@ -166,9 +166,7 @@ class Aime:
                 for kind, (top_k, title) in kinds.items()
                 for year in years
             ),
-            headline={
-                f"AIME, {title}": tuple(f"aime_{year}_{kind}" for year in years) for kind, (_, title) in kinds.items()
-            },
+            headline={title: tuple(f"aime_{year}_{kind}" for year in years) for kind, (_, title) in kinds.items()},
             notes=_NOTES,
         )
 
