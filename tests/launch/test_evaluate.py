@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from synthesis.records import ToolEnvironment
 ROOT = Path(__file__).parent.parent.parent
 
 
-async def evaluate(workdir: Path, url: str, *arguments: str) -> tuple[int, str, str]:
+async def started(workdir: Path, url: str, *arguments: str) -> asyncio.subprocess.Process:
     command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}", f"--endpoint={url}", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ}
-    )
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe)
+
+
+async def evaluate(workdir: Path, url: str, *arguments: str) -> tuple[int, str, str]:
+    process = await started(workdir, url, *arguments)
     output, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
@@ -50,22 +54,41 @@ def plays(body: Request) -> Say:
     return Say("That is all.")
 
 
-async def test_a_run_that_failed_goes_on_and_ends_with_the_table(environments, tmp_path) -> None:
-    down = True
+def finished(workdir: Path) -> int:
+    """Items in the journal."""
+    files = list(workdir.glob("journals/*.sqlite"))
+    with contextlib.suppress(sqlite3.OperationalError), contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(contextlib.closing(sqlite3.connect(file))) for file in files]
+        return sum(db.execute("SELECT count(*) FROM done").fetchone()[0] for db in opened)
+    return 0
+
+
+async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_table(environments, tmp_path) -> None:
+    status = 503
 
     def script(body: Request) -> Say:
-        if down and "Japan" in body["messages"][0]["content"]:
-            return Say("out of order", status=422)  # a refusal that is not for the length: it is not repeated
-        return plays(body)
+        # 503 is asked again for minutes; 422 is a refusal, and not for the length.
+        down = status != 200 and "Japan" in body["messages"][0]["content"]
+        return Say("out of order", status=status) if down else plays(body)
 
     server = Scripted(script)
     arguments = ("--suites=environments", f"--sources=environments={environments}", "--trials=2", "--label=mine")
     async with server as served:
+        process = await started(tmp_path, served.url, *arguments)
+        while finished(tmp_path) < 2:
+            assert process.returncode is None
+            await asyncio.sleep(0.05)
+        process.kill()
+        await process.communicate()
+        assert not (tmp_path / "results").exists()
+        status, asked = 422, len(server.requests)
         code, output, errors = await evaluate(tmp_path, served.url, *arguments)
+        asked_again = server.requests[asked:]
+        assert not any("France" in body["messages"][0]["content"] for body in asked_again)
         assert code == 2 and "run the same command again" in errors, errors
         assert "environments: 2 items, such as" in errors
         assert not output and not (tmp_path / "results").exists() and not (tmp_path / "table.md").exists()
-        down, asked = False, len(server.requests)
+        status, asked = 200, len(server.requests)
         code, output, errors = await evaluate(tmp_path, served.url, *arguments)
         assert code == 0, errors
         # The probe, and two requests for each of Japan's trials: France's were finished.
