@@ -22,6 +22,7 @@ from synthesis.trajectories.reward import AXES
 _SHORT_CHARACTERS, _SHORT_LINES = 600, 14
 """What is longer is folded."""
 _PREVIEW = _LINE = 110
+TOO_DEEP = "(too deeply nested to be shown)"
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def arguments_text(arguments: dict[str, Any]) -> str:
         line = json.dumps(arguments, ensure_ascii=False)
         return line if len(line) <= _LINE else json.dumps(arguments, ensure_ascii=False, indent=2)
     except RecursionError:
-        return "(too deeply nested to be shown)"
+        return TOO_DEEP
 
 
 def shown_text(text: str) -> Text:
