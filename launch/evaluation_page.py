@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from astra_jax.evaluation import grids
 from astra_jax.evaluation.comparison import Comparison
 from astra_jax.evaluation.grids import Grid
-from astra_jax.evaluation.suite import About, Decoding
+from astra_jax.evaluation.suite import About
 from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table
 from astra_jax.files import write_text
 from astra_jax.rollout.pages import template
@@ -97,7 +97,7 @@ def _section(runs: Mapping[str, SuiteTable], shown: list[Grid]) -> _Section:
         bars=[(name, _bars(suite)) for name, suite in runs.items()],
         endings=[(name, charts.rows(suite.use.finishes, shares=True)) for name, suite in runs.items()],
         decodings=[
-            (f"{name}, {column.title}", _decoding(suite.decodings[column.name]))
+            (f"{name}, {column.title}", grids.decoding_text(suite.decodings[column.name]))
             for name, suite in runs.items()
             for column in about.categories
         ],
@@ -118,11 +118,6 @@ def _bars(suite: SuiteTable) -> list[charts.Whisker]:
         )
         for one in shown
     ]
-
-
-def _decoding(decoding: Decoding) -> str:
-    known = [(field.name.replace("_", " "), getattr(decoding, field.name)) for field in fields(Decoding)]
-    return ", ".join(f"{name} {value}" for name, value in known if value not in (None, {}))
 
 
 def _failures(runs: Mapping[str, SuiteTable]) -> list[_Failure]:

@@ -1,12 +1,13 @@
-"""A local page that shows a dataset: trajectories, or environments, whose tools it runs in the sandbox.
+"""A local page that shows a dataset: trajectories, an evaluation's results, or environments, whose tools it runs.
 
     python -m launch.inspect DIR
+    python -m launch.inspect WORKDIR/results
     python -m launch.inspect --dataset=DIR --host=0.0.0.0 --token_file=FILE --sandbox_url=http://sandbox:8700
 
 The dataset's card says which records it holds; /card shows the card. Whoever opens the page of environments can run the
-tools that the dataset holds, with arguments of their own. So it is there for this machine alone; beyond loopback it
-asks for a token, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C) it lets
-requests in flight end, and exits with 0; with 3 when some had to be cut off.
+tools that the dataset holds, in the sandbox, with arguments of their own. So it is there for this machine alone; beyond
+loopback it asks for a token, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C)
+it lets requests in flight end, and exits with 0; with 3 when some had to be cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(sandboxes)
 
-_DATASET = flags.DEFINE_string("dataset", None, "Dataset to show, of trajectories or of tool environments.")
+_DATASET = flags.DEFINE_string(
+    "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
+)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8800, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that people must show.")
@@ -68,6 +71,8 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     from launch.viewer.catalogue import Catalogue
     from launch.viewer.conversations import Conversations
     from launch.viewer.environments import EnvironmentPages
+    from launch.viewer.evaluated import Evaluated
+    from launch.viewer.results import ResultPages
     from launch.viewer.trajectories import TrajectoryPages
     from synthesis.datasets import read_dataset
     from synthesis.records import ToolEnvironment
@@ -75,10 +80,14 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     try:
         if kind == "Trajectory":
             return TrajectoryPages(Conversations(path)), ""
+        if kind == "ItemResult":
+            return ResultPages(Evaluated(path)), ""
         if kind == "ToolEnvironment":
             catalogue = Catalogue(read_dataset(path, ToolEnvironment))
         else:
-            raise ValueError(f"it holds {kind} records; give a dataset of Trajectory or ToolEnvironment records")
+            raise ValueError(
+                f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records"
+            )
     except ValueError as error:
         raise cli.UsageError(f"--dataset={path}: {error}") from None
     sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import msgspec
 
 from astra_jax.evaluation import paper
 from astra_jax.evaluation.comparison import Comparison, SuiteComparison
 from astra_jax.evaluation.intervals import Estimate
+from astra_jax.evaluation.suite import Decoding
 from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table, Use
 
 _NO_FIGURE = "–"
@@ -325,6 +326,12 @@ def _published(rows: Sequence[tuple[str, list[float | None]]]) -> list[Row]:
         )
         for name, figures in rows
     ]
+
+
+def decoding_text(decoding: Decoding) -> str:
+    """A decoding on one line, without what it leaves to the endpoint."""
+    known = [(field.name.replace("_", " "), getattr(decoding, field.name)) for field in fields(Decoding)]
+    return ", ".join(f"{name} {value}" for name, value in known if value not in (None, {}))
 
 
 def _departures(suite: SuiteTable) -> list[str]:

@@ -1,1 +1,1 @@
-"""The pages of `launch.inspect`. `service.py` serves them; each kind of record has its routes, both have `cards.py`."""
+"""The pages of `launch.inspect`. `service.py` serves them; each kind of record has its routes, all have `cards.py`."""

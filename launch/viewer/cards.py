@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from astra_jax.evaluation.grids import decoding_text
+from astra_jax.evaluation.saved import SuiteRun
 from launch.viewer import charts
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
@@ -46,6 +50,16 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class Suite:
+    """What an evaluation ran of a benchmark; of each category its title, how many items it has, and the decoding."""
+
+    title: str
+    harness: str
+    licence: str
+    categories: list[tuple[str, int | None, str]]
+
+
+@dataclass(frozen=True)
 class ShownCard:
     """What the card page shows.
 
@@ -54,6 +68,7 @@ class ShownCard:
         facts: what the card says in one value.
         table: the paper's table; empty where the card has no such statistics.
         groups: headings with their charts.
+        suites: of an evaluation.
         rejections: by stage, in the pipeline's order, the most frequent reason first; None: the card does not say.
         more: the rest of the card, and the numbers behind the charts, by name.
     """
@@ -62,6 +77,7 @@ class ShownCard:
     facts: dict[str, Any]
     table: dict[str, str]
     groups: list[tuple[str, list[Chart]]]
+    suites: list[Suite]
     rejections: list[Rejection] | None
     more: dict[str, Any]
 
@@ -72,7 +88,9 @@ def shown_card(card: Mapping[str, Any]) -> ShownCard:
     statistics = statistics if isinstance(statistics, Mapping) else {}
     environments = card.get("kind") == "ToolEnvironment"
     facts = {name: value for name, value in card.items() if not isinstance(value, (Mapping, list))}
-    names = ("kind", "count", "split", "seed", "teacher", "embedder")
+    if suites := _suites(card):  # an evaluation: who played its roles stands beside the model
+        facts = {**_at(card, "roles"), **facts}
+    names = ("kind", "count", "model", "user", "judge", "split", "seed", "teacher", "embedder")
     ordered = [name for name in names if name in facts] + sorted(facts.keys() - set(names))
     # Statistics first: it is what people open; then what made them.
     large = [name for name in _LARGE if name in card and name not in facts]
@@ -84,6 +102,7 @@ def shown_card(card: Mapping[str, Any]) -> ShownCard:
         facts={name: facts[name] for name in ordered},
         table=_table(card, statistics, environments),
         groups=[(title, [chart for chart in drawn if chart]) for title, drawn in groups if any(drawn)],
+        suites=suites,
         rejections=_rejections(rejected, stages) if isinstance(rejected, Mapping) else None,
         more={name: card[name] for name in (*large, *others) if card[name]},
     )
@@ -105,6 +124,29 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
         )
         table["runs without a valid judgement"] = f"{failed:,}; {rate:.1%} (rejected: judges fail closed)"
     return table
+
+
+def _suites(card: Mapping[str, Any]) -> list[Suite]:
+    try:
+        runs = msgspec.convert(card.get("suites", []), list[SuiteRun])
+    except msgspec.ValidationError:
+        return []  # another version's; they are shown as they are
+    return [
+        Suite(
+            run.about.title,
+            run.about.harness,
+            run.about.licence,
+            [
+                (
+                    one.title,
+                    run.totals.get(one.name),
+                    decoding_text(run.decodings[one.name]) if one.name in run.decodings else "",
+                )
+                for one in run.about.categories
+            ],
+        )
+        for run in runs
+    ]
 
 
 def _of_trajectories(statistics: Mapping[str, Any]) -> list[tuple[str, list[Chart | None]]]:

@@ -1,10 +1,13 @@
-"""What people see of a dataset of trajectories: its list, and each one's messages with the results at their calls."""
+"""What people see of a dataset of trajectories: its list, and each one's messages with the results at their calls.
+
+Conversations of other records are arranged here too, once they are `Said`: `evaluated.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +15,14 @@ import msgspec
 
 from launch.viewer.listing import Page, part
 from synthesis.datasets import each_record, read_record
-from synthesis.records import Message, ToolCall, Trajectory
+from synthesis.records import Message, Trajectory
 from synthesis.trajectories.execution import FAILURES
 from synthesis.trajectories.reward import AXES
 
 _SHORT_CHARACTERS, _SHORT_LINES = 600, 14
 """What is longer is folded."""
 _PREVIEW = _LINE = 110
+TOO_DEEP = "(too deeply nested to be shown)"
 
 
 @dataclass(frozen=True)
@@ -156,10 +160,43 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A call as the model wrote it.
+
+    Attributes:
+        arguments: as JSON, on one line where they are short.
+        unreadable: they are no JSON object, and `arguments` is what was written instead.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message, whatever record it is of.
+
+    Attributes:
+        role: `tool` is a result; all others are shown as they are.
+        call_id: whose result it is; "" where the record does not say.
+        name: of the tool whose result it is; "" where the record does not say.
+    """
+
+    role: str
+    content: str
+    reasoning: str = ""
+    calls: Sequence[Asked] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Call:
     """A call with its result (None: the record has none)."""
 
-    call: ToolCall
+    call: Asked
     result: Result | None
 
 
@@ -171,20 +208,28 @@ class Turn:
         stray: results of no call of the turn.
     """
 
-    message: Message
+    message: Said
     calls: list[Call] = field(default_factory=list)
-    stray: list[tuple[Message, Result]] = field(default_factory=list)
+    stray: list[tuple[Said, Result]] = field(default_factory=list)
 
 
 def turns(trajectory: Trajectory) -> list[Turn]:
-    """The conversation. A result belongs to a call of the message that it follows: ids may repeat in later turns."""
-    results = _results(trajectory)
+    """The conversation of a trajectory."""
+    return arranged([_said(message) for message in trajectory.messages], _results(trajectory))
+
+
+def arranged(messages: Sequence[Said], results: Mapping[int, Result]) -> list[Turn]:
+    """A conversation. A result belongs to a call of the message that it follows: ids may repeat in later turns.
+
+    Args:
+        results: of each message whose role is `tool`, by its index.
+    """
     shown: list[Turn] = []
-    for message, following in _rounds(trajectory.messages):
+    for message, following in _rounds(messages):
         turn = Turn(message)
         left = list(following)
-        for call in message.tool_calls:
-            own = next((one for one in left if one[1].tool_call_id == call.id), None)
+        for call in message.calls:
+            own = next((one for one in left if one[1].call_id == call.id), None)
             if own is not None:
                 left.remove(own)
             turn.calls.append(Call(call, results[own[0]] if own else None))
@@ -204,8 +249,11 @@ def scores(trajectory: Trajectory) -> list[tuple[str, float | None, str]]:
 
 def arguments_text(arguments: dict[str, Any]) -> str:
     """A call's arguments as JSON: on one line where they are short."""
-    line = json.dumps(arguments, ensure_ascii=False)
-    return line if len(line) <= _LINE else json.dumps(arguments, ensure_ascii=False, indent=2)
+    try:
+        line = json.dumps(arguments, ensure_ascii=False)
+        return line if len(line) <= _LINE else json.dumps(arguments, ensure_ascii=False, indent=2)
+    except RecursionError:
+        return TOO_DEEP
 
 
 def shown_text(text: str) -> Text:
@@ -221,19 +269,29 @@ def shown_text(text: str) -> Text:
     return Text(pretty, preview, len(text))
 
 
-def _rounds(messages: Sequence[Message]) -> Iterator[tuple[Message, list[tuple[int, Message]]]]:
+def result_of(text: str, failure: str = "", kind: str = "") -> Result:
+    """A result, with what its record says of a failure; else what has the executor's form of an error is one."""
+    return Result(shown_text(text), failure or ("error" if _is_error(text) else ""), kind)
+
+
+def _said(message: Message) -> Said:
+    calls = [Asked(call.id, call.name, arguments_text(call.arguments)) for call in message.tool_calls]
+    return Said(message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name)
+
+
+def _rounds(messages: Sequence[Said]) -> Iterator[tuple[Said, list[tuple[int, Said]]]]:
     """Each message that is no result, with the results after it; results at the very start follow an empty message."""
-    current: Message | None = None
-    following: list[tuple[int, Message]] = []
+    current: Said | None = None
+    following: list[tuple[int, Said]] = []
     for index, message in enumerate(messages):
         if message.role == "tool":
             following.append((index, message))
             continue
         if current is not None or following:
-            yield current or Message("assistant", ""), following
+            yield current or Said("assistant", ""), following
         current, following = message, []
     if current is not None or following:
-        yield current or Message("assistant", ""), following
+        yield current or Said("assistant", ""), following
 
 
 def _results(trajectory: Trajectory) -> dict[int, Result]:
@@ -249,9 +307,7 @@ def _results(trajectory: Trajectory) -> dict[int, Result]:
     shown = {}
     for index, message in tools.items():
         failure, kind = told.get(message.tool_call_id, ("", kinds.get(message.content, "")))
-        if not failure:
-            failure = injected if kind else "error" if _is_error(message.content) else ""
-        shown[index] = Result(shown_text(message.content), failure, kind)
+        shown[index] = result_of(message.content, failure or (injected if kind else ""), kind)
     return shown
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from launch.viewer.answers import page, short
 from launch.viewer.catalogue import parameters_of
-from launch.viewer.conversations import Conversations, Filter, arguments_text, scores, turns
+from launch.viewer.conversations import Conversations, Filter, scores, turns
 from launch.viewer.listing import address, asked, page_number
 from sandbox.http_service import Refused
 from synthesis.datasets import DatasetError
@@ -61,7 +61,6 @@ class TrajectoryPages:
             turns=turns(trajectory),
             scores=scores(trajectory),
             parameters_of=parameters_of,
-            arguments_text=arguments_text,
         )
 
 

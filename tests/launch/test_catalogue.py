@@ -96,6 +96,7 @@ def test_a_graph_that_is_wrong_is_drawn_as_far_as_it_goes() -> None:
 
 
 def test_importing_the_pages_imports_no_jax() -> None:
-    modules = "launch.viewer.service, launch.viewer.environments, launch.viewer.trajectories"
+    pages = ("service", "environments", "trajectories", "results")
+    modules = ", ".join(f"launch.viewer.{name}" for name in pages)
     code = f"import sys, {modules}; assert 'jax' not in sys.modules, 'jax was imported'"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

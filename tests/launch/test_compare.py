@@ -92,6 +92,7 @@ def test_the_list_of_failures_is_filtered(compared, browser) -> None:
     _, page, _ = compared
     opened(browser, page)
     browser.find_element("css selector", ".failures summary").click()
+    assert "python -m launch.inspect WORKDIR/results" in text_of(browser)
     assert len(shown(browser)) == 10 + 14  # a base item in two; all missing-function items that SFT does not solve
     browser.find_element("css selector", ".failures select option:nth-child(2)").click()
     assert len(shown(browser)) == 10 and all(item.startswith("base_") for item in shown(browser))

@@ -15,6 +15,7 @@ from evaluation_world import Request, Say, Scripted
 from rollout_world import make_environment
 
 from astra_jax.evaluation.saved import load
+from launch.viewer.evaluated import Evaluated, Name, turns_of
 from synthesis.datasets import write_dataset
 from synthesis.records import ToolEnvironment
 
@@ -103,6 +104,12 @@ async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_
         *(("france", trial, 1.0) for trial in range(2)),
         *(("japan", trial, 0.667) for trial in range(2)),
     ]
+    # And its conversations can be read.
+    talk = Evaluated(tmp_path / "results").get(Name.of(evaluation.results[0]))
+    assert talk is not None
+    calls = [one for turn in turns_of(talk.messages) for one in turn.calls]
+    assert [one.call.arguments for one in calls] == ['{"country": "France"}', '{"city": "Paris"}']
+    assert calls[0].result is not None and "Paris" in calls[0].result.text.text
 
 
 async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path) -> None:

@@ -306,7 +306,7 @@ def test_bad_input_is_one_line_and_exit_code_2(dataset, port, tmp_path) -> None:
         (
             tmp_path / "servers",
             [],
-            "it holds ToolServer records; give a dataset of Trajectory or ToolEnv",
+            "it holds ToolServer records; give a dataset of Trajectory, ToolEnv",
         ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from msgspec.structs import replace
-from viewing import INJECTION, ROOT, command, follow, rows, send, serving, text_of
+from viewing import INJECTION, ROOT, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
 from launch.viewer.charts import columns
@@ -457,7 +457,3 @@ def check_charts(browser, count: int) -> None:
     charts = browser.execute_script(script)
     assert len(charts) == count and all(over <= 0 and area > 100 for over, area in charts), charts
     assert fits(browser) and browser.get_log("browser") == []
-
-
-def fits(browser) -> bool:
-    return browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")

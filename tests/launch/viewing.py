@@ -29,7 +29,7 @@ def serving(dataset: Path, *more: str) -> Iterator[int]:
     try:
         line = process.stdout.readline()
         found = re.fullmatch(
-            r"\d+ (?:environments|trajectories) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
+            r"\d+ (?:environments|trajectories|results) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
         )
         assert found, line
         yield int(found[1])
@@ -76,3 +76,8 @@ def rows(browser) -> list[Any]:
 
 def text_of(browser) -> str:
     return browser.find_element("tag name", "body").text
+
+
+def fits(browser) -> bool:
+    """Whether nothing is wider than the window."""
+    return browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
