@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from synthesis.limits import Budget, Spent, TokenBucket, Turnstile, Usage, backoff, retry_after
+from synthesis.limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
 from synthesis.progress import TRAFFIC
 from synthesis.recording import Recording
 from synthesis.runner import Stopped
@@ -175,7 +175,6 @@ class _Line:
     loop: asyncio.AbstractEventLoop
     session: Any
     slots: asyncio.Semaphore
-    turnstile: Turnstile
     judging: asyncio.Lock
     requests: TokenBucket | None
     tokens: TokenBucket | None
@@ -283,7 +282,6 @@ class Endpoint:
                     await asyncio.sleep(wait)
                 if line.requests is not None:
                     await line.requests.take(lambda: 1)
-                await line.turnstile.pass_through()
                 taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
                 try:
                     reply = await self._send(body)
@@ -415,7 +413,6 @@ class Endpoint:
                 loop,
                 session,
                 asyncio.Semaphore(config.concurrency),
-                Turnstile(loop),
                 asyncio.Lock(),
                 TokenBucket(config.requests_per_minute) if config.requests_per_minute else None,
                 TokenBucket(config.tokens_per_minute) if config.tokens_per_minute else None,

@@ -7,7 +7,6 @@ import datetime
 import email.utils
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,43 +85,6 @@ class TokenBucket:
         self._level = min(self._level + (now - self._then) * self._rate, self._holds)
         self._then = now
         return self._level
-
-
-class Turnstile:
-    """Lets through only so many in one turn of the event loop, the others in the turns that follow, in their order.
-
-    What becomes ready together moves in lockstep: 256 answers at once are 256 requests to be built, 20 ms and more,
-    before the first of them is sent in the loop's next turn; their answers come together again, and so on. A few at a
-    time, the first is sent while the last still waits, and the answers come spread out.
-    """
-
-    AT_ONCE = 4
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._passed = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def pass_through(self) -> None:
-        """Wait for one's turn."""
-        if self._passed < self.AT_ONCE:
-            if not self._passed:
-                self._loop.call_soon(self._turn)
-            self._passed += 1
-            return
-        waiting = self._loop.create_future()
-        self._waiting.append(waiting)
-        await waiting
-
-    def _turn(self) -> None:
-        self._passed = 0
-        while self._waiting and self._passed < self.AT_ONCE:
-            waiting = self._waiting.popleft()
-            if not waiting.done():  # cancelled
-                waiting.set_result(None)
-                self._passed += 1
-        if self._passed:
-            self._loop.call_soon(self._turn)
 
 
 class Budget:

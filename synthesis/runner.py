@@ -8,10 +8,12 @@ exactly once. Outputs come back in the order of the inputs, whatever the order o
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +23,9 @@ from synthesis.journal import Journal, Row
 from synthesis.progress import Progress
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
+
+_COLLECT_AFTER = (50_000, 20, 100)
+"""New objects that the collector waits for, and young and middle collections before it looks at older objects."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -179,7 +184,7 @@ async def run_stage(
     todo = unfinished()
     ticking = asyncio.create_task(progress.ticking())
     try:
-        async with asyncio.TaskGroup() as group:
+        async with _fewer_collections(), asyncio.TaskGroup() as group:
             for _ in range(concurrency if total is None else min(concurrency, max(1, total))):
                 group.create_task(worker())
     except ExceptionGroup as failures:
@@ -206,6 +211,22 @@ async def run_stage(
             for output in decoder.decode(outputs):
                 sink(output)
     return result
+
+
+@asynccontextmanager
+async def _fewer_collections() -> AsyncIterator[None]:
+    """Look for reference cycles less often than after every 700 objects.
+
+    A stage makes thousands of objects for each record and hardly a cycle: the search takes an eighth to a sixth of the
+    processor time of a stage that asks an endpoint (`benchmarks/teacher.py`).
+    """
+    before = gc.get_threshold()
+    if before[0]:  # else nobody looks at all
+        gc.set_threshold(*map(max, before, _COLLECT_AFTER))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class _Keys:
