@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,15 @@ from synthesis.endpoint import Endpoint, OpenAITeacherConfig, Refused
 from synthesis.records import ToolCall
 from synthesis.runner import Transient, rng_for
 
-_CONTEXT = ("context", "maximum model length", "max_model_len", "too long", "reduce the length")
+_TOO_LONG = re.compile(
+    r"context.{0,20}(length|window|size)|max(imum)?.model.len|too long|reduce the length|token count"
+)
 """What servers say, with status 400, of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
 
 
 def too_long(refusal: str) -> bool:
     """Whether an endpoint refused a conversation for its length, by what it said."""
-    return any(word in refusal.lower() for word in _CONTEXT)
+    return _TOO_LONG.search(refusal.lower()) is not None
 
 
 def endpoint_of(served: Served, *, concurrency: int, timeout_seconds: float) -> Endpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -62,6 +63,15 @@ class Environment:
         interpreter, whole = folder / "bin" / "python", folder / "whole"
         if whole.exists():
             return interpreter
+        root.mkdir(parents=True, exist_ok=True)
+        with open(f"{folder}.lock", "w") as lock:
+            await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another evaluation may be making it
+            if not whole.exists():
+                await self._install(folder, interpreter)
+                whole.touch()
+        return interpreter
+
+    async def _install(self, folder: Path, interpreter: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         logging.info("making the environment of %s in %s", self.name, folder)
         await self._run(self._base(), "-m", "venv", str(folder))
@@ -71,8 +81,6 @@ class Environment:
                 str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                 *self.requirements,
             )  # fmt: skip
-        whole.touch()
-        return interpreter
 
     def _base(self) -> str:
         low, high = self.python

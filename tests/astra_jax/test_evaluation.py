@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 from evaluation_world import Policy, Request, Say, Scripted, is_probe
 from rollout_world import make_environment
 
@@ -214,22 +213,24 @@ async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
         assert await chat(served).say() is None
 
 
-async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_evidence() -> None:
-    class Server(Scripted):
-        said = ""
-
-        async def _answer(self, request):
-            if is_probe(await request.json()):
-                return await super()._answer(request)
-            return web.json_response({"error": {"message": self.said}}, status=400)
-
-    server = Server(lambda body: Say("Yes."))
-    async with server as served:
-        server.said = "This model's maximum context length is 64 tokens. However, you requested 80"
-        assert await chat(served).say() is None
-        server.said = "tools[0].type is wrong"
-        with pytest.raises(Transient, match="tools"):
-            await chat(served).say()
+@pytest.mark.parametrize(
+    ("said", "own_fault"),
+    [
+        ("This model's maximum context length is 64 tokens. However, you requested 80", True),  # vLLM, OpenAI
+        ("The input (80 tokens) is longer than the model's context length (64 tokens).", True),  # SGLang
+        ('messages has 80 tokens; at most 63 are taken", "code": "context_length_exceeded', True),  # ours
+        ("prompt is too long: 80 tokens > 64 maximum", True),
+        ("tools[0].type is wrong in this context", False),
+    ],
+)
+async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_evidence(said, own_fault) -> None:
+    async with Scripted(lambda body: Say("Yes.") if is_probe(body) else Say(said, status=400)) as served:
+        talk = chat(served)
+        if own_fault:
+            assert await talk.say() is None and talk.overflowed
+        else:
+            with pytest.raises(Transient, match="wrong in this context"):
+                await talk.say()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
