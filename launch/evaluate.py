@@ -81,6 +81,8 @@ async def _evaluate() -> str:
     workdir = Path(_WORKDIR.value).absolute()
     if "://" in _WORKDIR.value:
         raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder, and a bucket cannot be one yet")
+    if twice := [name for name in _SUITES.value if _SUITES.value.count(name) > 1]:
+        raise cli.UsageError(f"--suites={','.join(_SUITES.value)} names {twice[0]} twice")
     config = RunConfig(
         seed=_SEED.value,
         limit=_LIMIT.value,
@@ -121,9 +123,7 @@ async def _evaluate() -> str:
                 decodings[name] = config.decodings(suite.about, extra)
             for suite in suites:
                 await suite.prepare()
-            with Journal(
-                workdir / "journals" / f"{_identity(policy, models, suites, config, extra)}.sqlite"
-            ) as journal:
+            with Journal(workdir / "journals" / f"{_identity(policy, models, config, extra)}.sqlite") as journal:
                 results = await run_suites(suites, journal=journal, config=config, extra=extra)
             evaluation = Evaluation(
                 model=_LABEL.value or policy.model,
@@ -176,8 +176,11 @@ def _extra() -> dict[str, Any]:
     return extra
 
 
-def _identity(policy, models, suites, config, extra) -> str:  # type: ignore[no-untyped-def]
-    """Names the journal: what results depend on. Not how many items: more of them go on where fewer ended."""
+def _identity(policy, models, config, extra) -> str:  # type: ignore[no-untyped-def]
+    """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it.
+
+    Nor does the number of items matter: more of them go on where fewer ended.
+    """
     import dataclasses
     import hashlib
 
@@ -185,8 +188,7 @@ def _identity(policy, models, suites, config, extra) -> str:  # type: ignore[no-
 
     same = dataclasses.replace(config, limit=None, trials=None, concurrency=1)
     asked = [policy.url, policy.model, {role: [one.url, one.model] for role, one in models.items()}]
-    abouts = [[one.about.name, one.about.harness, dict(one.about.data_sha256)] for one in suites]
-    encoded = msgspec.json.encode([asked, abouts, dataclasses.asdict(same), extra], order="deterministic")
+    encoded = msgspec.json.encode([asked, dataclasses.asdict(same), extra], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +86,7 @@ async def run_suites(
 
     Args:
         suites: prepared.
+        journal: of runs of one model with one config; suites may be added to it.
         extra: as `RunConfig.decodings`.
 
     Returns:
@@ -104,7 +107,7 @@ async def run_suites(
             for id in suite.ids(category)[: config.limit]
             for trial in range(decoding.trials)
         ]
-        stage = f"evaluate {suite.about.name}"
+        stage = _stage(suite.about)
         done = await run_stage(
             stage,
             partial(_run, suite, decodings),
@@ -126,6 +129,12 @@ async def run_suites(
     if failed:
         raise InfrastructureFailed(failed, examples)
     return results
+
+
+def _stage(about: About) -> str:
+    """Names a suite's results in the journal: those of another harness or other data are others."""
+    measured = json.dumps([about.harness, dict(about.data_sha256)], sort_keys=True)
+    return f"{about.name} {hashlib.sha256(measured.encode()).hexdigest()[:12]}"
 
 
 def _key(item: Item) -> str:

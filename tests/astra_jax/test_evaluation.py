@@ -103,6 +103,16 @@ async def test_a_limited_run_goes_on_to_a_whole_one(tmp_path) -> None:
     assert every == await run(Letters(), tmp_path / "anew")
 
 
+async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
+    await run(Letters(), tmp_path)
+    other = Letters()
+    other.about = replace(other.about, data_sha256={"letters": "others"})
+    assert len(await run(other, tmp_path)) == len(other.ran)
+    same = Letters()
+    await run(same, tmp_path)
+    assert not same.ran
+
+
 async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path) -> None:
     def broken(item: Item) -> None:
         if item.id == "b" or item.trial == 2:

@@ -121,6 +121,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--suites=bfcl", source], "there is no suite 'bfcl'; the suites are"),
             (url, ["--suites=environments"], "the suite environments has no data; give the folder"),
             (url, ["--suites=environments", "--sources=environments=/nowhere"], "a folder that is there"),
+            (url, ["--suites=aime,aime"], "names aime twice"),
             (url, ["--extra={"], "--extra={ is not JSON"),
             (url, ["--extra={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
             ("localhost", [], "--endpoint=localhost: write http://HOST:PORT/v1"),
