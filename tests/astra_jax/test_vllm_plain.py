@@ -26,9 +26,10 @@ from vllm_world import (
 from astra_jax.models.qwen3.weights import load_hf
 from astra_jax.rollout.publishing import FolderPublisher
 from astra_jax.rollout.vllm import PolicyError, VLLMConfig
+from synthesis.endpoint import EndpointRefuses
 from synthesis.environments.answers import DependencyConsistencyAnswer
 from synthesis.records import Answer, SubQuestion
-from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
+from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig
 
 require_vllm()
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -81,7 +82,7 @@ async def test_synthesis_can_ask_it(plain) -> None:
     answers = await asyncio.gather(*asked)
     assert {type(one) for one in answers} == {DependencyConsistencyAnswer}
     assert all(one.verdict in ("matched", "missing", "redundant") for one in answers)
-    with pytest.raises(TeacherError, match="refused"):
+    with pytest.raises(EndpointRefuses, match="refuses every request with status 404"):
         other = OpenAITeacher(dataclasses.replace(config, model="another"))
         await other.ask(DependencyConsistencyAnswer, variables, language="en", seed=0)
 
