@@ -123,9 +123,9 @@ class Journal(Store):
         self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail))
         self._written()
 
-    def forget(self, stage: str, key: str) -> None:
-        """Let an input be done again by the next run."""
-        self._db.execute("DELETE FROM done WHERE stage = ? AND key = ?", (stage, key))
+    def forget_rejected(self, stage: str) -> None:
+        """Let the stage's rejected inputs be done again by the next run."""
+        self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
         self._written()
 
 

@@ -123,9 +123,7 @@ async def run_suites(
         if lost := sum(done.rejected.values()):
             failed[suite.about.name] = lost
             examples[suite.about.name] = next(iter(done.details.values()))
-            for key, (encoded, _, _) in journal.load(stage).items():
-                if encoded is None:
-                    journal.forget(stage, key)
+            journal.forget_rejected(stage)
     if failed:
         raise InfrastructureFailed(failed, examples)
     return results
