@@ -130,6 +130,29 @@ def check_files(folder: Path, sha256: dict[str, str], remedy: str) -> None:
             raise EvaluationError(f"{file} has sha256 {found[:16]}, not the pinned {expected[:16]}; {remedy}")
 
 
+def fingerprint(tree: Path, patterns: Sequence[str]) -> str:
+    """The SHA-256 of a part of a checkout: of its files' lines `BLOB PATH`, sorted by path, BLOB being git's own id.
+
+    So that it can be had from a repository alone, whatever the working tree's modes:
+    `git ls-tree -r --format='%(objectname) %(path)' TAG -- FILES | sha256sum`.
+
+    Raises:
+        FileNotFoundError: nothing matches a pattern; with the pattern.
+    """
+    files: set[str] = set()
+    for pattern in patterns:
+        found = {file.relative_to(tree).as_posix() for file in tree.glob(pattern)}
+        if not found:
+            raise FileNotFoundError(pattern)
+        files |= found
+    lines = []
+    for name in sorted(files):
+        content = (tree / name).read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        lines.append(f"{blob} {name}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 class WorkerFailed(Transient):
     """A harness's process ended, or its code raised: nothing may be concluded about the model."""
 

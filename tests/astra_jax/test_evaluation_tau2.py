@@ -21,12 +21,13 @@ import pytest
 from aiohttp import web
 
 from astra_jax.evaluation.chat import endpoint_of
+from astra_jax.evaluation.harness import fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
 from astra_jax.evaluation.suite import Context, Decoding, EvaluationError, Item, Served
 from astra_jax.evaluation.suites import make
 from astra_jax.evaluation.suites import tau2 as suite_module
-from astra_jax.evaluation.suites.tau2 import Tau2, Tau2Paper, fingerprint
+from astra_jax.evaluation.suites.tau2 import Tau2, Tau2Paper
 from synthesis.runner import Journal, rng_for
 
 WRITES = ("cancel_", "exchange_", "modify_", "return_")

@@ -7,7 +7,6 @@ Its own code does all of this (`workers/acebench.py`); here its completions are 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.chat import Chat, endpoint_of
-from astra_jax.evaluation.harness import Environment, Workers
+from astra_jax.evaluation.harness import Environment, Workers, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
 from synthesis.runner import Transient, rng_for
@@ -25,9 +24,9 @@ COMMIT = "56dd66cf6439b0d9655ee1b353e4cd745c6f664e"
 _CODE = ("category.py", "eval_main.py", "model_eval/**/*.py", "model_inference/**/*.py")
 _DATA = ("data_all/data_{}/data_agent_*.json", "data_all/data_{}/possible_answer/data_agent_*.json")
 _SHA256 = {
-    "code": "c1fa580208a86807c7a114557570581c77071d60a25e476b9cd91cfa53366f18",
-    "en": "bc3d6aa03c06fbbd408300c89195615730d5dc732241b48707dfb92f0e299ea5",
-    "zh": "f83f1eb9fda323ab9865e076fbfd132de0fb376fa589bd87aad94805a9f0511f",
+    "code": "6968bd04ddec22f8b290ab29f5790efc3f6bfd58b203ec46fccaa7792b482019",
+    "en": "81ef9db3a721d5636da2985fcde5cf4008487b3e5135a3c05445e75a76bb5c07",
+    "zh": "770fb1f6a0dffaa6684ff56a4bd5ea484bb793d73cffeee0c0cec1552d7e2c2f",
 }
 _USER = Decoding(temperature=0.001, trials=1)
 """The harness's own temperature of the user simulator."""
@@ -55,16 +54,6 @@ _NOTES = (
 
 def _get(folder: Path | str) -> str:
     return f"get it by: git clone {REPOSITORY} {folder} && git -C {folder} checkout {COMMIT}"
-
-
-def _digest(folder: Path, patterns: Sequence[str]) -> str:
-    """Of names and contents of all files that match."""
-    digest = hashlib.sha256()
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
-        digest.update(
-            f"{file.relative_to(folder).as_posix()}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
-        )
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -139,9 +128,13 @@ class AceBench:
             raise EvaluationError(f"{folder} is no clone of ACEBench; {_get(folder)}")
         parts = {"code": _CODE, self.LANGUAGE: tuple(pattern.format(self.LANGUAGE) for pattern in _DATA)}
         for part, patterns in parts.items():
-            if (found := _digest(folder, patterns)) != _SHA256[part]:
+            try:
+                found = fingerprint(folder, patterns)
+            except FileNotFoundError as missing:
+                found = f"none, as {missing} is missing"
+            if found != _SHA256[part]:
                 raise EvaluationError(
-                    f"{folder}: {', '.join(patterns)} have sha256 {found[:16]}, not the pinned {_SHA256[part][:16]} of "
+                    f"{folder}: {', '.join(patterns)} have sha256 {found}, not the pinned {_SHA256[part]} of "
                     f"commit {COMMIT[:7]}; git -C {folder} status shows what is not as it was. Or {_get('ANOTHER_DIR')}"
                 )
         data = folder / "data_all" / f"data_{self.LANGUAGE}"

@@ -7,7 +7,6 @@ is in no package registry (`tau2` on PyPI is about magnetism): its git repositor
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.chat import too_long
-from astra_jax.evaluation.harness import Environment, Workers
+from astra_jax.evaluation.harness import Environment, Workers, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item, Role, Served
 from synthesis.runner import Transient
@@ -35,7 +34,7 @@ class Release:
         tag: of the repository.
         commit: that the tag names.
         version: in its `pyproject.toml`.
-        sha256: of `fingerprint`, by part.
+        sha256: of `harness.fingerprint`, by part.
         needs: models that it asks beside the scored one.
         notes: what holds of this version alone.
     """
@@ -61,29 +60,6 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 _SPLIT = "data/tau2/domains/{}/split_tasks.json"
 """Which tasks are the benchmark; from v1.0 on."""
-
-
-def fingerprint(tree: Path, patterns: Sequence[str]) -> str:
-    """The SHA-256 of a part of a checkout: of its files' lines `BLOB PATH`, sorted by path, BLOB being git's own id.
-
-    So that it can be had from a repository alone, whatever the working tree's modes:
-    `git ls-tree -r --format='%(objectname) %(path)' TAG -- FILES | sha256sum`.
-
-    Raises:
-        FileNotFoundError: nothing matches a pattern; with the pattern.
-    """
-    files: set[str] = set()
-    for pattern in patterns:
-        found = {file.relative_to(tree).as_posix() for file in tree.glob(pattern)}
-        if not found:
-            raise FileNotFoundError(pattern)
-        files |= found
-    lines = []
-    for name in sorted(files):
-        content = (tree / name).read_bytes()
-        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        lines.append(f"{blob} {name}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 V1 = Release(
