@@ -63,7 +63,7 @@ async def test_a_server_as_it_comes_follows_the_trainer(world, plain) -> None:
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
         assert policy._servers[0].sync_seconds.keys() == {"pause", "load", "resume", "probe"}
         completions = await drawn_during(policy, weights(world.model, 2), 4)
-        assert {one.policy_version for one in completions} == {4} and policy.stats.stale > 0
+        assert {one.policy_version for one in completions} <= {3, 4} and policy.stats.stale > 0
 
 
 async def test_synthesis_can_ask_it(plain) -> None:

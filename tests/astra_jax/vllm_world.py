@@ -204,12 +204,27 @@ def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndar
 
 
 async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list[Completion]:
-    """Long completions that an update falls into: so many that the first of them has not ended when it begins."""
-    long = Sampling(max_tokens=1500, stop_ids=(), seed=0, temperature=0.0)
-    running = asyncio.gather(*(policy.generate(PROMPTS[0], long) for _ in range(24)))
+    """Completions of callers who ask again and again until an update is over; each caller's last began after it.
+
+    However long the update takes to reach the servers, it falls into requests.
+    """
+    sampling, over = Sampling(max_tokens=300, stop_ids=(), seed=0, temperature=0.0), asyncio.Event()
+
+    async def call() -> list[Completion]:
+        completions = []
+        while not over.is_set():
+            completions.append(await policy.generate(PROMPTS[0], sampling))
+        return [*completions, await policy.generate(PROMPTS[0], sampling)]
+
+    calls = asyncio.gather(*(call() for _ in range(16)))
     await asyncio.sleep(0.2)
-    await policy.update(params, version)
-    return await running
+    try:
+        await policy.update(params, version)
+    finally:
+        over.set()
+        by_caller = await calls
+    assert {completions[-1].policy_version for completions in by_caller} == {version}
+    return [completion for completions in by_caller for completion in completions]
 
 
 async def assert_same(policy, params: Params, world: World, version: int) -> None:
