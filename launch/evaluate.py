@@ -25,7 +25,7 @@ from absl import flags
 from launch import cli, sandboxes
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from astra_jax.evaluation.suite import Decoding, Role, Served, Suite
+    from astra_jax.evaluation.suite import Role, Served, Suite
 
 flags.adopt_module_key_flags(sandboxes)
 
@@ -71,7 +71,7 @@ async def _evaluate() -> str:
     from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.run import RunConfig, run_suites
     from astra_jax.evaluation.saved import Evaluation, SuiteRun, save
-    from astra_jax.evaluation.suite import Context, EvaluationError
+    from astra_jax.evaluation.suite import Context
     from astra_jax.evaluation.suites import make
     from astra_jax.evaluation.table import tabulate
     from astra_jax.files import write_text
@@ -89,18 +89,18 @@ async def _evaluate() -> str:
         trials=_TRIALS.value,
         temperature=_TEMPERATURE.value,
         max_tokens=_MAX_TOKENS.value,
+        extra=_extra(),
         concurrency=_CONCURRENCY.value,
     )
-    extra = _extra()
     policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
     models: dict[Role, Served] = {}
     if _USER.value:
         models["user"] = await preflight.check(_served(_USER, _USER_MODEL, _USER_KEY_FILE), _USER.name)
     if _JUDGE.value:
         models["judge"] = await preflight.check(_served(_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE), _JUDGE.name)
-    endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=_TIMEOUT.value * 60)
+    seconds = _TIMEOUT.value * 60
+    endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=seconds)
     suites: list[Suite] = []
-    decodings: dict[str, dict[str, Decoding]] = {}
     runs_tools = "environments" in _SUITES.value
     async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as pool:
         context = Context(
@@ -111,23 +111,19 @@ async def _evaluate() -> str:
             sources=_sources(),
             logs=workdir / "logs",
             sandbox=pool,
+            timeout_seconds=seconds,
         )
         try:
             for name in _SUITES.value:
-                suite = make(name, context)
-                if missing := sorted(suite.about.needs - models.keys()):
-                    raise EvaluationError(
-                        f"--suites={name} wants a {missing[0]}: give --{missing[0]}_endpoint and --{missing[0]}_model"
-                    )
-                suites.append(suite)
-                decodings[name] = config.decodings(suite.about, extra)
+                suites.append(make(name, context))
+                config.decodings(suites[-1].about)  # a bad --extra is said before anything is installed
             for suite in suites:
                 await suite.prepare()
-            with Journal(workdir / "journals" / f"{_identity(policy, models, config, extra)}.sqlite") as journal:
-                results = await run_suites(suites, journal=journal, config=config, extra=extra)
+            with Journal(workdir / "journals" / f"{_identity(policy, models, config)}.sqlite") as journal:
+                results = await run_suites(suites, journal=journal, config=config)
             evaluation = Evaluation(
                 model=_LABEL.value or policy.model,
-                suites={one.about.name: SuiteRun.of(one, decodings[one.about.name]) for one in suites},
+                suites={one.about.name: SuiteRun.of(one, config.decodings(one.about)) for one in suites},
                 results=tuple(results),
                 roles={role: served.model for role, served in models.items()},
                 config=msgspec.to_builtins(config),
@@ -176,7 +172,7 @@ def _extra() -> dict[str, Any]:
     return extra
 
 
-def _identity(policy, models, config, extra) -> str:  # type: ignore[no-untyped-def]
+def _identity(policy, models, config) -> str:  # type: ignore[no-untyped-def]
     """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it.
 
     Nor does the number of items matter: more of them go on where fewer ended.
@@ -188,7 +184,7 @@ def _identity(policy, models, config, extra) -> str:  # type: ignore[no-untyped-
 
     same = dataclasses.replace(config, limit=None, trials=None, concurrency=1)
     asked = [policy.url, policy.model, {role: [one.url, one.model] for role, one in models.items()}]
-    encoded = msgspec.json.encode([asked, dataclasses.asdict(same), extra], order="deterministic")
+    encoded = msgspec.json.encode([asked, dataclasses.asdict(same)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 

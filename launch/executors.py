@@ -31,8 +31,6 @@ _ADDRESS = flags.DEFINE_string(
 _WORKERS = flags.DEFINE_integer(
     "ray_workers", None, "Workers of --executor=ray, a CPU each; by default as many as there are CPUs.", lower_bound=1
 )
-_CALLS_OF_A_WORKER = 4
-"""Sandbox calls at once: a worker has one CPU, and this is what a pool gives to each."""
 
 
 @asynccontextmanager
@@ -56,7 +54,7 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
                 f"with --{_ADDRESS.name}=auto"
             )
         yield RayExecutor(
-            sandbox=sandboxes.sandbox_maker_from_flags(concurrency=_CALLS_OF_A_WORKER),
+            sandbox=sandboxes.sandbox_maker_from_flags(one_a_cpu=True),
             endpoint=make_endpoint,
             embedder=make_embedder,
             address=_ADDRESS.value,

@@ -45,8 +45,9 @@ class SandboxConfig:
         concurrency: calls in flight at once; None for four a core, at most `max_slots`. The rest wait their turn,
             and waiting does not count against any limit.
         limits: of each call.
-        memory_bytes: of all calls and environments together; None for half of the machine's. It and `cpus` need a
-            control group, see `layers["cgroup"]`.
+        memory_bytes: of all calls and environments together; None for `memory_share`. It and `cpus` need a control
+            group, see `layers["cgroup"]`.
+        memory_share: of the machine's memory, where a control group can be had; less where several pools share it.
         cpus: CPU seconds a second for all together; None for no limit.
         python: interpreter that runs the tools.
         first_uid: as the superuser, slots take user ids from here on (1,000 of them, in turn).
@@ -62,6 +63,7 @@ class SandboxConfig:
     concurrency: int | None = None
     limits: Limits = field(default_factory=Limits)
     memory_bytes: int | None = None
+    memory_share: float = 0.5
     cpus: float | None = None
     python: str = field(default_factory=lambda: sys.executable)
     first_uid: int = 64_000
@@ -80,6 +82,8 @@ class SandboxConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"SandboxConfig.{name}={value!r}: must be greater than 0")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"SandboxConfig.memory_share={self.memory_share!r}: must be above 0 and at most 1")
         if self.spare_slots < 0:
             raise ValueError(f"SandboxConfig.spare_slots={self.spare_slots}: must be at least 0")
         if self.concurrency is not None and not 1 <= self.concurrency <= self.max_slots:
@@ -90,7 +94,7 @@ class SandboxConfig:
     @property
     def share(self) -> Share:
         """What all of the pool's processes may take together."""
-        memory = self.memory_bytes or machine_memory_bytes() // 2
+        memory = self.memory_bytes or int(machine_memory_bytes() * self.memory_share)
         # A slot is two processes while it opens, and those of evicted slots take a moment to end.
         return Share(memory, 2 * (self.max_slots + self.spare_slots + self.calls_at_once) + 64, self.cpus)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from tqdm import tqdm
 
+from astra_jax.evaluation.intervals import estimate
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
@@ -50,8 +50,7 @@ class EvalResult:
 
     Attributes:
         f1: the F1 reward, whatever reward the policy was trained with.
-        f1_interval: its 95 % interval, from the deviation *between environments* (episodes of one environment are not
-            independent).
+        f1_interval: 95 %, of the mean over environments: episodes of one environment are not independent.
         irrelevant_share: of all calls, those to tools that the question does not need.
         by_structure: F1 by question structure.
         voided: episodes that infrastructure ended; in no mean.
@@ -175,13 +174,12 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
     for (environment_id, _, _), value in zip(scored, f1, strict=True):
         by_environment[environment_id].append(value)
         by_structure[structure[environment_id]].append(value)
-    mean = float(np.mean(f1))
     irrelevant = [call.name not in needed[id] for id, episode, _ in scored for call in episode.calls if call.name]
     clusters = [float(np.mean(values)) for values in by_environment.values()]
-    half = 1.96 * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters)) if len(clusters) > 1 else math.inf
+    interval = estimate(clusters, least=0.0, most=1.0)
     return EvalResult(
-        f1=mean,
-        f1_interval=(max(0.0, mean - half), min(1.0, mean + half)),
+        f1=float(np.mean(f1)),
+        f1_interval=(interval.low, interval.high),
         recall=float(np.mean([s.recall for _, _, s in scored])),
         precision=float(np.mean([s.precision for _, _, s in scored])),
         episodes=len(scored),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from astra_jax.evaluation.results import ItemResult
@@ -23,6 +23,7 @@ class RunConfig:
         trials: samples of each item; None is what each category's decoding says.
         temperature: overrides the paper's.
         max_tokens: of one completion; overrides the decoding's.
+        extra: further fields of the scored model's requests.
         concurrency: items under way.
         retries: how often an item is tried again where the infrastructure failed.
     """
@@ -32,6 +33,7 @@ class RunConfig:
     trials: int | None = None
     temperature: float | None = None
     max_tokens: int | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
     concurrency: int = 32
     retries: int = 2
 
@@ -41,19 +43,15 @@ class RunConfig:
             if value is not None and value < 1:
                 raise ValueError(f"RunConfig.{name} is {value}; use a positive number")
 
-    def decodings(self, about: About, extra: Mapping[str, object] | None = None) -> dict[str, Decoding]:
-        """Of each category: the paper's, with what this run overrides.
-
-        Args:
-            extra: further fields of the scored model's requests.
-        """
+    def decodings(self, about: About) -> dict[str, Decoding]:
+        """Of each category: the paper's, with what this run overrides."""
         return {
             one.name: replace(
                 one.decoding,
                 trials=self.trials or one.decoding.trials,
                 temperature=one.decoding.temperature if self.temperature is None else self.temperature,
                 max_tokens=self.max_tokens or one.decoding.max_tokens,
-                extra={**one.decoding.extra, **(extra or {})},
+                extra={**one.decoding.extra, **self.extra},
             )
             for one in about.categories
         }
@@ -80,14 +78,12 @@ async def run_suites(
     *,
     journal: Journal,
     config: RunConfig,
-    extra: Mapping[str, object] | None = None,
 ) -> list[ItemResult]:
     """Run all items of all suites that the journal does not have yet.
 
     Args:
         suites: prepared.
         journal: of runs of one model with one config; suites may be added to it.
-        extra: as `RunConfig.decodings`.
 
     Returns:
         All results, by suite, category, item and trial.
@@ -100,7 +96,7 @@ async def run_suites(
     failed: dict[str, int] = {}
     examples: dict[str, str] = {}
     for suite in suites:
-        decodings = config.decodings(suite.about, extra)
+        decodings = config.decodings(suite.about)
         items = [
             Item(category, id, trial, rng_for(config.seed, suite.about.name, category, id, trial).getrandbits(31))
             for category, decoding in decodings.items()

@@ -146,6 +146,7 @@ class Context:
         sources: folders of what no package registry has, by suite: a benchmark's repository, or its data.
         logs: folder of what harnesses print.
         sandbox: runs the code of our own environments.
+        timeout_seconds: of one completion of a model that a suite asks itself.
     """
 
     policy: Served
@@ -155,6 +156,7 @@ class Context:
     sources: Mapping[str, Path]
     logs: Path
     sandbox: Sandbox | None = None
+    timeout_seconds: float = 1800.0
 
 
 class Suite(Protocol):

@@ -82,7 +82,7 @@ class Failures:
         return rng.choice(self.kinds) if self.kinds and rng.random() < self.rate else ""
 
 
-class Executor:
+class ToolExecutor:
     """Executes the calls of all runs. Holds the sandbox pool and the MCP connections, no state of any run."""
 
     def __init__(self, *, pool: Sandbox, connections: McpConnections, teacher: Teacher, seed: int) -> None:
@@ -155,7 +155,7 @@ class Executor:
 class Session:
     """The calls of one run, in order; what the emulator must stay consistent with is kept here."""
 
-    executor: Executor
+    executor: ToolExecutor
     server: ToolServer
     task: Task
     failures: Failures

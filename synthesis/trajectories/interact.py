@@ -11,7 +11,7 @@ from synthesis.records import Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.runner import Rejected, rng_for
 from synthesis.teacher import Teacher, TeacherError
 from synthesis.trajectories.answers import AgentCall, AgentTurn
-from synthesis.trajectories.execution import Executor, Failures
+from synthesis.trajectories.execution import Failures, ToolExecutor
 
 
 class CallStatus(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ async def interact(
     server: ToolServer,
     *,
     teacher: Teacher,
-    executor: Executor,
+    executor: ToolExecutor,
     failures: Failures,
     max_turns: int,
     system_prompt: str,

@@ -16,7 +16,7 @@ from synthesis.teacher import Teacher
 from synthesis.trajectories import graph
 from synthesis.trajectories.collect import ServerDocument, ServerSource, collect
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.execution import Executor
+from synthesis.trajectories.execution import ToolExecutor
 from synthesis.trajectories.interact import AgentRun, interact
 from synthesis.trajectories.mcp_client import McpConnections
 from synthesis.trajectories.personas import Persona
@@ -37,7 +37,7 @@ class Context:
     seed: int
     teacher: Teacher
     connections: McpConnections
-    executor: Executor
+    executor: ToolExecutor
     operators: Mapping[str, graph.Operator]
     extra: Mapping[str, Any]
 
@@ -54,7 +54,7 @@ async def open_context(means: Means, *, config: TrajectoriesConfig, workdir: Pat
     extra = {"partition": config.partition}
     operators = graph.make_operators(config.operators, config.votes, extra)
     async with McpConnections(cwd=cwd, timeout_seconds=config.mcp_timeout_seconds) as connections:
-        executor = Executor(pool=means.pool, connections=connections, teacher=means.teacher, seed=seed)
+        executor = ToolExecutor(pool=means.pool, connections=connections, teacher=means.teacher, seed=seed)
         yield Context(config, seed, means.teacher, connections, executor, operators, extra)
 
 

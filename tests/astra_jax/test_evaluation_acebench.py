@@ -40,9 +40,9 @@ def context(folder: Path, served: Served = NOBODY, **changes: Any) -> Context:
     return Context(**{**fields, **changes})
 
 
-async def test_who_plays_the_user_is_asked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="needs a model that plays the user"):
-        await make("acebench", context(tmp_path, models={})).prepare()
+def test_who_plays_the_user_is_asked_for_first(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="acebench needs a model for the user: give --user_endpoint"):
+        make("acebench", context(tmp_path, models={}))
 
 
 async def test_a_clone_is_asked_for_with_the_commands_that_make_one(tmp_path: Path) -> None:

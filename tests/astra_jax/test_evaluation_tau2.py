@@ -56,9 +56,9 @@ def context(tmp_path: Path, url: str = "http://127.0.0.1:9/v1", **changed: Any) 
     ("suite", "roles", "missing"),
     [("tau2", {"user": "u"}, "judge"), ("tau2", {"judge": "j"}, "user"), ("tau2_v0_2", {}, "user")],
 )
-async def test_a_missing_role_is_named(tmp_path: Path, suite: str, roles: dict[str, str], missing: str) -> None:
+def test_a_missing_role_is_named(tmp_path: Path, suite: str, roles: dict[str, str], missing: str) -> None:
     with pytest.raises(EvaluationError, match=f"{suite} needs a model for the {missing}"):
-        await make(suite, context(tmp_path, roles=roles)).prepare()
+        make(suite, context(tmp_path, roles=roles))
 
 
 def test_each_version_declares_what_it_needs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import SandboxConfig, SandboxError, SandboxPool, cgroup
-from sandbox.cgroup import Cgroup, Share
+from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,6 +54,17 @@ async def test_memory_of_all_calls_together_is_bounded(writable: None) -> None:
         assert all(len(pids) >= 2 for pids in listed)
         assert all(str(os.getpid()) not in pids for pids in listed)
     assert groups() == []
+
+
+def test_pools_share_a_machines_memory() -> None:
+    """Those of Ray's workers take a part for each CPU, so that together they take what one alone would."""
+    whole = SandboxConfig().share.memory_bytes
+    assert whole == pytest.approx(machine_memory_bytes() / 2, abs=1)
+    assert SandboxConfig(memory_share=0.125).share.memory_bytes == pytest.approx(whole / 4, abs=1)
+    assert SandboxConfig(memory_share=0.125, memory_bytes=5 * MIB).share.memory_bytes == 5 * MIB
+    for bad in (0, 1.5):
+        with pytest.raises(ValueError, match=f"SandboxConfig.memory_share={bad}"):
+            SandboxConfig(memory_share=bad)
 
 
 async def test_groups_of_killed_hosts_are_removed(writable: None) -> None:

@@ -25,7 +25,7 @@ from synthesis.trajectories.collect import (
     make_project,
     source_key,
 )
-from synthesis.trajectories.execution import Executor
+from synthesis.trajectories.execution import ToolExecutor
 from synthesis.trajectories.mcp_client import McpConnections, ServerUnavailable
 from synthesis.trajectories.normalize import fix_names, normalize
 
@@ -117,7 +117,7 @@ async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
     async with McpConnections(cwd=tmp_path) as connections:
         (document,) = await collect(source(*paged), connections)
         server = normalize(document).server
-        executor = Executor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         calls = [ToolCall(f"call_{number}", "tool_number_1", {}) for number in range(5)]
         for reopened in (1, 2):
             kill(tmp_path)

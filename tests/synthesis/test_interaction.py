@@ -34,8 +34,8 @@ from synthesis.trajectories.execution import (
     FAILURES,
     RAW_RESULT_BYTES,
     RESULT_CHARACTERS,
-    Executor,
     Failures,
+    ToolExecutor,
     readable,
 )
 from synthesis.trajectories.interact import AgentRun, CallStatus, estimated_tokens, interact
@@ -67,7 +67,7 @@ DONE = AgentTurn("I have it.", [], "Tokyo.")
 
 
 async def play(agent, connections, server=EMULATED, *, failures=None, executor=None, **limits):
-    executor = executor or Executor(pool=None, connections=connections, teacher=agent, seed=0)
+    executor = executor or ToolExecutor(pool=None, connections=connections, teacher=agent, seed=0)
     task = Task("t", server.id, "en", "chain", "original", "Which?", [], TaskScores(5, 5, 5))
     return await interact(
         task, server, teacher=agent, executor=executor, failures=failures or Failures(rate=0),
@@ -229,7 +229,7 @@ async def test_a_server_that_hangs_dies_or_shouts_never_stops_the_stage(tmp_path
     server = ToolServer("odd", "Odd", "It is odd.", "test", "en", tools, execution)
     with Journal(tmp_path / "journal.sqlite") as journal:
         async with McpConnections(cwd=tmp_path / "work", timeout_seconds=6.0) as connections:
-            executor = Executor(pool=None, connections=connections, teacher=Agent(DONE), seed=0)
+            executor = ToolExecutor(pool=None, connections=connections, teacher=Agent(DONE), seed=0)
 
             async def one(name):
                 agent = Agent(calling(name.strip(), arguments="{}"), DONE)

@@ -19,9 +19,16 @@ _CLASSES = {
 
 
 def make(name: str, context: Context) -> Suite:
-    """A suite by its name. Raises `EvaluationError` for an unknown one."""
+    """A suite by its name.
+
+    Raises:
+        EvaluationError: there is no such suite, or it asks a model that `context.models` does not have.
+    """
     if name not in _CLASSES:
         raise EvaluationError(f"there is no suite {name!r}; the suites are {', '.join(_CLASSES)}")
     module, _, cls = _CLASSES[name].partition(":")
     suite: Suite = getattr(import_module(f"{__name__}.{module}"), cls)(context)
+    if missing := sorted(suite.about.needs - context.models.keys()):
+        role = missing[0]
+        raise EvaluationError(f"{name} needs a model for the {role}: give --{role}_endpoint and --{role}_model")
     return suite

@@ -17,6 +17,7 @@ from astra_jax.evaluation.chat import Chat, endpoint_of
 from astra_jax.evaluation.harness import Environment, Workers, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
+from synthesis.endpoint import Endpoint
 from synthesis.runner import Transient, rng_for
 
 REPOSITORY = "https://github.com/chenchen0103/ACEBench"
@@ -94,8 +95,7 @@ class AceBench:
         self._environment = Environment(name="acebench", requirements=(), python=(11, 14))
         self._cases: dict[str, dict[str, _Case]] = {}
         self._workers: Workers | None = None
-        user = context.models.get("user")
-        self._user = endpoint_of(user, concurrency=256, timeout_seconds=600.0) if user else None
+        self._user: Endpoint | None = None
 
     @property
     def about(self) -> About:
@@ -118,8 +118,6 @@ class AceBench:
         )
 
     async def prepare(self) -> None:
-        if self._user is None:
-            raise EvaluationError(f"{self.about.name} needs a model that plays the user; name its endpoint")
         folder = self._context.sources.get("acebench")
         if folder is None:
             raise EvaluationError(f"{self.about.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
@@ -148,6 +146,8 @@ class AceBench:
         log = self._context.logs / f"{self.about.name}.log"
         self._workers = Workers(interpreter, "acebench.py", [str(folder)], log=log)
         await self._workers.start()
+        user, seconds = self._context.models["user"], self._context.timeout_seconds
+        self._user = endpoint_of(user, concurrency=256, timeout_seconds=seconds)
 
     def ids(self, category: str) -> Sequence[str]:
         return list(self._cases[category])
@@ -218,7 +218,7 @@ class _OutOfContext(Exception):
 class _Models:
     """Answers what an item's process asks for: completions of the scored model, and of the simulated user."""
 
-    def __init__(self, context: Context, user: Any, decoding: Decoding, seed: int) -> None:
+    def __init__(self, context: Context, user: Endpoint, decoding: Decoding, seed: int) -> None:
         self.steps = self.prompt_tokens = self.completion_tokens = self.cut = 0
         self._context, self._user, self._decoding, self._seed = context, user, decoding, seed
         self._asked = 0
