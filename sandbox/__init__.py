@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from sandbox.episode import Episode
 from sandbox.interface import Sandbox
+from sandbox.limits import Limits
 from sandbox.outcomes import INFRASTRUCTURE, CallResult, Outcome, SandboxError
 from sandbox.pool import PoolStats, SandboxConfig, SandboxPool
-from sandbox.protocol import Limits
 from sandbox.request import PastCall
 from sandbox.validation import Finding, Reason, Validation, validate, validate_call
 

@@ -5,7 +5,8 @@ kernel's confinement, the fact that the process is thrown away, and that its rep
 
 What runs between the fork and the module is written to touch little: a page of memory that a forked process changes,
 be it a reference count, is copied first, and that is most of a call's cost. So whatever can be made before the fork is,
-and few functions do the rest.
+and few functions do the rest. The fork itself and the process's end cost what the slot's memory is large, which is why
+this file and those that it imports load little of the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import _signal  # `signal` is slower
 import builtins
 import ctypes
 import gc
-import inspect
 import io
 import json
 import marshal
@@ -23,12 +23,17 @@ import resource
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
-from sandbox import determinism, libc, lockdown
-from sandbox.protocol import LOCKED, REPORT, Limits, Report, digest
-from sandbox.seccomp import Filter
+from sandbox import determinism, libc, lockdown, modules
+from sandbox.protocol import LOCKED, REPORT, Report, digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a megabyte more in each call's copy
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from sandbox.limits import Limits
+    from sandbox.seccomp import Filter
 
 CHANNEL = 3
 """The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
@@ -166,20 +171,26 @@ def rehearse() -> None:
     do that again, in memory pages that it first has to copy.
     """
     streams = sys.stdout, sys.stderr
-    code = compile_module(b"ROWS = {'a': [1, 2.5]}\n\ndef f(key):\n    return {'key': key, 'row': ROWS[key]}\n")
+    module = b"ROWS = {'a': [1, 2.5]}\n\ndef f(key):\n    return {'key': key, 'row': ROWS[key]}\n"
+    code = compile_module(module)[modules.NAMED_BYTES :]
     request = json.dumps({"function": "f", "seed": 0, "arguments": {"key": "a"}}).encode()
     for _ in range(_REHEARSALS):
-        call_function(code, request, Limits(), Output(1))
+        call_function(code, request, 1_000, Output(1))
     gc.disable()
     sys.stdout, sys.stderr = streams
     del sys.modules["tool"]
 
 
 def compile_module(source: bytes | memoryview) -> bytes:
-    """Compile untrusted source; the compiler can burn CPU and memory, so it too runs only in a locked process."""
+    """Compile untrusted source; the compiler can burn CPU and memory, so it too runs only in a locked process.
+
+    Returns:
+        Which modules it names, from `modules.named`; then the marshalled code object.
+    """
     try:
         warnings.simplefilter("ignore")
-        return marshal.dumps(compile(str(source, "utf-8"), _FILE_NAME, "exec", dont_inherit=True))
+        code = compile(str(source, "utf-8"), _FILE_NAME, "exec", dont_inherit=True)
+        return modules.named(code) + marshal.dumps(code)
     except SyntaxError as error:
         where = f" (line {error.lineno}: {(error.text or '').strip()[:200]!r})" if error.lineno else ""
         raise Reported(Report.SOURCE, f"{type(error).__name__}: {error.msg}{where}") from None
@@ -187,13 +198,13 @@ def compile_module(source: bytes | memoryview) -> bytes:
         raise Reported(Report.SOURCE, f"{type(error).__name__}: the module could not be compiled: {error}") from None
 
 
-def call_function(code: bytes, request: bytes | memoryview, limits: Limits, output: Output) -> bytes:
+def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, output: Output) -> bytes:
     """Execute the module afresh, repeat the calls of its history, call its function, encode what that returned.
 
     Args:
         code: the marshalled code object; unmarshalled only here, in the locked process.
         request: JSON {"function", "seed", "arguments"}, and at will "now" and "history".
-        limits: of this call.
+        most_bytes: of its result's JSON.
         output: takes what it prints.
     """
     wanted, _ = _DECODE(str(request, "utf-8"), 0)
@@ -222,8 +233,8 @@ def call_function(code: bytes, request: bytes | memoryview, limits: Limits, outp
         stage = Report.UNSERIALISABLE
         result = "".join(_ENCODE(value, 0)).encode()
         stage = Report.TOO_LARGE
-        if len(result) > limits.result_bytes:
-            raise ValueError(f"{len(result)} bytes of JSON; at most {limits.result_bytes} are allowed: return less")
+        if len(result) > most_bytes:
+            raise ValueError(f"{len(result)} bytes of JSON; at most {most_bytes} are allowed: return less")
         return b'{"value":' + result + b',"stdout":' + output.json() + b"}"
     except BaseException as error:
         stopped = _explain(stage, error, name, function, value)
@@ -262,6 +273,8 @@ def _functions(namespace: dict[str, Any]) -> str:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
+    import inspect  # not above: few calls need it, and each would be a copy of it
+
     try:
         return f"{name}{inspect.signature(function)}"
     except (TypeError, ValueError):

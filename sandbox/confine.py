@@ -11,7 +11,7 @@ import os
 
 from sandbox import attacks, lockdown
 from sandbox.call import CHANNEL, Locks
-from sandbox.protocol import Limits, Plan
+from sandbox.limits import Limits, Plan
 from sandbox.seccomp import call_filter
 from sandbox.selftest import ATTACKS
 

@@ -18,7 +18,10 @@ import os
 import random
 import time
 import uuid
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 EPOCH = 1_767_225_600
 """2026-01-01T00:00:00Z: the moment at which every call takes place, in Unix seconds."""

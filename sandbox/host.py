@@ -16,8 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sandbox.limits import Limits, Plan
 from sandbox.outcomes import CallResult, Reply, SandboxError, decode
-from sandbox.protocol import HELLO_ID, REPLY, REQUEST, FrameReader, Limits, Operation, Plan, Report, Verdict, frame
+from sandbox.protocol import HELLO_ID, REPLY, REQUEST, FrameReader, Operation, Report, Verdict, frame
 
 _ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
 _GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; this much later the host gives up on the slot

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
 
 from sandbox.syscalls import NUMBERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LIBC = ctypes.PyDLL(None, use_errno=True)
 

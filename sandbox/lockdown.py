@@ -14,14 +14,23 @@ import os
 import resource
 import struct
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from sandbox import libc
 from sandbox.libc import LIBC
-from sandbox.protocol import Limits, Plan
 from sandbox.syscalls import NUMBERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from sandbox.limits import Limits, Plan
+
+    Step = tuple[Callable[..., Any], tuple[Any, ...]]
+    """A C function with its arguments; it raises, or returns a negative number, when it fails."""
+
+    Limit = tuple[int, tuple[int, int]]
+    """Arguments of `resource.setrlimit`, hard limit included. Without privileges it can only be lowered further."""
 
 _CLONE = {
     "user": 0x10000000,
@@ -45,8 +54,14 @@ MOST_DESCRIPTORS = 4096
 """Where closing all descriptors ends."""
 
 
-Step = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A C function with its arguments; it raises, or returns a negative number, when it fails."""
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def death_with_parent() -> Step:
@@ -88,7 +103,7 @@ def library_paths() -> list[str]:
     """Directories and files that Python code may need to read: the standard library, libc's directory, time zones."""
     paths = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")}
     with contextlib.suppress(OSError):
-        mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        mapped = {line.split(maxsplit=5)[-1] for line in _read("/proc/self/maps").splitlines()}
         libc = [path for path in mapped if os.path.basename(path).startswith(("libc.so", "libc-", "ld-musl"))]
         paths |= {os.path.dirname(os.path.realpath(path)) for path in libc}
     paths.add("/usr/share/zoneinfo")
@@ -129,9 +144,9 @@ def enter_namespaces(*, as_superuser: bool) -> None:
         return
     uid, gid = os.geteuid(), os.getegid()
     libc.check(LIBC.unshare(flags), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"65534 {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"65534 {gid} 1")
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"65534 {uid} 1")
+    _write("/proc/self/gid_map", f"65534 {gid} 1")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -175,7 +190,7 @@ def _become(uid: int) -> None:
 def _drop_capabilities() -> None:
     last = 63
     with contextlib.suppress(OSError):
-        last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+        last = int(_read("/proc/sys/kernel/cap_last_cap"))
     for capability in range(last + 1):
         # Fails without CAP_SETPCAP (an ordinary user, whose set is empty anyway) and beyond the last capability.
         LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -255,10 +270,6 @@ class LandlockRules:
 
 
 # --- rlimits
-
-
-Limit = tuple[int, tuple[int, int]]
-"""Arguments of `resource.setrlimit`, hard limit included. Without privileges it can only be lowered further."""
 
 
 def limit_slot() -> None:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
+import types
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-PRELOADED = _words(
+ALWAYS = _words(
     """
-    abc array ast base64 binascii bisect calendar cmath codecs collections.abc colorsys contextlib copy csv
-    dataclasses datetime decimal difflib enum fnmatch fractions functools graphlib hashlib heapq hmac html
-    html.parser inspect io itertools json keyword locale logging math numbers operator os.path pathlib pprint
-    queue random re secrets shlex statistics string struct textwrap threading time traceback types typing
-    unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo encodings.ascii
-    encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_8_sig _strptime
+    abc array bisect codecs collections.abc contextlib copy datetime encodings.ascii encodings.latin_1 encodings.utf_16
+    encodings.utf_8_sig enum functools io itertools json keyword math operator os.path random re string struct time
+    types uuid warnings weakref
     """
 )
-"""Loaded before any tool code, in this order: an import of them costs a call nothing and needs no file."""
+"""Loaded before any tool code, in this order: an import of them costs a call nothing and needs no file. What is small,
+or what the sandbox itself needs: a call is a copy of its slot, and most of its cost grows with the slot's memory."""
+
+ON_DEMAND = _words(
+    """
+    ast base64 binascii calendar cmath colorsys csv dataclasses decimal difflib encodings.idna fnmatch fractions
+    graphlib hashlib heapq hmac html html.parser inspect locale logging numbers pathlib pprint queue secrets shlex
+    statistics textwrap threading traceback typing unicodedata urllib.parse xml.etree.ElementTree zlib zoneinfo
+    _strptime
+    """
+)
+"""Loaded, in this order, in the slots of tools that name them; in all slots where calls cannot read files. In a slot
+that has them, an import of them costs a call nothing either."""
+
+PRELOADED = ALWAYS + ON_DEMAND
+
+NAMED_BYTES = (len(ON_DEMAND) + 7) // 8
+_NEEDS = {"strptime": "_strptime"}  # what functions import when they are called, by their names
 
 NETWORK = frozenset(
     _words(
@@ -41,3 +60,37 @@ def is_among(name: str, modules: frozenset[str]) -> bool:
     """Whether a dotted module name, or a package it is in, is one of `modules`."""
     parts = name.split(".")
     return any(".".join(parts[:n]) in modules for n in range(1, len(parts) + 1))
+
+
+def named(code: types.CodeType) -> bytes:
+    """Which modules of `ON_DEMAND` a module may import, by its names: some more, never fewer, but for dynamic imports.
+
+    Returns:
+        `NAMED_BYTES` bytes, a bit for each module.
+    """
+    names: set[str] = set()
+    codes = [code]
+    while codes:
+        one = codes.pop()
+        names.update(one.co_names)
+        codes += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
+    parts = {part for name in names for part in name.split(".")}  # `from xml.etree import ElementTree` has two names
+    parts |= {module for name, module in _NEEDS.items() if name in names}
+    bits = sum(1 << place for place, module in enumerate(ON_DEMAND) if parts.issuperset(module.split(".")))
+    return bits.to_bytes(NAMED_BYTES)
+
+
+def load_named(bits: bytes | bytearray) -> None:
+    """Load what `named` has named."""
+    wanted = int.from_bytes(bits)
+    load(*(name for place, name in enumerate(ON_DEMAND) if wanted >> place & 1))
+
+
+def load(*names: str) -> None:
+    """Import modules, for all calls that are forked later. What is not there is left to the tool's own import."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    if missing:
+        gc.freeze()  # no collection in a call touches them

@@ -14,7 +14,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.protocol import Limits, Report, Verdict
+from sandbox.limits import Limits
+from sandbox.protocol import Report, Verdict
 
 
 class SandboxError(Exception):

@@ -22,8 +22,8 @@ from typing import Any
 
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import Slot, SlotError, Zygote
+from sandbox.limits import Limits, Plan
 from sandbox.outcomes import CallResult, Outcome, SandboxError
-from sandbox.protocol import Limits, Plan
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 

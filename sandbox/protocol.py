@@ -11,11 +11,12 @@ from how the process ended and from whether its bytes are one well-formed report
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LENGTH = struct.Struct("!I")  # of the frame that follows
 REQUEST = struct.Struct("!QBH")  # call id, Operation, CPU seconds beyond the limit; then the payload
@@ -68,59 +69,6 @@ class Verdict(enum.IntEnum):
     SLOT_DIED = 11  # made by the host when the socket closes
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one call.
-
-    Attributes:
-        cpu_seconds: decides (`cpu_timeout`); whole seconds, as the kernel counts them.
-        wall_seconds: backstop for calls that wait for ever; counts as infrastructure because it depends on load.
-        memory_bytes: address space, the interpreter's own ~100 MiB included; beyond it `MemoryError`.
-        result_bytes: largest JSON value returned (`too_large`).
-        stdout_bytes: what is kept of standard output; the rest is cut and marked.
-        argument_bytes: largest JSON arguments accepted, those of the history of an episode included.
-        history_cpu_seconds: at most this much is granted, on top of `cpu_seconds`, to repeat an episode's calls.
-        source_bytes: largest module accepted.
-    """
-
-    cpu_seconds: int = 2
-    wall_seconds: float = 30.0
-    memory_bytes: int = 512 << 20
-    result_bytes: int = 256 << 10
-    stdout_bytes: int = 16 << 10
-    argument_bytes: int = 256 << 10
-    history_cpu_seconds: int = 30
-    source_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"Limits.{name}={value!r}: must be greater than 0")
-        if self.cpu_seconds != int(self.cpu_seconds):
-            raise ValueError(f"Limits.cpu_seconds={self.cpu_seconds!r}: must be whole seconds (the kernel's unit)")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The layers a slot is to put in place; the start-up self-test finds the strongest that holds.
-
-    Attributes:
-        tier: the name the plan earns if every attack is stopped: "A" to "D".
-        namespaces: user, pid, net, mount, ipc, uts and cgroup namespaces and a pivoted read-only root.
-        landlock: file access read-only and only below the interpreter's library directories; no signals out.
-        seccomp: allow-list of system calls.
-        allow_open: let that list name paths; False leaves only modules that are preloaded.
-        drop_uid: as root, give each slot an unprivileged user id of its own.
-    """
-
-    tier: str
-    namespaces: bool
-    landlock: bool
-    seccomp: bool
-    allow_open: bool
-    drop_uid: bool
-
-
 def frame(payload: bytes) -> bytes:
     """A length-prefixed frame."""
     return LENGTH.pack(len(payload)) + payload
@@ -146,5 +94,7 @@ class FrameReader:
 
 def digest(result: str) -> str:
     """What tells one result from another, whatever the order of its keys. `result` is JSON."""
+    import hashlib  # not above: it brings OpenSSL, of which each call would be a copy
+
     canonical = json.dumps(json.loads(result), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

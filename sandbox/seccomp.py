@@ -11,11 +11,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Iterable
 
 from sandbox import libc
-from sandbox.lockdown import Step
 from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS, TABLES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sandbox.lockdown import Step
 
 _CORE = [
     "read",

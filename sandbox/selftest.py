@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.host import Slot, SlotError, Zygote
+from sandbox.limits import Limits, Plan
 from sandbox.outcomes import Outcome, SandboxError
-from sandbox.protocol import Limits, Plan
 from sandbox.request import encode_request
 
 TIERS = ("A", "B", "C", "D")

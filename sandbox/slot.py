@@ -17,10 +17,8 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
 
-from sandbox import call, libc, lockdown
+from sandbox import call, libc, lockdown, modules
 from sandbox.protocol import (
     HELLO_ID,
     LENGTH,
@@ -28,13 +26,20 @@ from sandbox.protocol import (
     REPLY,
     REPORT,
     REQUEST,
-    Limits,
     Operation,
-    Plan,
     Report,
     Verdict,
 )
 from sandbox.seccomp import call_filter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, NoReturn
+
+    from sandbox.limits import Limits, Plan
+
+    Buffer = bytes | bytearray | memoryview
 
 _CODE_BYTES_PER_SOURCE_BYTE = 8
 _SLACK_BYTES = 64 << 10
@@ -46,7 +51,6 @@ _HEAD_BYTES = len(LOCKED) + REPORT.size
 _LOAD, _CALL, _CANCEL = int(Operation.LOAD), int(Operation.CALL), int(Operation.CANCEL)
 _REPORTED, _PART, _RETURNED = int(Verdict.REPORTED), int(Verdict.PART), int(Report.RETURNED)
 _LAST_REPORT = int(max(Report))
-Buffer = bytes | bytearray | memoryview
 
 
 class _Inbox:
@@ -201,7 +205,9 @@ class Slot:
         body: Callable[..., bytes] = call.compile_module
         arguments: tuple[Any, ...] = (payload,)
         if operation == _CALL:
-            body, arguments = call.call_function, (self._code, payload, self._limits, self._output)
+            body, arguments = call.call_function, (self._code, payload, self._limits.result_bytes, self._output)
+            if more_cpu_seconds:  # it repeats other calls first
+                modules.load("hashlib")
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:
@@ -305,7 +311,10 @@ class Slot:
         payload: Buffer = rest
         if job.operation == _LOAD:
             returned = verdict == _REPORTED and detail == _RETURNED
-            self._code, payload = (bytes(job.code), b"") if returned else (b"", job.code)
+            if returned:
+                # Not parsed: of what the compiling process wrote, this reads which of our own names are meant.
+                modules.load_named(job.code[: modules.NAMED_BYTES])
+            self._code, payload = (bytes(job.code[modules.NAMED_BYTES :]), b"") if returned else (b"", job.code)
         self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, payload)
 
     def _judge(self, job: _Job, status: int, cpu_seconds: float) -> tuple[int, int]:

@@ -6,7 +6,7 @@ machine does not have is absent from its table. Standard library only: the zygot
 
 from __future__ import annotations
 
-import platform
+import os
 
 _X86_64 = """
     read=0 write=1 open=2 close=3 stat=4 fstat=5 lstat=6 poll=7 lseek=8 mmap=9 mprotect=10 munmap=11 brk=12
@@ -40,11 +40,11 @@ def _table(text: str) -> dict[str, int]:
 
 
 TABLES = {"x86_64": _table(_X86_64), "aarch64": _table(_AARCH64)}
-"""System call numbers by `platform.machine()`."""
+"""System call numbers by machine, as `uname` calls it."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """What seccomp reports as the architecture of a call; any other value is a foreign ABI such as `int 0x80`."""
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 NUMBERS: dict[str, int] = TABLES.get(MACHINE, {})
 """This machine's table; empty where the sandbox knows no numbers, which leaves only tier D."""

@@ -1,6 +1,6 @@
 """The trusted fork server: `python -s -S -P zygote.py <control descriptor>`. Standard library only.
 
-Exec'd by the host, never forked from it (a process with JAX's threads must not fork). It preloads the standard library
+Exec'd by the host, never forked from it (a process with JAX's threads must not fork). It loads what all calls need,
 once, makes it deterministic, and forks a slot for each request. It never sees untrusted code. It ends, and everything
 below it, when the host closes the control socket or dies. Control messages, JSON in frames:
 
@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 import types
-from typing import Any, NoReturn
 
 if "sandbox" not in sys.modules:
     # Run by path, wherever that is and whether or not the package can be imported: make it one, from this directory.
@@ -28,10 +27,15 @@ if "sandbox" not in sys.modules:
     _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["sandbox"] = _package
 
-from sandbox import call, determinism, libc, lockdown  # noqa: E402
-from sandbox.modules import PRELOADED  # noqa: E402
-from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Limits, Plan, Verdict, frame  # noqa: E402
+from sandbox import call, determinism, libc, lockdown, modules  # noqa: E402
+from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Verdict, frame  # noqa: E402
 from sandbox.slot import Slot  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from sandbox.limits import Plan
 
 _OWN_MODULES: dict[str, types.ModuleType] = {}
 _CONTROL = 3
@@ -68,6 +72,8 @@ class Zygote:
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "open" in message:
+            if not message["plan"]["allow_open"]:  # calls could load nothing themselves
+                modules.load(*modules.PRELOADED)
             # One descriptor with each "open", sent in the same order.
             self._open(message, descriptors.pop(0))
         elif (pid := self._slots.pop(message["kill"], None)) is not None:
@@ -125,7 +131,7 @@ class Zygote:
         os.dup2(1, 2)  # the host's standard error stays the zygote's own
         control = socket.socket(fileno=_CONTROL)
         try:
-            plan, limits, uid = Plan(**message["plan"]), Limits(**message["limits"]), message["uid"]
+            plan, limits, uid = _sent(message["plan"]), _sent(message["limits"]), message["uid"]
             if plan.namespaces:
                 lockdown.enter_namespaces(as_superuser=uid is not None)
             # The child is process 1 of the new pid namespace; the zygote adopts it when this process ends.
@@ -154,9 +160,13 @@ class Zygote:
         }
 
 
+def _sent(fields: dict[str, Any]) -> Any:
+    """A `Plan` or `Limits` of the host's, whose classes are not loaded here."""
+    return types.SimpleNamespace(**fields)
+
+
 def _preload() -> None:
-    for name in PRELOADED:
-        __import__(name)
+    modules.load(*modules.ALWAYS)
     os.environ.clear()
     os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C.UTF-8"})
     sys.argv = [""]

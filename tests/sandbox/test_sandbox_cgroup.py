@@ -56,7 +56,7 @@ async def test_memory_of_all_calls_together_is_bounded(writable: None) -> None:
     assert groups() == []
 
 
-def test_pools_share_a_machines_memory() -> None:
+async def test_pools_share_a_machines_memory() -> None:
     """Those of Ray's workers take a part for each CPU, so that together they take what one alone would."""
     whole = SandboxConfig().share.memory_bytes
     assert whole == pytest.approx(machine_memory_bytes() / 2, abs=1)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 HARNESS = """
 import json, os, socket
 from sandbox.confine import CHANNEL, breaches, confine
-from sandbox.protocol import Limits
+from sandbox.limits import Limits
 secret = open({secret!r})
 ours, theirs = socket.socketpair()
 parent = os.getpid()
@@ -87,7 +87,7 @@ def test_it_ends_with_its_parent(tmp_path) -> None:
         """
         import os, socket, sys, time
         from sandbox.confine import CHANNEL, confine
-        from sandbox.protocol import Limits
+        from sandbox.limits import Limits
         parent = os.getpid()
         if os.fork() == 0:
             confine(int(sys.argv[1]), parent, Limits())

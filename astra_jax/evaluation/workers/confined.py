@@ -42,7 +42,7 @@ class Confined:
     def __init__(self, methods: Callable[[], Methods], *, cpu_seconds: int = 60, memory_bytes: int = 2 * 2**30) -> None:
         _load_sandbox()
         from sandbox.confine import CHANNEL, confine
-        from sandbox.protocol import Limits
+        from sandbox.limits import Limits
 
         limits = Limits(cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
         ours, theirs = socket.socketpair()
