@@ -74,8 +74,8 @@ setup(
         # Synthesis on many cores and machines: --executor=ray.
         "ray": ["ray>=2.60"],
         "tpu": ["jax[tpu]>=0.8"],
-        # A rollout server in a venv of its own: its CUDA and torch pins differ from JAX's.
-        "vllm": ["vllm>=0.11"],
+        # A rollout server, in an environment of its own (docs/vllm.md): its CUDA and torch pins differ from JAX's.
+        "vllm": ["vllm>=0.32"],
         # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
         "bench": ["accelerate", "datasets", "trl"],
         "test": [

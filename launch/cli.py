@@ -227,3 +227,11 @@ def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
             yield from setting_names(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
+
+
+def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[str, Mapping[str, str]]) -> None:
+    """Say how many records each stage of a synthesis has rejected, by reason, with one of each where there is one."""
+    for stage, reasons in rejected.items():
+        for reason, count in reasons.items():
+            example = examples.get(stage, {}).get(reason, "")
+            print(f"rejected by {stage}: {count} {reason}{f', such as {example[:200]}' if example else ''}")

@@ -44,11 +44,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     for side, statistics in summary.statistics.items():
         print(f"\n{workdir / side}\n{table(statistics)}")
     print()
-    for stage, reasons in summary.rejected.items():
-        for reason, count in reasons.items():
-            print(
-                f"rejected by {stage}: {count} {reason}, such as {summary.details.get(f'{stage}/{reason}', '')[:200]}"
-            )
+    cli.print_rejected(summary.rejected, summary.details)
 
 
 def _mends() -> tuple[type[Exception], ...]:

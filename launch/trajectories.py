@@ -49,9 +49,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     for name, value in rows(summary.statistics).items():
         print(f"{name:<32} {value}")
     print()
-    for stage, reasons in summary.rejected.items():
-        for reason, count in reasons.items():
-            print(f"rejected by {stage}: {count} {reason}, such as {summary.details[stage].get(reason, '')[:200]}")
+    cli.print_rejected(summary.rejected, summary.details)
 
 
 def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]

@@ -130,7 +130,7 @@ def _match_one(leaves: list[Quantity | str | bool], answer: Answer) -> str | Non
     if not isinstance(value, str) or not _key(value):
         return None
     texts = [leaf for leaf in leaves if isinstance(leaf, str)]
-    if (day := _whole_date(value)) and any(day in _dates(leaf, day.year) for leaf in texts):
+    if (day := whole_date(value)) and any(day in _dates(leaf, day.year) for leaf in texts):
         return "date"
     if any(_string_in(leaf, value) for leaf in leaves):
         return "string"
@@ -356,6 +356,13 @@ def _dates(text: str, year: int) -> set[datetime.date]:
     return found
 
 
+def dates_in(text: str) -> Iterator[tuple[str, datetime.date]]:
+    """Every calendar day that a text names in full, with how it is written there."""
+    for one in _DATE.finditer(text):
+        for day in _days(one):
+            yield one[0], day
+
+
 def _days(one: re.Match[str]) -> Iterator[datetime.date]:
     form = next(form for form in "123456" if one[f"y{form}"])
     year, month, day = int(one[f"y{form}"]), one[f"m{form}"].casefold(), int(one[f"d{form}"])
@@ -370,8 +377,8 @@ def _days(one: re.Match[str]) -> Iterator[datetime.date]:
         return  # 2026-02-30 is no day
 
 
-def _whole_date(value: str) -> datetime.date | None:
-    """The day that an answer is, when it is nothing but a day."""
+def whole_date(value: str) -> datetime.date | None:
+    """The day that a text is, when it is nothing but a day."""
     whole = _DATE.fullmatch(_digits_in_dates(value))
     return next(_days(whole), None) if whole else None
 

@@ -7,7 +7,6 @@ likely come first: what both the question and the tool's source name is rarely a
 from __future__ import annotations
 
 import ast
-import datetime
 import functools
 import itertools
 import json
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesis.matching import fold
+from synthesis.matching import dates_in, fold, whole_date
 from synthesis.quantities import numerals, quantities
 from synthesis.records import CodeTool
 
@@ -40,18 +39,6 @@ _SPECIAL = re.compile(r"[A-Z0-9#@/_.]")
 _JOINS = frozenset({"of", "the", "de", "la", "and", "in", "for", "von", "van", "&"})
 _SIGNS = frozenset("-/_@#&+.")
 """What makes one identifier of two words."""
-_MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), start=1
-    )
-}
-_MONTH = rf"(?:{'|'.join(_MONTHS)})[a-z]*\.?"
-_DATE = re.compile(
-    rf"(?P<y1>\d{{4}})[-/.年]\s?(?P<m1>\d{{1,2}})[-/.月]\s?(?P<d1>\d{{1,2}})日?|(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?"
-    rf"(?P<m2>{_MONTH}),?\s+(?P<y2>\d{{4}})|(?P<m3>{_MONTH})\s+(?P<d3>\d{{1,2}})(?:st|nd|rd|th)?,?\s+(?P<y3>\d{{4}})",
-    re.IGNORECASE,
-)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*[%％]")
 _TERM = re.compile(r"\(*\d+(?:\.\d+)?\)*(?:\s*[-+*/×÷^]\s*\(*\d+(?:\.\d+)?\)*)+")
 _LISTED = re.compile(r"-?\d+(?:\.\d+)?(?:\s*(?:,|、|;|and|和|与)+\s*(?:and\s+)?-?\d+(?:\.\d+)?)+")
@@ -68,8 +55,8 @@ def values_in(text: str) -> list[Any]:
     """
     text = unicodedata.normalize("NFKC", text)
     found: list[Any] = [next(group for group in one.groups() if group) for one in _QUOTED.finditer(text)]
-    for one in _DATE.finditer(text):
-        found += [one[0], *_iso(one)]
+    for written, day in dates_in(text):
+        found += [written, day.isoformat()]
     found += _names(text)
     found += [one[0].strip() for one in _TERM.finditer(text)]
     for run in _CHINESE_RUN.findall(text):
@@ -82,18 +69,6 @@ def values_in(text: str) -> list[Any]:
     found += [float(one[1]) / 100 for one in _PERCENT.finditer(text)]
     found.append(text.strip())
     return _distinct(found)
-
-
-def _iso(date: re.Match[str]) -> list[str]:
-    for form in "123":
-        if year := date[f"y{form}"]:
-            month = date[f"m{form}"]
-            number = int(month) if month.isdecimal() else _MONTHS[month[:3].casefold()]
-            try:
-                return [datetime.date(int(year), number, int(date[f"d{form}"])).isoformat()]
-            except ValueError:
-                return []  # 2026-02-30 is no day
-    return []
 
 
 def _names(text: str) -> Iterator[str]:
@@ -337,7 +312,7 @@ def _wants_date(name: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _dates_first(texts: Sequence[str]) -> list[str]:
-    return sorted(texts, key=lambda one: _DATE.fullmatch(one.strip()) is None)
+    return sorted(texts, key=lambda one: whole_date(one) is None)
 
 
 def _is_plain(value: Any) -> bool:

@@ -52,14 +52,14 @@ class EnvironmentsSummary:
         counts: records by split.
         digests: content digests by split.
         rejected: stage → reason → how many; empty reasons are left out.
-        details: one example of each rejection, `stage/reason` → detail.
+        details: one example of each rejection, by stage and reason.
         statistics: by split, as on the cards.
     """
 
     counts: dict[Side, int]
     digests: dict[Side, str]
     rejected: dict[str, dict[str, int]]
-    details: dict[str, str]
+    details: dict[str, dict[str, str]]
     statistics: dict[Side, dict[str, Any]]
 
 
@@ -97,7 +97,7 @@ async def _synthesize(
     seed: int,
 ) -> EnvironmentsSummary:
     rejected: dict[str, Counter[str]] = {}
-    details: dict[str, str] = {}
+    details: dict[str, dict[str, str]] = {}
     resolved = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
     given = {one.id: one for one in read_dataset(config.tools_of, ToolEnvironment)} if config.tools_of else {}
     if config.tools_of and not given:
@@ -128,8 +128,7 @@ async def _synthesize(
             concurrency=config.concurrency,
             description=f"environments: {name}",
         )
-        rejected[name] = result.rejected
-        details.update({f"{name}/{reason}": detail for reason, detail in result.details.items()})
+        rejected[name], details[name] = result.rejected, result.details
         return result.outputs
 
     def id_of(record: Draft | Built) -> str:
