@@ -2,13 +2,14 @@
 
 For each seed the quickstart is run to its end (a finished run is not repeated). From the weights after its SFT, GRPO is
 then run again: with recall alone as the reward, with precision alone, and without irrelevant tools in training. All are
-evaluated on the same held-out environments, irrelevant tools among theirs. A row for each seed and arm; --figure draws
-all rows' training curves.
+evaluated on the same held-out environments, irrelevant tools among theirs. A row for each seed and arm; prints the
+means over seeds, and --figure draws the training curves. What is finished is not run again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,13 @@ ARMS: dict[str, Callable[[Any], Any]] = {
 }
 """Each changes the quickstart's episodes; `f1` is the quickstart's own GRPO."""
 
+COLUMNS = {
+    "F1": "f1",
+    "recall": "recall",
+    "precision": "precision",
+    "calls an episode": "mean_calls",
+    "calls to irrelevant tools": "irrelevant_share",
+}
 CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "rollout/recall": "recall"}
 
 
@@ -45,17 +53,38 @@ def main(argv: list[str]) -> None:
         command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
         subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
         for arm in ARMS:
-            rows.append(
-                "ablations",
-                {"profile": _PROFILE.value, "seed": seed, "arm": arm, **asyncio.run(arm_of(run, seed, arm))},
-            )
+            result = result_of(run, arm)
+            if not result.exists():
+                scores = asyncio.run(arm_of(run, seed, arm))
+                rows.append("ablations", {"profile": _PROFILE.value, "seed": seed, "arm": arm, **scores})
+                result.write_text(json.dumps(scores))
+    print(table({arm: [json.loads(result_of(run, arm).read_text()) for run in runs.values()] for arm in ARMS}))
     if _FIGURE.value:
         draw(runs, Path(_FIGURE.value))
 
 
 def folder_of(run: Path, arm: str) -> Path:
     """Where an arm's checkpoints and metrics are."""
-    return run / "grpo" if arm == "f1" else run.with_name(f"{run.name}-ablations") / arm.replace(" ", "_")
+    return run / "grpo" if arm == "f1" else result_of(run, arm).with_suffix("")
+
+
+def result_of(run: Path, arm: str) -> Path:
+    """Where its scores are, once it is finished."""
+    parent = run.with_name(f"{run.name}-ablations")
+    parent.mkdir(exist_ok=True)
+    return parent / f"{arm.replace(' ', '_')}.json"
+
+
+def table(scores: dict[str, list[dict[str, Any]]]) -> str:
+    """Means over seeds and, in brackets, the least and the greatest, as markdown."""
+    lines = ["| GRPO with | " + " | ".join(COLUMNS) + " |", "| --- " * (len(COLUMNS) + 1) + "|"]
+    for arm, seeds in scores.items():
+        cells = []
+        for name in COLUMNS.values():
+            values = [one[name] for one in seeds]
+            cells.append(f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
