@@ -67,7 +67,7 @@ setup(
     ],
     extras_require={
         "cuda": ["jax[cuda13]>=0.8"],
-        # Datasets on Google Cloud Storage.
+        # Datasets and runs on Google Cloud Storage.
         "gcs": ["gcsfs"],
         # ASTRA's released records as .parquet.
         "parquet": ["pyarrow"],

@@ -5,8 +5,8 @@ Two folders, each an Orbax checkpoint manager's:
     dir/params/<step>/    the weights; all kept unless `keep_params` says otherwise
     dir/states/<step>/    the optimizer's state and a JSON `extra` (data iterator, configs, …); the newest `keep_states`
 
-A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, so a step is there
-whole or not at all; saving is asynchronous after the copy to host memory.
+A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
+marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
+
+from astra_jax.files import first_line, in_bucket, location
+from synthesis.datasets import Folder
 
 PyTree = Any
+
+SAVED = "_CHECKPOINT_METADATA"
+"""A file of each step, which says when it was saved."""
 
 
 class CheckpointError(Exception):
@@ -34,19 +40,22 @@ class Checkpointer:
 
     Args:
         dir: made if it is not there; left-overs of interrupted saves in it are removed.
+        reading: nothing is written, made or removed there, where a run may be saving.
         keep_states: so many of the newest full states are kept, at least 1.
         keep_params: so many of the newest weights are kept; None keeps all. Never fewer than `keep_states`.
     """
 
-    def __init__(self, dir: Path | str, *, keep_states: int = 2, keep_params: int | None = None) -> None:
+    def __init__(
+        self, dir: Folder, *, reading: bool = False, keep_states: int = 2, keep_params: int | None = None
+    ) -> None:
         if keep_states < 1:
             raise ValueError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
-        self.dir = Path(dir).absolute()
+        self.dir = location(dir)
         if keep_params is not None:
             keep_params = max(keep_params, keep_states)
         arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
-        self._params = _manager(self.dir / "params", keep_params, {"params": arrays()})
-        self._states = _manager(self.dir / "states", keep_states, {"state": arrays(), "extra": json()})
+        self._params = _manager(self.dir / "params", keep_params, {"params": arrays()}, reading)
+        self._states = _manager(self.dir / "states", keep_states, {"state": arrays(), "extra": json()}, reading)
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
@@ -88,11 +97,13 @@ class Checkpointer:
         """Names the folder in errors of the file system, such as a full disk; Orbax may say them a save later."""
         try:
             yield
-        except (OSError, ValueError, RuntimeError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except Exception as error:
+            if not in_bucket(self.dir) and not isinstance(error, (OSError, ValueError, RuntimeError)):
+                raise  # what clients of buckets say has no common base
+            remedy = "see to the bucket" if in_bucket(self.dir) else "make room there"
             raise CheckpointError(
-                f"{self.dir}: a checkpoint could not be written ({first}); make room there and run the same command "
-                "again: it goes on from the last whole one"
+                f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
+                "command again: it goes on from the last whole one"
             ) from error
 
     def latest(self) -> int | None:
@@ -215,27 +226,31 @@ class Checkpointer:
                 )
 
 
-def _warn(dir: Path, step: int, error: Exception) -> None:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    logging.warning("%s: step %d cannot be read and is left out: %s: %s", dir, step, type(error).__name__, first)
+def _warn(dir: epath.Path, step: int, error: Exception) -> None:
+    kind, first = type(error).__name__, first_line(error)
+    logging.warning("%s: step %d cannot be read and is left out: %s: %s", dir, step, kind, first)
 
 
-def _manager(dir: Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler]) -> ocp.CheckpointManager:
+def _manager(
+    dir: epath.Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler], reading: bool
+) -> ocp.CheckpointManager:
+    options = manager_options(dir.name, keep, reading=reading)
     # Without the handlers a new process could not read the metadata of what an earlier one saved.
-    return ocp.CheckpointManager(dir, options=manager_options(dir.name, keep), item_handlers=handlers)
+    return ocp.CheckpointManager(dir, options=options, item_handlers=handlers)
 
 
-def manager_options(name: str, keep: int | None) -> ocp.CheckpointManagerOptions:
+def manager_options(name: str, keep: int | None, *, reading: bool = False) -> ocp.CheckpointManagerOptions:
     """Options of a checkpoint manager that goes on with what an earlier process left.
 
     Args:
         name: another one for each manager of a process: on several hosts their saves wait for each other by name, and
             two managers that save the same step at once would meet at one barrier.
         keep: so many of the newest steps; None is all.
+        reading: it neither makes its folder nor clears away what an interrupted save left.
     """
     hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
     return ocp.CheckpointManagerOptions(
-        max_to_keep=keep, create=True, cleanup_tmp_directories=True, multiprocessing_options=hosts
+        max_to_keep=keep, create=not reading, cleanup_tmp_directories=not reading, multiprocessing_options=hosts
     )
 
 

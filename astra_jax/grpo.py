@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -34,6 +33,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
+from astra_jax.files import location
 from astra_jax.grpo_config import GRPOConfig
 from astra_jax.grpo_update import grpo_optimizer, update_step
 from astra_jax.hosts import is_first
@@ -51,6 +51,7 @@ from astra_jax.rollout.pages import write_episodes
 from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from synthesis.datasets import Folder
 from synthesis.records import ToolEnvironment, encode
 
 
@@ -71,7 +72,7 @@ async def train(
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
     pool: Sandbox,
-    workdir: Path | str,
+    workdir: Folder,
     *,
     engine: Any = None,
     mesh: Mesh | None = None,
@@ -84,7 +85,7 @@ async def train(
         environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
             `config.solve_rates` may leave some out.
         pool: where calls run; already started.
-        workdir: gets `checkpoints/`, `metrics/` and `episodes/`. Several hosts share it.
+        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/` and `episodes/`. All hosts share it.
         engine: a policy with `update(params, version)`; by default an embedded engine is made and closed here. On
             several hosts only the first one's samples; the others' `update` takes part in publishing weights.
         mesh: devices of the update; None is one device.
@@ -94,7 +95,10 @@ async def train(
             whose vocabulary is too small or its context too short; a mesh that does not divide a micro-batch; several
             hosts without an engine. The message names it.
         WorkdirError: `workdir` has a checkpoint of another run.
+        CheckpointError: a checkpoint could not be written.
+        StorageError: metrics or episodes could not be written to a bucket.
     """
+    folder = location(workdir)
     longest = _check(config, model_config, tokenizer, mesh)
     if jax.process_count() > 1 and (engine is None or mesh is None):
         raise ValueError("on several hosts give a mesh of all their devices, and rollout servers as the engine")
@@ -105,8 +109,7 @@ async def train(
             tqdm.write(f"{kept} have a solve rate within {config.solve_rates}", file=sys.stderr)
         await check_environments(environments, tokenizer, pool, config.episode, seed=config.seed)
 
-    workdir = Path(workdir)
-    checkpointer = Checkpointer(workdir / "checkpoints")
+    checkpointer = Checkpointer(folder / "checkpoints")
     shardings = None if mesh is None else param_shardings(model_config, mesh)
     params, opt_state = initial_state(params, grpo_optimizer(config), shardings)
     own_engine = engine is None
@@ -116,17 +119,19 @@ async def train(
     rollouts = Rollouts(engine, pool, environments, tokenizer, config)
     start, identity = 0, _identity(config, model_config, environments)
     if (latest := checkpointer.latest()) is not None:
-        check_same_run(checkpointer.read_extra(latest)["identity"], identity, workdir)
+        check_same_run(checkpointer.read_extra(latest)["identity"], identity, folder)
         params, opt_state, extra = checkpointer.restore(latest, (params, opt_state))
         rollouts.load(extra["rollouts"])
         start = latest
     writer = None
     if is_first():
-        write_config(model_config, workdir / "checkpoints")  # so that launch.convert can read them
-        writer = MetricWriter(workdir / "metrics")
+        write_config(model_config, folder / "checkpoints")  # so that launch.convert can read them
+        writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
 
     def save() -> None:
+        if writer is not None:
+            writer.flush()
         extra = {"identity": identity, "rollouts": rollouts.state()}
         checkpointer.save(update, params=params, state=opt_state, extra=extra)
 
@@ -178,7 +183,7 @@ async def train(
             if writer is not None:
                 writer.write(update, row)
                 if config.episodes_every and update % config.episodes_every == 0:
-                    write_episodes(workdir / "episodes" / f"update_{update:05}.html", update, batch.groups, row)
+                    write_episodes(folder / "episodes" / f"update_{update:05}.html", update, batch.groups, row)
             if update % config.checkpoint_every == 0 or update == config.updates:
                 save()
             bar.update()
@@ -189,9 +194,11 @@ async def train(
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)
         bar.close()
-        if writer is not None:
-            writer.close()
-        checkpointer.close()
+        try:
+            checkpointer.close()
+        finally:
+            if writer is not None:
+                writer.close()
         if own_engine:
             await engine.close()
     return GRPOResult(params=params, updates=update, stopped=stopped, history=history)

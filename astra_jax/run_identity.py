@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from synthesis.datasets import Folder
 
 
 class WorkdirError(Exception):
@@ -17,7 +18,7 @@ def run_identity(**parts: Any) -> dict[str, Any]:
     return _flatten(json.loads(json.dumps(parts)))
 
 
-def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: Path) -> None:
+def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: Folder) -> None:
     """Compare a checkpoint's identity with this run's.
 
     Raises:

@@ -13,20 +13,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 import astra_jax
 from astra_jax.files import write_text
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "array-record", "tokenizers", "numpy")
 
 
-def write_run_record(workdir: Path, config: Any) -> Path:
+def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
     """Write `workdir/run.json`: the configuration, versions, hardware, and a line for each start of the run.
 
     Args:
         config: a dataclass, all of whose settings are JSON.
     """
     path = workdir / "run.json"
-    starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+    starts = json.loads(path.read_bytes())["starts"] if path.exists() else []
     record = {
         "config": asdict(config),
         "starts": [*starts, start_of_run()],

@@ -23,19 +23,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.chips import chip_of
 from astra_jax.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs, trajectories
-from astra_jax.files import write_text
+from astra_jax.files import location, on_disk, write_text
 from astra_jax.hosts import is_first
 from astra_jax.mesh import BATCH, check_batch
 from astra_jax.metrics import MetricWriter
@@ -86,7 +86,7 @@ def train(
     params: Params,
     dataset_path: Folder,
     tokenizer: ChatTokenizer,
-    workdir: Path | str,
+    workdir: Folder,
     *,
     held_out: Folder | None = None,
     mesh: Mesh | None = None,
@@ -100,7 +100,7 @@ def train(
     Args:
         params: the starting weights; copied, so the caller's arrays stay valid.
         dataset_path: a dataset of `Trajectory` records.
-        workdir: gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. Several hosts share it.
+        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. All hosts share it.
         held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
             what samples answer.
         mesh: devices to train on; None is one device.
@@ -113,9 +113,11 @@ def train(
         DatasetError: a dataset is missing, corrupt, or has nothing to train on.
         WorkdirError: `workdir` has a checkpoint of another run.
         CheckpointError: no checkpoint there can be read, or one could not be written.
+        StorageError: metrics or samples could not be written to a bucket.
         ValueError: the loss mask of a batch is empty or full, the model's vocabulary is too small or its context too
             short, or the mesh does not divide the batch.
     """
+    folder = location(workdir)
     if model_config.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"the model's vocab_size is {model_config.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
@@ -127,8 +129,7 @@ def train(
     stats = scan(dataset_path, tokenizer, config.data)
     steps = config.steps or steps_for_epochs(stats, config.data, config.epochs)
     identity = _identity(config, model_config, dataset_path, tokenizer, steps)
-    workdir = Path(workdir)
-    checkpointer = Checkpointer(workdir / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
+    checkpointer = Checkpointer(folder / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
     batches = BatchIterator(dataset_path, tokenizer, config.data)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model_config, mesh)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model_config, mesh)
@@ -138,7 +139,7 @@ def train(
     start, loss = 0, float("nan")
 
     def check(extra: dict[str, Any]) -> None:
-        check_same_run(extra["identity"], identity, workdir)
+        check_same_run(extra["identity"], identity, folder)
 
     if (found := checkpointer.restore_latest((params, opt_state), check)) is not None:
         start, params, opt_state, extra = found
@@ -147,15 +148,15 @@ def train(
 
     writer = None
     if is_first():
-        writer = MetricWriter(workdir / "metrics")
+        writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
-        write_config(model_config, workdir / "checkpoints")  # so that launch.convert can read them
+        write_config(model_config, folder / "checkpoints")  # so that launch.convert can read them
     history: list[dict[str, float]] = []
     stopped: Literal["finished", "preempted"] = "finished"
     step, clock = start, _Clock(model_config)
     bar = tqdm(total=steps, initial=start, desc="SFT", disable=not progress or not is_first(), unit="step")
     try:
-        with _trace(profile, workdir / "profile") as trace:
+        with _trace(profile, folder / "profile") as trace:
             while step < steps:
                 step += 1
                 trace(step)
@@ -188,8 +189,10 @@ def train(
                     text = "\n".join(map(str, sampler.draw(params)))
                     if writer is not None:
                         writer.write_text(step, "samples", text)
-                        write_text(workdir / "samples" / f"{step:08d}.txt", text)
+                        write_text(folder / "samples" / f"{step:08d}.txt", text)
                 if save:
+                    if writer is not None:
+                        writer.flush()
                     extra = {"identity": identity, "batches": batches.get_state(), "loss": loss}
                     clock.saved(checkpointer.save(step, params=params, state=opt_state, extra=extra))
                 if step % config.log_every == 0 or save or sampled:
@@ -199,9 +202,11 @@ def train(
     finally:
         bar.close()
         batches.close()
-        if writer is not None:
-            writer.close()
-        checkpointer.close()
+        try:
+            checkpointer.close()
+        finally:
+            if writer is not None:
+                writer.close()
     return SFTResult(params, step, stopped, loss, stats, history)
 
 
@@ -281,7 +286,7 @@ def _sampler(
 
 
 @contextlib.contextmanager
-def _trace(steps: tuple[int, int] | None, folder: Path) -> Iterator[Callable[[int], None]]:
+def _trace(steps: tuple[int, int] | None, target: epath.Path) -> Iterator[Callable[[int], None]]:
     """Told of each step before it begins; traces from the first to the last of `steps`."""
     running = False
 
@@ -298,11 +303,12 @@ def _trace(steps: tuple[int, int] | None, folder: Path) -> Iterator[Callable[[in
         jax.profiler.stop_trace()
         running = False
 
-    try:
-        yield at
-    finally:
-        if running:
-            stop()
+    with on_disk(target) as folder:
+        try:
+            yield at
+        finally:
+            if running:
+                stop()
 
 
 def _shares(batch: Batch, step: int) -> dict[str, float]:

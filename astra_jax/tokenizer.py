@@ -28,7 +28,8 @@ from astra_jax.chat import (
     TURN_START,
     Segment,
 )
-from astra_jax.files import write_text
+from astra_jax.files import in_bucket, location, write_text
+from synthesis.datasets import Folder
 
 PAD = "<|endoftext|>"
 # The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.
@@ -110,24 +111,24 @@ class ChatTokenizer:
         return cls(tokenizer, origin=str(dir))
 
     @classmethod
-    def load(cls, dir: Path | str) -> ChatTokenizer:
+    def load(cls, dir: Folder) -> ChatTokenizer:
         """Load a folder that `train` wrote, or a real Qwen3 checkpoint's.
 
         Raises:
             TokenizerError: there is no tokenizer in it, or it lacks one of Qwen3's special tokens.
         """
-        dir = Path(dir)
-        if (dir / "tokenizer.json").exists():
+        folder = location(dir)
+        file = folder / "tokenizer.json"
+        if file.exists():
             try:
                 # `tokenizers` says "Exception" for whatever is wrong with the file.
-                return cls(Tokenizer.from_file(str(dir / "tokenizer.json")), origin=str(dir))
+                return cls(Tokenizer.from_buffer(file.read_bytes()), origin=str(dir))
             except TokenizerError:
                 raise
             except Exception as error:
-                raise TokenizerError(f"{dir / 'tokenizer.json'} cannot be read ({error}); write it again") from None
-        if (dir / "vocab.json").exists() and (
-            dir / "merges.txt"
-        ).exists():  # the slow form, which transformers converts
+                raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
+        slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
+        if slow and not in_bucket(folder):  # transformers converts it
             from transformers import AutoTokenizer
 
             return cls(AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer, origin=str(dir))

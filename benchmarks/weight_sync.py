@@ -140,7 +140,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 started = time.perf_counter()
                 way(number)
                 seconds[name].append(time.perf_counter() - started)
-        forget(found["orbax"])
+        forget(Path(found["orbax"]))
         before = server.disk_bytes()
         sync(_ROUNDS.value + 1)
         from_disk = server.disk_bytes() - before

@@ -15,9 +15,12 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import app, flags, logging
+
+if TYPE_CHECKING:
+    from etils import epath
 
 Config = TypeVar("Config")
 
@@ -131,6 +134,37 @@ def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
     if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
         raise UsageError(f"--{flag.name}={path} is no file with a token on its first line")
     return token
+
+
+def folder(flag: flags.FlagHolder[str | None], *, written: bool = False) -> epath.Path:
+    """The folder of a flag, on disk (absolute) or in a bucket.
+
+    Args:
+        written: a run's files go there; a bucket is tried out.
+
+    Raises:
+        UsageError: it is neither, or cannot be used.
+    """
+    from astra_jax.files import StorageError, check_writable, location
+
+    try:
+        found = location(flag.value or "")
+        if written:
+            check_writable(found)
+    except (StorageError, ValueError) as error:
+        raise UsageError(f"--{flag.name}={error}") from None
+    return found
+
+
+def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
+    """The folder of a flag, absolute.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if "://" in (flag.value or ""):
+        raise UsageError(f"--{flag.name}={flag.value} is no folder, and cannot be a bucket; give one on this machine")
+    return Path(flag.value or "").absolute()
 
 
 def load_config(path: str) -> Any:

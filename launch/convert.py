@@ -3,7 +3,8 @@
     python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
 
-A training run's `checkpoints/` folder is such an Orbax directory. Tokenizer files are copied along.
+A training run's `checkpoints/` folder is such an Orbax directory; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer
+files are copied along.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ _DTYPE = flags.DEFINE_enum("param_dtype", None, ["bfloat16", "float32"], "By def
 
 def main() -> None:
     import dataclasses
-    from pathlib import Path
 
     import jax
 
     from astra_jax.models.qwen3 import weights
 
-    given = {flag.name: flag.value for flag in (_FROM_HF, _TO_ORBAX, _FROM_ORBAX, _TO_HF) if flag.value}
-    if tuple(given) not in (("from_hf", "to_orbax"), ("from_orbax", "to_hf")):
+    given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_ORBAX, _TO_HF) if flag.value]
+    if given not in (["from_hf", "to_orbax"], ["from_orbax", "to_hf"]):
         raise cli.UsageError("give --from_hf and --to_orbax, or --from_orbax and --to_hf")
-    source, target = (Path(value) for value in given.values())
+    from_hf = "from_hf" in given
+    source = cli.local_folder(_FROM_HF) if from_hf else cli.folder(_FROM_ORBAX)
+    target = cli.folder(_TO_ORBAX, written=True) if from_hf else cli.local_folder(_TO_HF)
     if target.exists() and any(target.iterdir()):
-        raise cli.UsageError(f"--{list(given)[1]}={target} is not empty; give a new folder")
+        raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
     stored = weights.read_config(source, param_dtype=weights.stored_dtype(source))
     config = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
-    if "from_hf" in given:
+    if from_hf:
         params = weights.load_hf(source, config)
         weights.save_orbax(params, config, target)
     else:
@@ -50,9 +52,10 @@ def main() -> None:
 
 def _mends() -> tuple[type[Exception], ...]:
     from astra_jax.checkpoints import CheckpointError
+    from astra_jax.files import StorageError
     from astra_jax.models.qwen3.weights import WeightsError
 
-    return (CheckpointError, ValueError, WeightsError)
+    return (CheckpointError, StorageError, ValueError, WeightsError)
 
 
 if __name__ == "__main__":

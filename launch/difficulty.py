@@ -114,9 +114,7 @@ def _target() -> Path:
     """The folder of --to. Raises `UsageError` where writing it would destroy something else."""
     from synthesis.datasets import CARD_FILE
 
-    if "://" in _TO.value:
-        raise cli.UsageError(f"--to={_TO.value} is no folder, and a bucket cannot be one yet; give one on this machine")
-    target = Path(_TO.value).absolute()
+    target = cli.local_folder(_TO)
     if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
         raise cli.UsageError(f"--to={_TO.value} is --environments, which stays as it is; give another folder")
     if target.exists() and not (target / CARD_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
@@ -132,14 +130,23 @@ def _policy_name() -> str:
 
 
 def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -> str:
-    """Names in the journal what results depend on; the weights by their files' sizes and times, as `make` does."""
+    """Names in the journal what results depend on; the weights by their files' sizes and times, as `make` does, or, in
+    a bucket, by when they were saved."""
     import hashlib
     import json
 
+    from astra_jax.checkpoints import SAVED
+    from astra_jax.files import in_bucket
+
     source, step = policies.source(), policies.step()
-    files = sorted(source.glob("*.safetensors") if step is None else (source / "params" / str(step)).rglob("*"))
-    stats = [(str(file.relative_to(source)), file.stat()) for file in [source / "config.json", *files]]
-    weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+    weights: list[object]
+    if in_bucket(source):
+        weights = [(source / "config.json").read_text(), (source / "params" / str(step) / SAVED).read_text()]
+    else:
+        folder = Path(source)
+        files = sorted(folder.glob("*.safetensors") if step is None else (folder / "params" / str(step)).rglob("*"))
+        stats = [(str(file.relative_to(folder)), file.stat()) for file in [folder / "config.json", *files]]
+        weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
     text = json.dumps([settings, environments, vocabulary, weights], sort_keys=True)
     return f"difficulty {hashlib.sha256(text.encode()).hexdigest()}"
 

@@ -31,13 +31,11 @@ def main() -> None:
 
 
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
-    from pathlib import Path
-
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
     from synthesis.runner import Journal
 
-    workdir = Path(_WORKDIR.value).absolute()
+    workdir = cli.local_folder(_WORKDIR)
     async with executors.executor_from_flags(workdir) as executor:
         with Journal(workdir / "journal.sqlite") as journal:
             summary = await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value)

@@ -78,9 +78,7 @@ async def _evaluate() -> str:
     from launch.evaluation_page import write_evaluation
     from synthesis.runner import Journal
 
-    workdir = Path(_WORKDIR.value).absolute()
-    if "://" in _WORKDIR.value:
-        raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder, and a bucket cannot be one yet")
+    workdir = cli.local_folder(_WORKDIR)
     if twice := [name for name in _SUITES.value if _SUITES.value.count(name) > 1]:
         raise cli.UsageError(f"--suites={','.join(_SUITES.value)} names {twice[0]} twice")
     config = RunConfig(

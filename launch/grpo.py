@@ -8,7 +8,7 @@ Without --rollout_urls the trainer samples by itself. Settings are changed with 
 How the servers are started is in docs/vllm.md.
 
 On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
---workdir and --publish_dir are folders that all of them see.
+--workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def main() -> None:
 
     config = cli.overridden(cli.load_config(models.CONFIG.value))
     workdir = models.workdir()
+    published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
+    if _URLS.value and _SYNC.value == "reload":
+        cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     with models.hosts():
         if jax.process_count() > 1 and not _URLS.value:
             raise cli.UsageError("several hosts want --rollout_urls")
@@ -54,7 +57,7 @@ def main() -> None:
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
-        result = asyncio.run(_train(config, params, environments, tokenizer, workdir, mesh))
+        result = asyncio.run(_train(config, params, environments, tokenizer, workdir, published, mesh))
         if not is_first():
             return
         last = result.history[-1] if result.history else {}
@@ -62,7 +65,7 @@ def main() -> None:
         print(f"{workdir / 'checkpoints'}: {result.updates} updates, {result.stopped}{reward}; {jax.default_backend()}")
 
 
-async def _train(config, params, environments, tokenizer, workdir, mesh):  # type: ignore[no-untyped-def]
+async def _train(config, params, environments, tokenizer, workdir, published, mesh):  # type: ignore[no-untyped-def]
     from contextlib import AsyncExitStack
 
     from astra_jax import grpo
@@ -75,7 +78,7 @@ async def _train(config, params, environments, tokenizer, workdir, mesh):  # typ
         if _URLS.value:
             reload = _SYNC.value == "reload"
             publishes = FolderPublisher if reload else Publisher
-            publisher = publishes(_PUBLISH.value or workdir / "policy", config.model)
+            publisher = publishes(published, config.model)
             stack.callback(publisher.close)
             episode = config.grpo.episode
             engine = await stack.enter_async_context(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -12,6 +11,7 @@ from absl import flags
 from launch import cli
 
 if TYPE_CHECKING:
+    from etils import epath
     from jax.sharding import Mesh
 
     from astra_jax.models.qwen3.modules import Params
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from astra_jax.tokenizer import ChatTokenizer
 
 CONFIG = flags.DEFINE_string("config", None, "A file with CONFIG, such as configs/sft_qwen3_14b.py.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run, or gs://BUCKET/FOLDER; made if it is not there.", required=True
+)
 _WEIGHTS = flags.DEFINE_string(
     "weights", None, "The model to start from: a Hugging Face folder, or one of Orbax checkpoints.", required=True
 )
@@ -64,22 +66,14 @@ def hosts() -> Iterator[None]:
         yield
 
 
-def workdir() -> Path:
-    """The folder of --workdir.
-
-    Raises:
-        UsageError: it is a URL.
-    """
-    if "://" in WORKDIR.value:
-        raise cli.UsageError(
-            f"--workdir={WORKDIR.value} is no folder, and a bucket cannot be one yet; give one that all hosts see"
-        )
-    return Path(WORKDIR.value).absolute()
+def workdir() -> epath.Path:
+    """The folder of --workdir. Raises `UsageError`: it cannot be used."""
+    return cli.folder(WORKDIR, written=True)
 
 
-def tokenizer_folder() -> Path:
+def tokenizer_folder() -> epath.Path:
     """The folder of --tokenizer, or --weights."""
-    return Path(_TOKENIZER.value or _WEIGHTS.value)
+    return cli.folder(_TOKENIZER if _TOKENIZER.value else _WEIGHTS)
 
 
 def mesh() -> Mesh | None:
@@ -112,7 +106,7 @@ def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
     from astra_jax.models.qwen3.sharding import param_shardings
     from astra_jax.tokenizer import ChatTokenizer
 
-    source = Path(_WEIGHTS.value)
+    source = cli.folder(_WEIGHTS)
     stored = weights.read_config(source)
     # Training may stretch the context and choose dtypes; all else is the model.
     for name, found in vars(stored).items():
@@ -126,9 +120,10 @@ def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
 def mends() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
     from astra_jax.checkpoints import CheckpointError
+    from astra_jax.files import StorageError
     from astra_jax.models.qwen3.weights import WeightsError
     from astra_jax.run_identity import WorkdirError
     from astra_jax.tokenizer import TokenizerError
     from synthesis.datasets import DatasetError
 
-    return (CheckpointError, DatasetError, TokenizerError, ValueError, WeightsError, WorkdirError)
+    return (CheckpointError, DatasetError, StorageError, TokenizerError, ValueError, WeightsError, WorkdirError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -11,6 +10,8 @@ from absl import flags
 from launch import cli
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from astra_jax.models.qwen3.modules import Params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.tokenizer import ChatTokenizer
@@ -23,9 +24,9 @@ _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by
 _DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
 
 
-def source() -> Path:
-    """The folder of --weights."""
-    return Path(_WEIGHTS.value).absolute()
+def source() -> epath.Path:
+    """The folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
+    return cli.folder(_WEIGHTS)
 
 
 @cache  # a run that is still training may save a newer one meanwhile
@@ -56,7 +57,7 @@ def read() -> tuple[Qwen3Config, ChatTokenizer]:
 
     dtype = _DTYPE.value or weights.stored_dtype(source())
     model = weights.read_config(source(), dtype=dtype, param_dtype=dtype)
-    tokenizer = ChatTokenizer.load(_TOKENIZER.value or source())
+    tokenizer = ChatTokenizer.load(cli.folder(_TOKENIZER) if _TOKENIZER.value else source())
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "

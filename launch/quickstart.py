@@ -32,14 +32,12 @@ _PROFILE = flags.DEFINE_enum(
 
 
 def main() -> None:
-    from pathlib import Path
-
     from configs.quickstart import PROFILES, seeded
     from launch import report, stages, summary
     from launch.ledger import Ledger
 
     config = cli.overridden(seeded(PROFILES[_PROFILE.value](), _SEED.value))
-    workdir = Path(_WORKDIR.value).absolute()
+    workdir = cli.local_folder(_WORKDIR)
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
     try:
         asyncio.run(stages.Quickstart(config, workdir, ledger).run(sandboxes.sandbox_from_flags()))

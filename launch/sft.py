@@ -2,18 +2,18 @@
 
     python -m launch.sft --config=configs/sft_qwen3_14b.py --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
---data is a dataset of trajectories, as the synthesis writes them, in a folder or in gs://BUCKET/FOLDER; --held_out
-another, whose loss is logged and whose questions samples answer. Settings are changed with --config.NAME=VALUE, for
-example --config.sft.learning_rate=1e-5. Run the same command again after an interruption: it goes on from its last
-checkpoint. SIGTERM saves and ends with 0.
+--data is a dataset of trajectories, as the synthesis writes them; --held_out another, whose loss is logged and whose
+questions samples answer. They and --workdir are folders, or in a bucket: gs://BUCKET/FOLDER. Settings are changed with
+--config.NAME=VALUE, for example --config.sft.learning_rate=1e-5. Run the same command again after an interruption: it
+goes on from its last checkpoint. SIGTERM saves and ends with 0.
 
     --data.preview=3         print three examples, what is trained on in colour, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
     --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
 
 On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
---workdir is a folder that all of them see. The model is in WORKDIR/checkpoints; launch.convert makes a Hugging Face
-folder of it.
+--workdir is a folder that all of them see, or a bucket's. The model is in WORKDIR/checkpoints; launch.convert makes a
+Hugging Face folder of it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _BENCH = flags.DEFINE_integer("bench", 0, "So many steps on made-up data.", lowe
 
 
 def main() -> None:
+    from pathlib import Path
 
     import jax
 
@@ -51,6 +52,8 @@ def main() -> None:
         preview.show(_DATA.value, tokenizer, config.sft.data, _PREVIEW.value)
         return
     profile = _profiled(_PROFILE.value)
+    if _BENCH.value:
+        cli.local_folder(models.WORKDIR)
     workdir = models.workdir()
     with models.hosts():
         mesh = models.mesh()
@@ -59,7 +62,7 @@ def main() -> None:
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
         if _BENCH.value:
-            row = bench.run(config, params, tokenizer, workdir, mesh, steps=_BENCH.value)
+            row = bench.run(config, params, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
             if is_first():
                 print(row)
             return

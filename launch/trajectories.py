@@ -36,7 +36,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import rows
 
-    workdir = Path(_WORKDIR.value).absolute()
+    workdir = cli.local_folder(_WORKDIR)
     journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
     async with executors.executor_from_flags(workdir) as executor:
         with Journal(journal_file) as journal:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import msgspec
+from etils import epath
 
 from astra_jax.files import write_text
 
@@ -25,7 +26,7 @@ def template(name: str, *folders: Path) -> jinja2.Template:
     return environment.get_template(name)
 
 
-def write_episodes(path: Path, update: int, groups: Sequence[Group], metrics: Mapping[str, Any]) -> None:
+def write_episodes(path: Path | epath.Path, update: int, groups: Sequence[Group], metrics: Mapping[str, Any]) -> None:
     """The best and the worst episode of the batch's first groups, and the update's metrics.
 
     Args:

@@ -21,11 +21,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from etils import epath
 
 from astra_jax.checkpoints import manager_options
+from astra_jax.files import in_bucket, location
 from astra_jax.models.qwen3.modules import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.weights import names, save_hf, write_config
+from synthesis.datasets import Folder
 
 ITEM = "params"
 _UNFINISHED = ".unfinished"
@@ -36,22 +39,21 @@ class Publisher:
     """Publishes a policy's weights under one folder, each version whole or not at all.
 
     Args:
-        dir: made if it is not there; what servers read must be on a disk or bucket that they share.
+        dir: made if it is not there; on a disk that the servers share, or in a bucket that they can read.
         model: the policy's config; its `config.json` is written beside the versions, for servers to start from.
         keep: versions, at least 2: one may still be read while the next is written.
         dtype: of the published weights.
     """
 
-    def __init__(self, dir: Path | str, model: Qwen3Config, *, keep: int = 2, dtype: str = "bfloat16") -> None:
+    def __init__(self, dir: Folder, model: Qwen3Config, *, keep: int = 2, dtype: str = "bfloat16") -> None:
         _check_keep(keep)
-        _check_local(dir)
-        self.dir, self.model, self.dtype = Path(dir).absolute(), model, dtype
+        self.dir, self.model, self.dtype = location(dir), model, dtype
         options = manager_options("policy", keep)
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         self._manager = ocp.CheckpointManager(self.dir, options=options, item_handlers={ITEM: handler})
         write_config(model, self.dir)
 
-    def publish(self, params: Params, version: int) -> Path:
+    def publish(self, params: Params, version: int) -> epath.Path:
         """Begin to write a version, in the background; `params` may be donated once this returns.
 
         Args:
@@ -93,10 +95,14 @@ class FolderPublisher:
         self, dir: Path | str, model: Qwen3Config, *, keep: int = 2, dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ) -> None:
         _check_keep(keep)
-        _check_local(dir)
+        if in_bucket(dir):
+            raise ValueError(
+                f"weights are published to {dir}, and vLLM's reload reads them from a disk: give a folder of the "
+                "servers' machine, or use Publisher, whose plugin reads buckets"
+            )
         if jax.process_count() > 1:
             raise ValueError(f"FolderPublisher in a run of {jax.process_count()} processes; publish with Publisher")
-        self.dir, self.model, self._keep = Path(dir).absolute(), model, keep
+        self.dir, self.model, self._keep = Path(location(dir)), model, keep
         self._stored = replace(model, param_dtype=dtype)
         self.dir.mkdir(parents=True, exist_ok=True)
         for left in self.dir.glob(f"*{_UNFINISHED}"):
@@ -143,11 +149,6 @@ class FolderPublisher:
 def _check_keep(keep: int) -> None:
     if keep < 2:
         raise ValueError(f"keep is {keep}; a server may still read the version before: keep at least 2")
-
-
-def _check_local(dir: Path | str) -> None:
-    if "://" in str(dir):  # pathlib would make a folder of that name here
-        raise ValueError(f"weights are published to {dir}; buckets are not written yet: mount it, and give the folder")
 
 
 @partial(jax.jit, static_argnames="dtype")

@@ -229,7 +229,7 @@ async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, ser
         others = Publisher(tmp_path / "others", world.model, dtype="float32")
         corrupt = others.publish(weights(world.model, 2), 8).parent
         others.close()
-        (data, *_) = sorted((corrupt / "params").rglob("d/*"), key=lambda path: -path.stat().st_size)
+        (data, *_) = sorted(Path(corrupt, "params").rglob("d/*"), key=lambda path: -path.stat().st_size)
         data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
         refused(corrupt / "params", "cannot be read")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,22 +13,25 @@ import struct
 import subprocess
 import sys
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from bucket_world import Storage, storage
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import VLLM, require_vllm
 
+from astra_jax.checkpoints import Checkpointer
 from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.weights import save_hf
+from astra_jax.optimizers import initial_state
+from astra_jax.sft_update import sft_optimizer
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
@@ -66,12 +70,14 @@ def world(tmp_path_factory) -> Path:
     return folder
 
 
-def command(world: Path, workdir: Path, *more: str) -> list[str]:
+def command(world: Path, workdir: Path | str, *more: str) -> list[str]:
     flags = {"config": world / "config.py", "weights": world / "hf", "data": world / "data", "workdir": workdir}
     return [sys.executable, "-m", "launch.sft", *(f"--{name}={value}" for name, value in flags.items()), *more]
 
 
-def run(world: Path, workdir: Path, *more: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    world: Path, workdir: Path | str, *more: str, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XLA_FLAGS": "", **environment}
     result = subprocess.run(
         command(world, workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=500, env=environment
@@ -307,58 +313,81 @@ def test_a_host_that_fails_ends_the_others_with_its_reason(world, tmp_path) -> N
     assert "error: no dataset at /none" in errors[1] and hosts[1].returncode != 0
 
 
-@pytest.fixture
-def bucket(world) -> Iterator[dict[str, str]]:
-    """Google's storage, emulated, with the datasets in the bucket `bucket`; the environment that leads there."""
-    program = Path(sys.executable).with_name("gcp-storage-emulator")
-    if not program.exists():
-        pytest.skip("needs pip install gcp-storage-emulator")
-    host = f"localhost:{free_port()}"
+@pytest.fixture(scope="module")
+def bucket(world) -> Iterator[Storage]:
+    """Google's storage, emulated, with the datasets in `gs://bucket`."""
+    with storage() as made:
+        for file in (*(world / "data").iterdir(), *(world / "held_out").iterdir()):
+            made.put(f"{file.parent.name}/{file.name}", file.read_bytes())
+        yield made
+
+
+def test_a_run_in_a_bucket_is_the_same_run(world, finished, bucket, exported, tmp_path) -> None:
+    """Data and workdir: metrics, samples and weights, to the bit; and it can be exported from there."""
+    more = ("--data=gs://bucket/data", "--held_out=gs://bucket/held_out")
+    out = run(world, "gs://bucket/whole", *more, **bucket.environment).stdout
+    assert f"gs://bucket/whole/checkpoints: {STEPS} steps, finished" in out
+    ours = bucket.copy("whole/", tmp_path / "whole")
+    assert_same_losses(ours, finished)
+    rows = read_metrics(ours / "metrics")
+    assert rows[-1]["held_out_loss"] == read_metrics(finished / "metrics")[-1]["held_out_loss"]
+    assert_in_tensorboard(ours / "metrics", rows)
+    samples, theirs = (
+        {file.name: file.read_bytes() for file in (one / "samples").iterdir()} for one in (ours, finished)
+    )
+    assert samples == theirs
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (ours / "checkpoints" / name).read_bytes() == (finished / "checkpoints" / name).read_bytes()
+    assert len(json.loads((ours / "run.json").read_text())["starts"]) == 1
+    convert = [sys.executable, "-m", "launch.convert", "--from_orbax=gs://bucket/whole/checkpoints"]
+    environment = {**os.environ, **bucket.environment}
+    subprocess.run([*convert, f"--to_hf={tmp_path / 'hf'}"], cwd=ROOT, check=True, timeout=300, env=environment)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "hf" / name).read_bytes() == (exported / name).read_bytes()
+    other = ("--data=gs://bucket/data", "--config.sft.learning_rate=1e-3")
+    errors = run(world, "gs://bucket/whole", *other, code=2, **bucket.environment).stderr
+    assert "error: gs://bucket/whole belongs to another run: sft.learning_rate is 0.02 there, 0.001 here" in errors
+
+
+def test_a_run_in_a_bucket_that_is_killed_goes_on(world, finished, bucket, tmp_path) -> None:
+    """Killed with a checkpoint there and maybe a later one on its way; what was left half-done is taken by nobody."""
     process = subprocess.Popen(
-        [program, "start", "--host=localhost", f"--port={host.rpartition(':')[2]}", "--in-memory"],
-        env={**os.environ, "STORAGE_EMULATOR_HOST": f"http://{host}"},
-        stdout=subprocess.DEVNULL,
+        command(world, "gs://bucket/killed", f"--held_out={world / 'held_out'}"),
+        cwd=ROOT,
+        env={**os.environ, **bucket.environment},
         stderr=subprocess.DEVNULL,
     )
-
-    def post(path: str, data: bytes, kind: str) -> None:
-        request = urllib.request.Request(f"http://{host}{path}", data, {"Content-Type": kind})
-        urllib.request.urlopen(request, timeout=30).close()
-
     try:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                post("/storage/v1/b?project=test", b'{"name": "bucket"}', "application/json")
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < until
-                time.sleep(0.1)
-        for file in (*(world / "data").iterdir(), *(world / "held_out").iterdir()):
-            name = urllib.parse.quote(f"{file.parent.name}/{file.name}", safe="")
-            post(
-                f"/upload/storage/v1/b/bucket/o?uploadType=media&name={name}",
-                file.read_bytes(),
-                "application/octet-stream",
-            )
-        yield {
-            "STORAGE_EMULATOR_HOST": f"http://{host}",  # gcsfs
-            "CLOUD_STORAGE_EMULATOR_ENDPOINT": f"http://{host}",  # ArrayRecord
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks for gRPC, which the emulator has not
-        }
+        until = time.monotonic() + 200
+        while "states/3/commit_success.txt" not in bucket.names("killed/checkpoints/"):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
     finally:
         process.kill()
         process.wait()
+    before = [row["step"] for row in map(json.loads, bucket.get("killed/metrics/metrics.jsonl").splitlines())]
+    assert before[:3] == [1, 2, 3] and before[-1] < STEPS, "what a checkpoint was saved after is there"
+    bucket.put("killed/checkpoints/states/99/state/d/half", b"as a save that was killed leaves it")
+    run(world, "gs://bucket/killed", f"--held_out={world / 'held_out'}", **bucket.environment)
+    ours = bucket.copy("killed/", tmp_path / "killed")
+    assert_same_losses(ours, finished)
+    assert len(json.loads((ours / "run.json").read_text())["starts"]) == 2
+    assert {name.partition("/")[0] for name in bucket.names("killed/checkpoints/states/")} == {
+        str(STEPS - 3),
+        str(STEPS),
+    }
+    for a, b in zip(final_state(ours), final_state(finished), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
-def test_data_on_google_cloud_storage_is_the_same_data(world, finished, bucket, tmp_path) -> None:
-    more = ["--data=gs://bucket/data", "--held_out=gs://bucket/held_out"]
-    run(world, tmp_path / "run", *more, **bucket)
-    assert_same_losses(tmp_path / "run", finished)
-    last = [read_metrics(one / "metrics")[-1]["held_out_loss"] for one in (tmp_path / "run", finished)]
-    assert last[0] == last[1]
-    lines = run(world, tmp_path / "other", "--data=gs://bucket/none", code=2, **bucket).stderr.splitlines()
-    assert [line for line in lines if line.startswith("error: no dataset at gs://bucket/none")]
+def final_state(workdir: Path) -> list[np.ndarray]:
+    """Weights and optimizer of the last step."""
+    names: dict[str, Any] = {}
+    exec(CONFIG, names)
+    like = initial_state(init_params(names["MODEL"], jax.random.key(0)), sft_optimizer(names["CONFIG"].sft, STEPS))
+    with contextlib.closing(Checkpointer(workdir / "checkpoints", reading=True)) as checkpointer:
+        params, state, _ = checkpointer.restore(STEPS, like)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]
 
 
 def test_preview_shows_the_mask(world, tmp_path) -> None:
@@ -383,7 +412,7 @@ def test_bench_writes_a_row(world, tmp_path) -> None:
     [
         ("--profile_steps=7", "--profile_steps=7: write FIRST:LAST"),
         ("--data=/none", "no dataset at /none"),
-        ("--workdir=gs://bucket/run", "--workdir=gs://bucket/run is no folder"),
+        ("--workdir=s3://bucket/run", "--workdir=s3://bucket/run is neither a folder nor gs://BUCKET/FOLDER"),
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from astra_jax.checkpoints import Checkpointer
+from astra_jax.files import in_bucket, location, write_bytes, write_text
 from astra_jax.models.qwen3.modules import Params, abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
+from synthesis.datasets import Folder
 
 Path_ = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -155,58 +157,69 @@ def _set(tree: Params, path: Path_, value: Any) -> None:
 # Reading
 
 
-def read_config(directory: Path | str, **dtypes: str) -> Qwen3Config:
+def read_config(directory: Folder, **dtypes: str) -> Qwen3Config:
     """The model's config from the `config.json` in a directory.
 
     Raises:
         WeightsError: there is no `config.json`.
         ValueError: see `Qwen3Config.from_hf`.
     """
-    return Qwen3Config.from_hf(_config_json(Path(directory)), **dtypes)
+    return Qwen3Config.from_hf(_config_json(location(directory)), **dtypes)
 
 
-def _config_json(directory: Path) -> dict[str, Any]:
+def _config_json(directory: epath.Path) -> dict[str, Any]:
     try:
-        return json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise WeightsError(f"{directory} has no config.json; give the directory of a checkpoint") from None
     except json.JSONDecodeError as error:
         raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
 
 
-def stored_dtype(directory: Path | str) -> str:
+def stored_dtype(directory: Folder) -> str:
     """The parameters' dtype as `config.json` says it: `float32` or `bfloat16` (the default, as released).
 
     Raises:
         WeightsError: there is no `config.json`, or it names another dtype.
     """
-    content = _config_json(Path(directory))
+    content = _config_json(location(directory))
     name = str(content.get("dtype", content.get("torch_dtype", "bfloat16")))
     if name not in ("float32", "bfloat16"):
         raise WeightsError(f"{directory}/config.json: dtype is {name!r}; say what you want with float32 or bfloat16")
     return name
 
 
-def load(directory: Path | str, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+def load(directory: Folder, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
     """From a folder of either kind: Hugging Face's if it holds safetensors, else Orbax checkpoints.
 
     Args and errors are those of `load_hf` and `load_orbax`.
     """
-    if list(Path(directory).glob("*.safetensors")):
-        return load_hf(directory, config, shardings=shardings)
+    if _is_hf(directory):
+        return load_hf(Path(directory), config, shardings=shardings)
     return load_orbax(directory, config, shardings=shardings, step=step)
 
 
-def stored_step(directory: Path | str, step: int | None = None) -> int | None:
+def stored_step(directory: Folder, step: int | None = None) -> int | None:
     """The step that `load` reads from a folder when it is asked for `step`; None for Hugging Face's, which has none.
 
     Raises:
         WeightsError: no weights are there.
     """
-    if list(Path(directory).glob("*.safetensors")):
+    if _is_hf(directory):
         return None
     with _checkpoints(directory) as checkpointer:
         return checkpointer.params_steps()[-1] if step is None else step
+
+
+def _is_hf(directory: Folder) -> bool:
+    """Whether a folder is Hugging Face's. Raises `WeightsError`: it is, and in a bucket."""
+    found = any(location(directory).glob("*.safetensors"))
+    if found and in_bucket(directory):
+        raise WeightsError(
+            f"{directory} holds Hugging Face's safetensors, which are read from disk: copy that folder here, or give a "
+            "run's checkpoints/, which may be in a bucket"
+        )
+    return found
 
 
 def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None) -> Params:
@@ -355,19 +368,18 @@ def save_hf(params: Params, config: Qwen3Config, directory: Path | str, *, max_b
     write_config(config, directory)
 
 
-def write_config(config: Qwen3Config, directory: Path | str) -> None:
+def write_config(config: Qwen3Config, directory: Folder) -> None:
     """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
     if jax.process_index():
         return
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    (Path(directory) / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
+    write_text(location(directory) / "config.json", json.dumps(config.to_hf(), indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Orbax: the weights as training saves them (`astra_jax.checkpoints`), with `config.json` beside them
 
 
-def save_orbax(params: Params, config: Qwen3Config, directory: Path | str, *, step: int = 0) -> None:
+def save_orbax(params: Params, config: Qwen3Config, directory: Folder, *, step: int = 0) -> None:
     """Save weights in the layout of a training run's `checkpoints/`, as its step `step`."""
     write_config(config, directory)
     checkpointer = Checkpointer(directory)
@@ -378,7 +390,7 @@ def save_orbax(params: Params, config: Qwen3Config, directory: Path | str, *, st
         checkpointer.close()
 
 
-def load_orbax(directory: Path | str, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+def load_orbax(directory: Folder, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
     """Weights that `save_orbax` or a training run saved.
 
     Args:
@@ -398,12 +410,12 @@ def load_orbax(directory: Path | str, config: Qwen3Config, *, shardings: Any = N
 
 
 @contextmanager
-def _checkpoints(directory: Path | str) -> Iterator[Checkpointer]:
+def _checkpoints(directory: Folder) -> Iterator[Checkpointer]:
     """A folder of Orbax checkpoints with at least one step of weights. Raises `WeightsError`."""
     missing = WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
-    if not (Path(directory) / "params").is_dir():
+    if not (location(directory) / "params").is_dir():
         raise missing
-    checkpointer = Checkpointer(directory)
+    checkpointer = Checkpointer(directory, reading=True)
     try:
         if not checkpointer.params_steps():
             raise missing
@@ -427,11 +439,12 @@ TOKENIZER_FILES = (
 )
 
 
-def copy_tokenizer(source: Path, target: Path) -> int:
-    """Copy the tokenizer that lies beside a model's weights; makes the folder. Returns how many files."""
-    target.mkdir(parents=True, exist_ok=True)
-    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+def copy_tokenizer(source: Folder, target: Folder) -> int:
+    """Copy the tokenizer that lies beside a model's weights. Returns how many files there are."""
+    folder = location(source)
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
     for file in found:
-        if source.resolve() != target.resolve():
-            shutil.copyfile(file, target / file.name)
+        content, copied = file.read_bytes(), location(target) / file.name
+        if not copied.exists() or copied.read_bytes() != content:
+            write_bytes(copied, content)
     return len(found)

@@ -1,0 +1,167 @@
+"""Buckets: who may use one and what is said of others, weights that servers read from there, and metrics.
+
+What whole runs keep there is tested in test_sft_program.py and test_grpo_program.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from bucket_world import Storage, storage
+from rollout_world import tiny_model
+
+from astra_jax.checkpoints import Checkpointer, CheckpointError
+from astra_jax.files import StorageError, location, on_disk, write_bytes, write_text
+from astra_jax.metrics import MetricWriter, read_metrics
+from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.qwen3.weights import WeightsError, hf_tensors, load, save_hf
+from astra_jax.rollout.publishing import Publisher
+from launch import cli
+
+PLUGIN = Path(__file__).parent.parent.parent / "astra_jax" / "rollout" / "vllm_plugin"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Storage]:
+    """The only one that this process may use: its clients are made once, and keep the address."""
+    with storage() as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environment.items():
+            patch.setenv(name, value)
+        yield made
+
+
+def flag(value: str) -> flags.FlagHolder[str | None]:
+    parsed = flags.FlagValues()
+    holder = flags.DEFINE_string("workdir", None, "", flag_values=parsed)
+    parsed(["program", f"--workdir={value}"])
+    return holder
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("s3://bucket/run", "--workdir=s3://bucket/run is neither a folder nor gs://BUCKET/FOLDER; give one of these"),
+        ("gs://bucket", "--workdir=gs://bucket names no folder in a bucket"),
+        ("gs://none/run", "--workdir=gs://none/run: there is no bucket none; make it .gcloud storage buckets create"),
+        (
+            "gs://readonly/run",
+            "--workdir=gs://readonly/run cannot be used .PERMISSION_DENIED: .* the account has roles",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_flag(bucket, value: str, words: str) -> None:
+    with pytest.raises(cli.UsageError, match=words):
+        cli.folder(flag(value), written=True)
+
+
+def test_what_can_be_used_is_left_as_it_was(bucket) -> None:
+    assert str(cli.folder(flag("gs://bucket/tried/run/"), written=True)) == "gs://bucket/tried/run"
+    assert not bucket.names("tried/")
+
+
+def test_without_gcsfs_it_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ValueError, match=r"gs://bucket/run wants gcsfs, .* pip install 'astra-jax\[gcs\]'"):
+        location("gs://bucket/run")
+
+
+def test_an_object_is_written_whole_and_what_fails_is_named(bucket) -> None:
+    write_text(location("gs://bucket/files/a.txt"), "北京\n")
+    assert bucket.get("files/a.txt") == "北京\n".encode()
+    large = np.random.default_rng(0).bytes(20 << 20)  # in several parts
+    write_bytes(location("gs://bucket/files/large"), large)
+    assert bucket.get("files/large") == large
+    with pytest.raises(
+        StorageError, match="gs://readonly/files/a.txt could not be written .*see to the bucket and run"
+    ):
+        write_text(location("gs://readonly/files/a.txt"), "a")
+
+
+def test_a_folder_that_was_written_on_disk_is_copied_up(bucket) -> None:
+    with pytest.raises(RuntimeError, match="later"), on_disk(location("gs://bucket/profile")) as folder:
+        (folder / "plugins" / "profile").mkdir(parents=True)
+        (folder / "plugins" / "profile" / "trace.pb").write_bytes(b"trace")
+        raise RuntimeError("later")
+    assert bucket.names("profile/") == ["plugins/profile/trace.pb"] and bucket.get("profile/plugins/profile/trace.pb")
+
+
+def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
+    with MetricWriter("gs://bucket/metrics") as writer:
+        writer.write(1, {"loss": 1.0})
+        writer.write(2, {"loss": 2.0})
+        writer.flush()
+        writer.write(3, {"loss": 3.0})
+        assert [row["step"] for row in read_metrics("gs://bucket/metrics")] == [1, 2]
+    lines = bucket.get("metrics/metrics.jsonl").splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": i, "loss": float(i)} for i in (1, 2, 3)]
+    with MetricWriter("gs://bucket/metrics") as writer:
+        writer.truncate(2)
+        writer.write(3, {"loss": 9.0})
+    assert [row["loss"] for row in read_metrics("gs://bucket/metrics")] == [1.0, 2.0, 9.0]
+    assert [name for name in bucket.names("metrics/") if name.startswith("events.out.")]
+
+
+def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    from astra_vllm.checkpoint import CheckpointError as Unreadable
+    from astra_vllm.checkpoint import PolicyCheckpoint
+
+    model = tiny_model(512, 128)
+    publisher = Publisher("gs://bucket/policy", model, dtype="float32")
+    published = {}
+    for version in (1, 2, 3, 3):  # the last one by a run that was killed and goes on
+        published[version] = init_params(model, jax.random.key(len(published) + 10 * version))
+        item = publisher.publish(published[version], version)
+        publisher.wait()
+    publisher.close()
+    assert str(item) == "gs://bucket/policy/3/params" and "policy/config.json" in bucket.names("")
+    versions = {name.partition("/")[0] for name in bucket.names("policy/")} - {"config.json"}
+    assert versions == {"2", "3"}
+    found = PolicyCheckpoint(str(item))
+    buffer = bytearray(found.bytes)
+    found.read(memoryview(buffer))
+    wanted = dict(hf_tensors(published[3], model))
+    assert {span.name for span in found.spans} == wanted.keys()
+    for span in found.spans:
+        read = np.frombuffer(buffer, np.float32, span.bytes // 4, span.start).reshape(span.shape)
+        np.testing.assert_array_equal(read, wanted[span.name])
+    bucket.put("policy/7/_CHECKPOINT_METADATA", b'{"commit_timestamp_nsecs": null}')
+    with pytest.raises(Unreadable, match="gs://bucket/policy/7/params was not committed"):
+        PolicyCheckpoint("gs://bucket/policy/7/params")
+
+
+def test_who_reads_checkpoints_leaves_a_save_that_is_under_way(bucket) -> None:
+    params = {"w": jnp.arange(8.0)}
+    run = Checkpointer("gs://bucket/run/checkpoints")
+    run.save(1, params=params, state=params, extra={})
+    run.wait()
+    half = "run/checkpoints/params/2/params/d/half"
+    bucket.put(half, b"not all of it yet")
+    reader = Checkpointer("gs://bucket/run/checkpoints", reading=True)
+    assert reader.params_steps() == [1]
+    np.testing.assert_array_equal(reader.restore_params(1, params)["w"], params["w"])
+    reader.close()
+    assert bucket.get(half)
+    with pytest.raises(CheckpointError, match="no weights of step 2; steps there: 1"):
+        run.restore_params(2, params)
+    run.save(2, params=params)  # a run that goes on clears what another one left before it
+    run.close()
+    assert half not in bucket.names("")
+
+
+def test_safetensors_are_read_from_disk_alone(bucket, tmp_path) -> None:
+    model = tiny_model(512, 128)
+    save_hf(init_params(model, jax.random.key(0)), model, tmp_path)
+    for file in tmp_path.iterdir():
+        bucket.put(f"hf/{file.name}", file.read_bytes())
+    with pytest.raises(WeightsError, match="gs://bucket/hf holds Hugging Face's safetensors, .* copy that folder here"):
+        load("gs://bucket/hf", model)
