@@ -248,6 +248,10 @@ class TPUServer(Server):
         self._command[0] = str(Path(PYTHON).with_name("vllm"))
         self._environment = environment | {"JAX_LOG_COMPILES": "1"}
 
+    def wait(self, seconds: float = 900) -> None:
+        """See `Server.wait`; three processes import torch, JAX and vLLM one after the other."""
+        super().wait(seconds)
+
     def compiled(self) -> int:
         """Programs so far."""
         return len(re.findall("Finished XLA compilation", self.log.read_text()))
