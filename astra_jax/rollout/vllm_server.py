@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import aiohttp
 
@@ -53,7 +53,7 @@ class Draw:
 class Route(Protocol):
     """A way to have tokens drawn."""
 
-    path: str
+    path: ClassVar[str]
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         """What is sent."""
@@ -64,16 +64,18 @@ class Route(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Generate:
     """vLLM's tokens-in, tokens-out endpoint."""
 
-    path = "/inference/v1/generate"
+    on_tpus: bool = False
+    path: ClassVar[str] = "/inference/v1/generate"
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         """See `Route.body`."""
         return {
             "token_ids": list(token_ids),
-            "sampling_params": {**_parameters(token_ids, sampling), "detokenize": False},
+            "sampling_params": {**_parameters(token_ids, sampling, self.on_tpus), "detokenize": False},
         }
 
     def draw(self, answer: dict[str, Any]) -> Draw:
@@ -85,14 +87,16 @@ class Generate:
         return _draw(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], versions)
 
 
+@dataclass(frozen=True)
 class Completions:
     """OpenAI's endpoint, with vLLM's token ids."""
 
-    path = "/v1/completions"
+    on_tpus: bool = False
+    path: ClassVar[str] = "/v1/completions"
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         """See `Route.body`."""
-        return {"prompt": list(token_ids), "return_token_ids": True, **_parameters(token_ids, sampling)}
+        return {"prompt": list(token_ids), "return_token_ids": True, **_parameters(token_ids, sampling, self.on_tpus)}
 
     def draw(self, answer: dict[str, Any]) -> Draw:
         """See `Route.draw`."""
@@ -100,18 +104,19 @@ class Completions:
         return _draw(choice["token_ids"], choice["logprobs"]["token_logprobs"], None)
 
 
-def _parameters(token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    # The server counts its draws from the request on; ours are those of a place in the sequence.
-    seed = rng_for(sampling.seed, "vllm", len(token_ids)).getrandbits(31)
-    return {
+def _parameters(token_ids: Sequence[int], sampling: Sampling, on_tpus: bool) -> dict[str, Any]:
+    parameters = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "seed": seed,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,  # only those stop
-        "logprobs": 0,  # of the drawn token alone
     }
+    if on_tpus:  # tpu-inference 0.32 refuses a request with a seed, and takes 0 for no logprobs at all
+        return parameters | {"logprobs": 1}
+    # The server counts its draws from the request on; ours are those of a place in the sequence.
+    seed = rng_for(sampling.seed, "vllm", len(token_ids)).getrandbits(31)
+    return parameters | {"logprobs": 0, "seed": seed}  # logprobs of the drawn token alone
 
 
 def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | None) -> Draw:
@@ -131,6 +136,7 @@ class Server:
         settled: set while it is not being synced; requests wait for it.
         syncs: how many were begun; a request during which this grew may have been drawn by several weights.
         sync_seconds: of the last one, by stage.
+        on_tpus: where it runs; set before `find_route`.
     """
 
     def __init__(self, url: str, requests: int) -> None:
@@ -142,6 +148,7 @@ class Server:
         self.settled.set()
         self.syncs = 0
         self.sync_seconds: dict[str, float] = {}
+        self.on_tpus = False
         self.route: Route = Generate()
         self.session: aiohttp.ClientSession | None = None
 
@@ -149,9 +156,9 @@ class Server:
         """See which way of drawing this server has. Raises `PolicyError`: it does not answer, or not as vLLM would."""
         status, text = await self._small("POST", Generate.path, {})
         if status == 400:  # it would take a request, which `{}` is not
-            self.route = Generate()
+            self.route = Generate(self.on_tpus)
         elif status in (403, 404):
-            self.route = Completions()
+            self.route = Completions(self.on_tpus)
         else:
             raise PolicyError(f"{self.url}{Generate.path} answers {status}: {text[:500]}")
 

@@ -97,6 +97,7 @@ class PluginSync:
     async def check(self, server: Server, max_length: int) -> None:
         """See `WeightSync.check`."""
         found, model, url = await self._state(server), self._publisher.model, server.url
+        server.on_tpus = found["on_tpus"]
         if found["vocab_size"] != model.vocab_size:
             raise PolicyError(f"{url} serves a vocab_size of {found['vocab_size']}, the policy's is {model.vocab_size}")
         if found["vocabulary"] not in (None, self._vocabulary):

@@ -387,20 +387,26 @@ def greedy(server: Server, prompt: list[int]) -> list[tuple[int, float]]:
     return list(zip(choice["token_ids"], logprobs, strict=True))
 
 
-async def test_a_server_whose_workers_load_nothing_does_not_start() -> None:
-    script = """
+async def test_a_server_on_tpus_that_lacks_our_worker_does_not_start(worlds) -> None:
+    script = f"""
 import asyncio
+from types import SimpleNamespace
 import vllm.platforms
+from transformers import AutoConfig
 from vllm.platforms.interface import PlatformEnum
 class TPU(type(vllm.platforms.current_platform)):
     _enum = PlatformEnum.TPU
 vllm.platforms.current_platform = TPU()
 from astra_vllm.endpoint import PolicyEndpoint
-asyncio.run(PolicyEndpoint().init_state(None, None, None))
+engine = SimpleNamespace(
+    model_config=SimpleNamespace(hf_config=AutoConfig.from_pretrained({str(worlds["untied"].folder / "serve")!r})),
+    vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls="")),
+)
+asyncio.run(PolicyEndpoint().init_state(engine, None, None))
 """
     command = [str(VLLM.with_name("python")), "-c", script]
     ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-    assert ended.returncode and "workers on TPUs (tpu-inference 0.32) accept a weight update" in ended.stderr
+    assert ended.returncode and "--worker-extension-cls astra_vllm.tpu.PolicyWorker (it has none)" in ended.stderr
 
 
 async def test_published_weights_are_hugging_faces(worlds, tmp_path) -> None:

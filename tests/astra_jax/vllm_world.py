@@ -43,14 +43,14 @@ def require_vllm() -> None:
         pytest.skip("needs vLLM: launch/vllm_cpu.sh .venv-vllm", allow_module_level=True)
 
 
-def model(tie: bool) -> Qwen3Config:
+def model(tie: bool, head_dim: int = 32) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=640,
         d_model=128,
         n_layers=3,
         n_heads=4,
         n_kv_heads=2,
-        head_dim=32,  # the least that vLLM's attention on CPUs takes
+        head_dim=head_dim,  # 32 is the least that vLLM's attention on CPUs takes
         d_ff=256,
         tie_embeddings=tie,
         max_positions=4096,
@@ -76,8 +76,8 @@ class World:
     tokenizer: ChatTokenizer
 
     @classmethod
-    def make(cls, folder: Path, *, tie: bool) -> World:
-        config = model(tie)
+    def make(cls, folder: Path, *, tie: bool, head_dim: int = 32) -> World:
+        config = model(tie, head_dim)
         text = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
         tokenizer = ChatTokenizer.train([text], 600, folder / "serve")
         save_hf(weights(config, 0), config, folder / "serve")

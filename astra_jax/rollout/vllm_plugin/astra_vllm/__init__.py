@@ -7,5 +7,6 @@
     GET  /v1/policy/version
 
 Needs tensorstore, neither jax nor orbax. `checkpoint.py` reads, `endpoint.py` (in the API process) checks the whole
-checkpoint and puts it into shared memory, `engine.py` (in each worker) takes its part from there.
+checkpoint and puts it into shared memory (`memory.py`), `handover.py` has the workers take it from there: with
+`engine.py` on CPUs and GPUs, with `tpu.py` on TPUs, where `digest.py` tells whether they did.
 """

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import mmap
-import os
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from vllm import platforms
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
 from astra_vllm.checkpoint import CheckpointError, PolicyCheckpoint
+from astra_vllm.handover import Handover, WeightTransfer, WorkerExtension
+from astra_vllm.memory import Place, SharedMemory
 from astra_vllm.model import Shapes, expected_tensors, vocabulary_digest
 
 
@@ -36,7 +36,8 @@ class PolicyEndpoint:
         self._engine: Any = None
         self._lock = asyncio.Lock()
         self._half_loaded = False
-        self._memory: _SharedMemory | None = None  # kept: new memory costs as much time as reading into it
+        self._memory: SharedMemory | None = None  # kept: new memory costs as much time as reading into it
+        self._handover: Handover
         self._description: dict[str, Any] = {}
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
@@ -45,12 +46,12 @@ class PolicyEndpoint:
         Raises:
             RuntimeError: the server's workers cannot take weights over; it does not start.
         """
-        if platforms.current_platform.is_tpu():
-            raise RuntimeError(
-                "astra_sync: vLLM's workers on TPUs (tpu-inference 0.32) accept a weight update and load nothing, so "
-                "that old weights would go on under a new version's name; serve on GPUs or CPUs"
-            )
         self._engine = engine_client
+        on_tpus = platforms.current_platform.is_tpu()
+        if on_tpus:
+            self._handover = await WorkerExtension.of(engine_client, self._expected[0])
+        else:
+            self._handover = WeightTransfer(engine_client)
         config = engine_client.model_config
         vocabulary = None
         if not config.skip_tokenizer_init:
@@ -63,6 +64,7 @@ class PolicyEndpoint:
             "max_model_len": config.max_model_len,
             "vocabulary": vocabulary,
             "logprobs_mode": str(config.logprobs_mode),
+            "on_tpus": on_tpus,
         }
 
     def attach_router(self, app: FastAPI) -> None:
@@ -91,13 +93,15 @@ class PolicyEndpoint:
                 checkpoint.compare(*await asyncio.to_thread(lambda: self._expected))
                 clock.lap("check")
                 if self._memory is None or self._memory.size != checkpoint.bytes:
-                    self._memory = _SharedMemory(checkpoint.bytes)
+                    self._memory = SharedMemory(checkpoint.bytes)
                 await asyncio.to_thread(checkpoint.read, self._memory.view)
+                places = [(span.name, span.shape, span.dtype, span.start) for span in checkpoint.spans]
+                await asyncio.to_thread(self._handover.prepare, self._memory, places)
                 clock.lap("read")
             except CheckpointError as error:
                 return _refused(400, str(error))
             try:
-                await self._load(self._memory, checkpoint, version, clock)
+                await self._load(self._memory, places, version, clock)
             except Exception as error:
                 text = f"{item} could not be loaded ({error!r}); generation stays paused until a sync succeeds"
                 return _refused(500, text)
@@ -108,15 +112,11 @@ class PolicyEndpoint:
         """Does not change while the server runs; for a large model it takes seconds."""
         return expected_tensors(self._engine.model_config.hf_config)
 
-    async def _load(self, memory: _SharedMemory, checkpoint: PolicyCheckpoint, version: str, clock: _Clock) -> None:
-        spans = [[span.name, span.shape, span.dtype, span.start] for span in checkpoint.spans]
+    async def _load(self, memory: SharedMemory, places: Sequence[Place], version: str, clock: _Clock) -> None:
         await self._engine.pause_generation(mode="keep", clear_cache=True)
         clock.lap("pause")
         self._half_loaded = True
-        await self._engine.start_weight_update()
-        update = WeightTransferUpdateRequest(update_info={"file": memory.path, "spans": spans})
-        await self._engine.update_weights(update)
-        await self._engine.finish_weight_update(version)
+        await self._handover.load(memory, places, version)
         self._half_loaded = False
         clock.lap("load")
         await self._engine.resume_generation()
@@ -133,20 +133,6 @@ class _Clock:
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.seconds[name], self._last = now - self._last, now
-
-
-class _SharedMemory:
-    """Memory that other processes of this user can open by path while it is held; unlike /dev/shm it is not small."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._descriptor = os.memfd_create("policy", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, size)
-        self.view = memoryview(mmap.mmap(self._descriptor, size))
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)  # the mapping goes with the last array on it
 
 
 def _refused(status: int, text: str) -> JSONResponse:

@@ -6,9 +6,6 @@ engines (`vllm.distributed.weight_transfer`).
 
 from __future__ import annotations
 
-import math
-import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +14,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from astra_vllm.memory import mapped, tensors
 
 BACKEND = "astra"
 
@@ -32,11 +31,11 @@ class Update(WeightTransferUpdateInfo):
 
     Attributes:
         file: on this host.
-        spans: (HF name, shape, dtype, first byte) of each.
+        places: `memory.Place` of each.
     """
 
     file: str = ""
-    spans: list[Any] = field(default_factory=list)
+    places: list[Any] = field(default_factory=list)
 
 
 class PolicyEngine(WeightTransferEngine[Init, Update]):
@@ -60,7 +59,7 @@ class PolicyEngine(WeightTransferEngine[Init, Update]):
 
     def receive_weights(self, update_info: Update) -> None:
         """Load all tensors."""
-        self.model.load_weights(tensors(update_info))
+        self.model.load_weights(tensors(mapped(update_info.file), update_info.places))
 
     def finish_weight_update(self) -> None:
         """Put the layers in service."""
@@ -69,16 +68,6 @@ class PolicyEngine(WeightTransferEngine[Init, Update]):
 
     def shutdown(self) -> None:
         """Nothing to free."""
-
-
-def tensors(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of an update, mapped, not copied."""
-    with open(update.file, "r+b") as file:
-        # Shared, so that its pages are mapped at once; torch wants it writable, and nothing writes.
-        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    for name, shape, dtype, start in update.spans:
-        flat = torch.frombuffer(memory, dtype=getattr(torch, dtype), count=math.prod(shape), offset=start)
-        yield name, flat.view(shape)
 
 
 def pack_heads_again(model: torch.nn.Module) -> None:
