@@ -32,6 +32,10 @@ PROBE_TOLERANCE = 0.5
 (443 million parameters) to 0.14 (a tiny model with wide weights), half the rotary base 1.1, other weights several."""
 
 
+_DESCRIBED = {"version", "vocab_size", "vocabulary", "max_model_len", "logprobs_mode", "on_tpus"}
+"""What the plugin says of its server."""
+
+
 class WeightSync(Protocol):
     """One way."""
 
@@ -97,6 +101,11 @@ class PluginSync:
     async def check(self, server: Server, max_length: int) -> None:
         """See `WeightSync.check`."""
         found, model, url = await self._state(server), self._publisher.model, server.url
+        if missing := sorted(_DESCRIBED - found.keys()):
+            raise PolicyError(
+                f"{url} does not say its {missing[0]}: its plugin is older than this trainer; install vllm_plugin of "
+                "this version there, and start it again"
+            )
         server.on_tpus = found["on_tpus"]
         if found["vocab_size"] != model.vocab_size:
             raise PolicyError(f"{url} serves a vocab_size of {found['vocab_size']}, the policy's is {model.vocab_size}")

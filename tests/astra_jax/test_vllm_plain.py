@@ -143,17 +143,17 @@ async def test_published_folders_are_whole_and_few(world, tmp_path) -> None:
 
 
 async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path) -> None:
-    """Servers that sync, and answer no request."""
+    """Servers that sync, and answer no request; with a plugin that is too old at first."""
     sent = []
+    described = {
+        "version": "1",
+        "vocab_size": world.model.vocab_size,
+        "vocabulary": None,
+        "max_model_len": 4096,
+        "logprobs_mode": "processed_logprobs",
+    }
 
     async def version(_: web.Request) -> web.Response:
-        described = {
-            "version": "1",
-            "vocab_size": world.model.vocab_size,
-            "vocabulary": None,
-            "max_model_len": 4096,
-            "logprobs_mode": "processed_logprobs",
-        }
         return web.json_response(described)
 
     async def sync(_: web.Request) -> web.Response:
@@ -176,6 +176,10 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
     ports = [address[1] for address in runner.addresses]
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     try:
+        with pytest.raises(PolicyError, match="does not say its on_tpus: its plugin is older than this trainer"):
+            async with world.policy(urls=urls):
+                pass
+        described["on_tpus"] = False
         async with world.policy(urls=urls, attempts=3, check_seconds=0.1) as policy:
             await policy.update(weights(world.model, 1), 1)
             with pytest.raises(PolicyError, match="was sent 3 times.*the engine died of it") as error:
