@@ -94,7 +94,9 @@ class FrameReader:
 
 def digest(result: str) -> str:
     """What tells one result from another, whatever the order of its keys. `result` is JSON."""
-    import hashlib  # not above: it brings OpenSSL, of which each call would be a copy
+    # Not above: it brings OpenSSL, of which each call would be a copy. Nor in a slot once it is needed: the calls after
+    # that would find other memory than those before.
+    import hashlib
 
     canonical = json.dumps(json.loads(result), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -206,8 +206,6 @@ class Slot:
         arguments: tuple[Any, ...] = (payload,)
         if operation == _CALL:
             body, arguments = call.call_function, (self._code, payload, self._limits.result_bytes, self._output)
-            if more_cpu_seconds:  # it repeats other calls first
-                modules.load("hashlib")
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:

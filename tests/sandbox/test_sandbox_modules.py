@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from sandbox import SandboxConfig, SandboxPool
+from sandbox import Episode, PastCall, SandboxConfig, SandboxPool
 from sandbox.modules import ALWAYS, ON_DEMAND, PRELOADED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,6 +83,17 @@ async def test_what_only_a_call_knows_of_is_read_by_the_call(pool: SandboxPool, 
 async def test_functions_find_what_they_import_themselves(pool: SandboxPool) -> None:
     result = await pool.call(LOOK + PARSE_A_DATE, "parse", {"text": "2026-01-02"})
     assert result.value == ["2026-01-02 00:00:00", []]
+
+
+async def test_what_one_call_needs_changes_nothing_for_another(pool: SandboxPool) -> None:
+    """A call that repeats others needs more of the standard library; those after it find what those before it found."""
+    before = (await pool.call(LOOK, "found", {})).value
+    episode = Episode(pool, LOOK)
+    for _ in range(3):
+        assert (await episode.call("found", {})).ok
+    past = PastCall("found", {}, episode.history[0].digest, 0.5)
+    assert (await pool.call(LOOK, "found", {}, history=[past])).ok
+    assert (await pool.call(LOOK, "found", {})).value == before
 
 
 async def test_where_no_file_can_be_read_all_of_it_is_there() -> None:
