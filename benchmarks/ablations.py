@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
             if not result.exists():
                 scores = asyncio.run(arm_of(run, seed, arm))
                 rows.append("ablations", {"profile": _PROFILE.value, "seed": seed, "arm": arm, **scores})
+                result.parent.mkdir(exist_ok=True)
                 result.write_text(json.dumps(scores))
     print(table({arm: [json.loads(result_of(run, arm).read_text()) for run in runs.values()] for arm in ARMS}))
     if _FIGURE.value:
@@ -70,9 +71,7 @@ def folder_of(run: Path, arm: str) -> Path:
 
 def result_of(run: Path, arm: str) -> Path:
     """Where its scores are, once it is finished."""
-    parent = run.with_name(f"{run.name}-ablations")
-    parent.mkdir(exist_ok=True)
-    return parent / f"{arm.replace(' ', '_')}.json"
+    return run.with_name(f"{run.name}-ablations") / f"{arm.replace(' ', '_')}.json"
 
 
 def table(scores: dict[str, list[dict[str, Any]]]) -> str:

@@ -31,12 +31,12 @@ from vllm_world import (
     ROOT,
     Server,
     World,
+    assert_labelled,
     assert_same,
     generated_tokens,
     model,
     post,
     serving,
-    trainer_logprobs,
     weights,
 )
 
@@ -309,13 +309,7 @@ async def test_a_sync_falls_into_requests_and_their_tokens_are_labelled(worlds, 
         choice = answer["choices"][0]
         spans = choice["weight_versions"]
         assert status == 200 and [span["version"] for span in spans] == ["1", "2"] and spans[1]["end"] == 400
-        logprobs = np.asarray([one["logprob"] for one in choice["logprobs"]["content"]])
-        tokens = [*PROMPTS[0], *choice["token_ids"]]
-        by_version = [trainer_logprobs(params, world, tokens)[len(PROMPTS[0]) - 1 :] for params in (old, new)]
-        for i, span in enumerate(spans):
-            part = slice(span["start"], span["end"])
-            np.testing.assert_allclose(logprobs[part], by_version[i][part], atol=1e-3)
-            assert np.median(np.abs(logprobs[part] - by_version[1 - i][part])) > 1
+        assert_labelled(choice, world, (old, new))
 
 
 @real

@@ -203,6 +203,19 @@ def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndar
     return np.asarray(logps[0])
 
 
+def assert_labelled(choice: dict, world: World, by_version: Sequence[Params]) -> None:
+    """Each span of a completion of `PROMPTS[0]` has the logprobs of the weights that it names; one span for each."""
+    logprobs = np.asarray([one["logprob"] for one in choice["logprobs"]["content"]])
+    tokens = [*PROMPTS[0], *choice["token_ids"]]
+    wanted = [trainer_logprobs(params, world, tokens)[len(PROMPTS[0]) - 1 :] for params in by_version]
+    for i, span in enumerate(choice["weight_versions"]):
+        part = slice(span["start"], span["end"])
+        # A request this long has up to 1e-4 of float32 noise without any sync; one label that is off by a token, or one
+        # cache of the other weights, is off by more than 1.
+        np.testing.assert_allclose(logprobs[part], wanted[i][part], atol=1e-3)
+        assert np.median(np.abs(logprobs[part] - wanted[1 - i][part])) > 1
+
+
 async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list[Completion]:
     """Completions of callers who ask again and again until an update is over; each caller's last began after it.
 
