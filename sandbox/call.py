@@ -181,6 +181,42 @@ def rehearse() -> None:
     del sys.modules["tool"]
 
 
+def wait_for_module(source: int, channel: int, locks: Locks) -> NoReturn:
+    """Lock this freshly forked process, make memory ready, compile the module that comes on `source`, report, end.
+
+    Args:
+        source: read end of a pipe.
+        channel: as in `run_locked`.
+        locks: as in `run_locked`.
+    """
+    try:
+        os.dup2(source, 0)  # all but 0 to 2 and the channel is closed
+        run_locked(channel, locks, 0, _compile_sent, ())
+    finally:
+        _exit(1)  # as there
+
+
+def _compile_sent() -> bytes:
+    kept = _memory_at_hand()
+    parts = []
+    while part := os.read(0, 1 << 16):
+        parts.append(part)
+    code = compile_module(b"".join(parts))
+    del kept  # only now: given back, it would have to be asked for again
+    return code
+
+
+def _memory_at_hand() -> list[bytes]:
+    """Take what compiling 25 kB of source takes, three megabytes, from the kernel: a third of that work.
+
+    Returns:
+        What keeps it here. The rest is free again, for Python's own allocator (the small ones) and for the C library's.
+    """
+    small = [bytes(400) for _ in range(1_500)]
+    large = [bytes(8_000) for _ in range(300)]
+    return [*small[::700], large[-1]]
+
+
 def compile_module(source: bytes | memoryview) -> bytes:
     """Compile untrusted source; the compiler can burn CPU and memory, so it too runs only in a locked process.
 

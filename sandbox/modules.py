@@ -14,7 +14,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 ALWAYS = _words(
     """
-    abc array bisect codecs collections.abc contextlib copy datetime encodings.ascii encodings.latin_1 encodings.utf_16
+    abc bisect codecs collections.abc contextlib copy datetime encodings.ascii encodings.latin_1 encodings.utf_16
     encodings.utf_8_sig enum functools io itertools json keyword math operator os.path random re string struct time
     types uuid warnings weakref
     """
@@ -24,9 +24,9 @@ or what the sandbox itself needs: a call is a copy of its slot, and most of its 
 
 ON_DEMAND = _words(
     """
-    ast base64 binascii calendar cmath colorsys csv dataclasses decimal difflib encodings.idna fnmatch fractions
+    array ast base64 binascii calendar cmath colorsys csv dataclasses decimal difflib encodings.idna fnmatch fractions
     graphlib hashlib heapq hmac html html.parser inspect locale logging numbers pathlib pprint queue secrets shlex
-    statistics textwrap threading traceback typing unicodedata urllib.parse xml.etree.ElementTree zlib zoneinfo
+    socket statistics textwrap threading traceback typing unicodedata urllib.parse xml.etree.ElementTree zlib zoneinfo
     _strptime
     """
 )
@@ -49,7 +49,7 @@ NETWORK = frozenset(
 )
 """Modules whose purpose is the network, or waiting for it."""
 
-_NOT_FOR_TOOLS = frozenset(_words("inspect locale logging os.path pathlib queue threading"))
+_NOT_FOR_TOOLS = frozenset(_words("inspect locale logging os.path pathlib queue socket threading"))
 _FURTHER = frozenset(_words("__future__ collections sys urllib"))
 
 ALLOWED = (frozenset(PRELOADED) | _FURTHER) - _NOT_FOR_TOOLS

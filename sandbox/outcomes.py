@@ -146,32 +146,35 @@ def _crash(number: int) -> str:
 
 
 def _decode_report(reply: Reply) -> CallResult:
-    malformed = CallResult(
-        Outcome.PROTOCOL_ERROR,
-        error="RuntimeError: the tool wrote on the result channel",
-        cpu_seconds=reply.cpu_seconds,
-        wall_seconds=reply.wall_seconds,
-        ended_by="channel",
-    )
     try:
-        body = json.loads(reply.payload, parse_constant=_refuse_constant, parse_float=_finite_float)
+        body = _DECODER.decode(str(reply.payload, "utf-8"))
         if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
             json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return malformed
+        return _malformed(reply)
     returned = reply.detail == Report.RETURNED
     expected = {"value", "stdout"} if returned else {"error", "stdout"}
     if not isinstance(body, dict) or set(body) != expected or not isinstance(body["stdout"], str):
-        return malformed
+        return _malformed(reply)
     if returned:
         return CallResult(
             Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"
         )
     if not isinstance(body["error"], str):
-        return malformed
+        return _malformed(reply)
     kind, ended_by = _REPORTED[Report(reply.detail)]
     return CallResult(
         kind, None, body["stdout"], body["error"], reply.cpu_seconds, reply.wall_seconds, ended_by=ended_by
+    )
+
+
+def _malformed(reply: Reply) -> CallResult:
+    return CallResult(
+        Outcome.PROTOCOL_ERROR,
+        error="RuntimeError: the tool wrote on the result channel",
+        cpu_seconds=reply.cpu_seconds,
+        wall_seconds=reply.wall_seconds,
+        ended_by="channel",
     )
 
 
@@ -184,3 +187,6 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is beyond the range of a float")
     return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float)

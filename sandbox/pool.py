@@ -3,7 +3,7 @@
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.call(code, "capital_of_country", {"country": "France"})
 
-Each distinct module has a slot of its own, kept by the digest of its source and evicted when it is the least recently
+Each distinct module has a slot of its own, kept by its source and evicted when it is the least recently
 used idle one. Each call runs in a fresh process of that slot: nothing a call does can be seen by the next.
 """
 
@@ -118,7 +118,7 @@ class PoolStats:
 
 @dataclass
 class _Entry:
-    code: str
+    digest: str  # of its source
     opening: asyncio.Task[Slot]
     users: int = 0
 
@@ -142,7 +142,8 @@ class SandboxPool:
         self._zygote: Zygote | None = None
         self._zygote_lock = asyncio.Lock()
         self._permits = asyncio.Semaphore(self.config.calls_at_once)
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by source: its hash is kept, unlike its digest
+        self._sources: dict[str, str] = {}  # of entries, by digest
         self._spares: deque[asyncio.Task[Slot]] = deque()
         self._numbers = itertools.count()  # of slots
 
@@ -187,7 +188,7 @@ class SandboxPool:
     async def close(self) -> None:
         """End every process of the pool. Calls in flight end with `env_died`; later ones raise `SandboxError`."""
         self._plan = None
-        entries, self._entries = list(self._entries.values()), OrderedDict()
+        entries, self._entries, self._sources = list(self._entries.values()), OrderedDict(), {}
         spares, self._spares = self._spares, deque()
         for opening in [*(entry.opening for entry in entries), *spares]:
             _close(opening)
@@ -227,24 +228,27 @@ class SandboxPool:
         if self._plan is None:
             raise SandboxError("the pool is not open: use `async with SandboxPool(...) as pool`")
         self.stats.calls += 1
-        request = self._encode(code, encode_request(function, arguments, seed=seed, now=now, history=history))
-        more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds)
+        if code not in self._entries and (refused := self._refuse_source(code)):
+            return refused
+        request = encode_request(function, arguments, seed=seed, now=now, history=history)
         if isinstance(request, CallResult):
             return request
-        digest = source_digest(code)
+        if len(request) > (most := self.config.limits.argument_bytes):
+            message = f"the arguments are {len(request)} bytes of JSON; at most {most} are allowed"
+            return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
+        more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds) if history else 0
         async with self._permits:
-            result = await self._attempt(digest, code, request, more)
+            result = await self._attempt(code, request, more)
             if result.is_infrastructure:
                 self.stats.retried += 1
-                result = await self._attempt(digest, code, request, more)
+                result = await self._attempt(code, request, more)
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
 
     def source(self, digest: str) -> str | None:
         """The source of an environment that is open, by its `source_digest`; None when there is none such."""
-        entry = self._entries.get(digest)
-        return None if entry is None else entry.code
+        return self._sources.get(digest)
 
     def _make_cgroup(self) -> str:
         if "cgroup" in self.config.leave_out:
@@ -261,28 +265,24 @@ class SandboxPool:
             return f"off: {error.strerror}"
         return self._cgroup.description
 
-    def _encode(self, code: str, request: bytes | CallResult) -> bytes | CallResult:
-        limits = self.config.limits
+    def _refuse_source(self, code: str) -> CallResult | None:
         try:
             size = len(code.encode())
         except UnicodeEncodeError as error:
             return CallResult(Outcome.TOOL_ERROR, error=f"SyntaxError: source is not UTF-8: {error}", ended_by="source")
-        if size > limits.source_bytes:
-            message = f"the module is {size} bytes; at most {limits.source_bytes} are allowed"
+        if size > (most := self.config.limits.source_bytes):
+            message = f"the module is {size} bytes; at most {most} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="source")
-        if isinstance(request, CallResult):
-            return request
-        if len(request) > limits.argument_bytes:
-            message = f"the arguments are {len(request)} bytes of JSON; at most {limits.argument_bytes} are allowed"
-            return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
-        return request
+        return None
 
-    async def _attempt(self, digest: str, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
-        entry = self._entry(digest, code)
+    async def _attempt(self, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
+        entry = self._entry(code)
         entry.users += 1
         try:
             # Shielded: others may be waiting for the same slot when this caller is cancelled.
             slot = await asyncio.shield(entry.opening)
+            if len(self._spares) < self.config.spare_slots:  # once this call is on its way
+                asyncio.get_running_loop().call_soon(self._open_spares)
             return await slot.call(request, more_cpu_seconds)
         except SlotError as error:
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
@@ -293,25 +293,32 @@ class SandboxPool:
         finally:
             entry.users -= 1
 
-    def _entry(self, digest: str, code: str) -> _Entry:
-        entry = self._entries.get(digest)
+    def _entry(self, code: str) -> _Entry:
+        entry = self._entries.get(code)
         if entry is not None and _is_usable(entry):
-            self._entries.move_to_end(digest)
+            self._entries.move_to_end(code)
             return entry
-        self._entries.pop(digest, None)
+        if entry is not None:
+            self._forget(code)
         self._make_room()
-        entry = _Entry(code, asyncio.get_running_loop().create_task(self._open(code)))
+        entry = _Entry(source_digest(code), asyncio.get_running_loop().create_task(self._open(code)))
         entry.opening.add_done_callback(_note_exception)
-        self._entries[digest] = entry
+        self._entries[code] = entry
+        self._sources[entry.digest] = code
+        return entry
+
+    def _forget(self, code: str) -> _Entry:
+        entry = self._entries.pop(code)
+        del self._sources[entry.digest]
         return entry
 
     def _make_room(self) -> None:
         """Evict the least recently used idle slots. Calls in flight never outnumber slots, so one is always idle."""
-        for digest in list(self._entries):
+        for code in list(self._entries):
             if len(self._entries) < self.config.max_slots:
                 return
-            if self._entries[digest].users == 0:
-                _close(self._entries.pop(digest).opening)
+            if self._entries[code].users == 0:
+                _close(self._forget(code).opening)
                 self.stats.evicted += 1
 
     async def _open(self, code: str) -> Slot:
@@ -320,7 +327,6 @@ class SandboxPool:
         except SlotError:  # the zygote may just have died, unnoticed; a living one is started if so
             slot = await self._open_loaded(code)
         self.stats.opened += 1
-        self._open_spares()  # only now, so as not to be in this one's way
         return slot
 
     async def _open_loaded(self, code: str) -> Slot:
@@ -341,7 +347,7 @@ class SandboxPool:
         return None
 
     def _open_spares(self) -> None:
-        while len(self._spares) < self.config.spare_slots:
+        while self._plan is not None and len(self._spares) < self.config.spare_slots:
             opening = asyncio.get_running_loop().create_task(self._open_empty())
             opening.add_done_callback(_note_exception)
             self._spares.append(opening)

@@ -10,13 +10,14 @@ slot changes while a call runs is copied, so what it does for each call is writt
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import json
 import math
 import operator
 import os
 import select
 import signal
-import socket
 
 from sandbox import call, libc, lockdown, modules
 from sandbox.protocol import (
@@ -35,7 +36,7 @@ from sandbox.seccomp import call_filter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from sandbox.limits import Limits, Plan
 
@@ -56,7 +57,7 @@ _LAST_REPORT = int(max(Report))
 class _Inbox:
     """Takes the host's frames one at a time: what is for the next call stays in the socket until this one is forked."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._wanted = self._length = bytearray(LENGTH.size)
         self._filled = 0
@@ -65,7 +66,7 @@ class _Inbox:
         """Each frame that has come, to be used before the next is asked for. Raises `EOFError` at the host's end."""
         while True:
             try:
-                count = self._control.recv_into(memoryview(self._wanted)[self._filled :], 0, socket.MSG_DONTWAIT)
+                count = self._control.recv_into(memoryview(self._wanted)[self._filled :], 0, _socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             if not count:
@@ -124,7 +125,7 @@ class Slot:
 
     def __init__(
         self,
-        control: socket.socket,
+        control: _socket.socket,
         lifeline: int,
         plan: Plan,
         limits: Limits,
@@ -144,6 +145,7 @@ class Slot:
         )
         self._output = call.Output(limits.stdout_bytes)
         self._code = b""
+        self._compiler: tuple[int, int, int] | None = None  # as from `_fork_compiler`, while it waits
         self._jobs: dict[int, _Job] = {}  # by process id
         self._pipes: dict[int, _Job] = {}
         self._inbox = _Inbox(control)
@@ -159,6 +161,7 @@ class Slot:
     def serve(self, layers: dict[str, str]) -> NoReturn:
         """Greet the host with the layers' states, then serve until its end of the socket is closed."""
         self._reply(HELLO_ID, Verdict.REPORTED, 0, payload=json.dumps(layers).encode())
+        self._compiler = self._fork_compiler()
         for descriptor in (self._control.fileno(), self._wake, self._lifeline):
             self._poll.register(descriptor, select.POLLIN)
         while True:
@@ -189,10 +192,12 @@ class Slot:
         try:
             for message in self._inbox.frames():
                 number, operation, more_cpu_seconds = REQUEST.unpack_from(message)
-                if operation == _CANCEL:
+                if operation == _CALL:
+                    self._start(number, more_cpu_seconds, message[REQUEST.size :])
+                elif operation == _CANCEL:
                     self._cancel(number)
                 else:
-                    self._start(number, operation, more_cpu_seconds, message[REQUEST.size :])
+                    self._load(number, message[REQUEST.size :])
         except (EOFError, ConnectionResetError):
             self._end()
 
@@ -201,22 +206,57 @@ class Slot:
             os.kill(pid, signal.SIGKILL)
         os._exit(0)
 
-    def _start(self, number: int, operation: int, more_cpu_seconds: int, payload: memoryview) -> None:
-        body: Callable[..., bytes] = call.compile_module
-        arguments: tuple[Any, ...] = (payload,)
-        if operation == _CALL:
-            body, arguments = call.call_function, (self._code, payload, self._limits.result_bytes, self._output)
+    def _fork_compiler(self) -> tuple[int, int, int]:
+        """Have a locked process wait for the module, so that opening an environment is little more than compiling.
+
+        Returns:
+            Its process id, negative if there is none; the read end of its results' pipe; the write end of its source's.
+        """
+        source, source_writer = os.pipe()
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:
-            call.run_locked(writer, self._locks, more_cpu_seconds, body, arguments)
+            call.wait_for_module(source, writer, self._locks)
+        os.close(source)
+        os.close(writer)
+        os.set_blocking(reader, False)
+        return pid, reader, source_writer
+
+    def _take_compiler(self) -> tuple[int, int, int]:
+        waiting, self._compiler = self._compiler, None
+        if waiting is not None:
+            pid, *pipes = waiting
+            if pid > 0 and not os.waitpid(pid, os.WNOHANG)[0]:
+                return waiting
+            for pipe in pipes:  # it was killed while it waited
+                os.close(pipe)
+        return self._fork_compiler()
+
+    def _load(self, number: int, source: memoryview) -> None:
+        pid, reader, writer = self._take_compiler()
+        if pid > 0:
+            self._jobs[pid] = _Job(number, _LOAD, pid, reader, self._clock(), 0, self._limits)
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and will be judged by how
+                while source:
+                    source = source[os.write(writer, source) :]
+        else:
+            os.close(reader)
+            self._reply(number, Verdict.NOT_FORKED, 0)
+        os.close(writer)
+
+    def _start(self, number: int, more_cpu_seconds: int, payload: memoryview) -> None:
+        arguments = (self._code, payload, self._limits.result_bytes, self._output)
+        reader, writer = os.pipe()
+        pid = libc.fork()
+        if pid == 0:
+            call.run_locked(writer, self._locks, more_cpu_seconds, call.call_function, arguments)
         os.close(writer)
         if pid < 0:
             os.close(reader)
             self._reply(number, Verdict.NOT_FORKED, 0)
             return
         os.set_blocking(reader, False)
-        self._jobs[pid] = _Job(number, operation, pid, reader, self._clock(), more_cpu_seconds, self._limits)
+        self._jobs[pid] = _Job(number, _CALL, pid, reader, self._clock(), more_cpu_seconds, self._limits)
 
     def _cancel(self, number: int) -> None:
         for job in self._jobs.values():

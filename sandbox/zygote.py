@@ -10,13 +10,14 @@ below it, when the host closes the control socket or dies. Control messages, JSO
 
 from __future__ import annotations
 
+import _socket  # `socket` is half a megabyte more in each call's copy
 import contextlib
 import gc
 import json
 import os
 import select
 import signal
-import socket
+import struct
 import sys
 import time
 import types
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
 _OWN_MODULES: dict[str, types.ModuleType] = {}
 _CONTROL = 3
 _REAP_MILLISECONDS = 1000
+_DESCRIPTOR = struct.Struct("i")
+_MOST_DESCRIPTORS = 64  # in one message
 
 
 class Zygote:
     """Forks slots and keeps their process ids, so that each can be killed and reaped without a race."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._clock = time.monotonic  # kept before `determinism.install` replaces it
         self._slots: dict[int, int] = {}  # process id by token
@@ -63,12 +66,17 @@ class Zygote:
                 if descriptor in self._births:
                     self._born(descriptor)
                 elif descriptor == _CONTROL:
-                    data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
+                    data, descriptors = self._receive()
                     if not data:
                         self._end()
                     for message in frames.feed(data):
                         self._obey(json.loads(message), descriptors)
             self._reap()
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        data, messages, _, _ = self._control.recvmsg(1 << 16, _socket.CMSG_LEN(_MOST_DESCRIPTORS * _DESCRIPTOR.size))
+        rights = [sent for level, kind, sent in messages if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)]
+        return data, [descriptor for sent in rights for (descriptor,) in _DESCRIPTOR.iter_unpack(sent)]
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "open" in message:
@@ -129,7 +137,7 @@ class Zygote:
         os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
         lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
         os.dup2(1, 2)  # the host's standard error stays the zygote's own
-        control = socket.socket(fileno=_CONTROL)
+        control = _socket.socket(fileno=_CONTROL)
         try:
             plan, limits, uid = _sent(message["plan"]), _sent(message["limits"]), message["uid"]
             if plan.namespaces:
@@ -186,7 +194,7 @@ def main() -> NoReturn:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    zygote = Zygote(socket.socket(fileno=_CONTROL))
+    zygote = Zygote(_socket.socket(fileno=_CONTROL))
     lockdown.adopt_orphans()
     _preload()
     determinism.install()
@@ -197,6 +205,7 @@ def main() -> NoReturn:
     gc.freeze()
     gc.disable()
     gc.set_threshold(20_000)  # else building a table of a few hundred rows is interrupted by several collections
+    lockdown.keep_programs_mapped()
     zygote.serve()
 
 

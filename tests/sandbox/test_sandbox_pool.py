@@ -273,6 +273,20 @@ async def test_killed_slots_and_zygotes_lose_no_call() -> None:
         assert pool.stats.zygotes >= 2
 
 
+async def test_a_module_opens_although_the_process_that_waited_for_it_was_killed() -> None:
+    async with SandboxPool(SandboxConfig(spare_slots=1)) as pool:
+        async with asyncio.timeout(20):
+            while len(below := descendants(os.getpid(), pool)) != 3:
+                await asyncio.sleep(0.01)
+        zygote, _, waiting = below  # in the order of their ids: the slot forks the last
+        assert zygote == pool._zygote.pid  # type: ignore[union-attr]
+        os.kill(waiting, signal.SIGKILL)
+        while waiting in descendants(os.getpid(), pool):
+            await asyncio.sleep(0.01)
+        assert (await pool.call(TOOL, "capital", {"country": "France"})).value == "Paris"
+        assert (pool.stats.opened, pool.stats.retried, pool.stats.evicted) == (1, 0, 0)
+
+
 def descendants(root: int, pool: SandboxPool) -> list[int]:
     """Process ids below `root` that are of this pool."""
     zygote = pool._zygote.pid if pool._zygote else 0
