@@ -78,7 +78,7 @@ async def train(
     mesh: Mesh | None = None,
     progress: bool = True,
 ) -> GRPOResult:
-    """Train from `params`, or from the latest checkpoint in `workdir`.
+    """Train from `params`, or from the latest checkpoint in `workdir` that can be read.
 
     Args:
         params: the starting policy; copied, so the caller's arrays stay valid.
@@ -95,7 +95,7 @@ async def train(
             whose vocabulary is too small or its context too short; a mesh that does not divide a micro-batch; several
             hosts without an engine. The message names it.
         WorkdirError: `workdir` has a checkpoint of another run.
-        CheckpointError: a checkpoint could not be written.
+        CheckpointError: a checkpoint could not be written, or none of those there can be read.
         StorageError: metrics or episodes could not be written to a bucket.
     """
     folder = location(workdir)
@@ -118,22 +118,28 @@ async def train(
         engine = Engine(params, model_config, EngineConfig(slots=slots, max_length=longest))
     rollouts = Rollouts(engine, pool, environments, tokenizer, config)
     start, identity = 0, _identity(config, model_config, environments)
-    if (latest := checkpointer.latest()) is not None:
-        check_same_run(checkpointer.read_extra(latest)["identity"], identity, folder)
-        params, opt_state, extra = checkpointer.restore(latest, (params, opt_state))
+
+    def check(extra: dict[str, Any]) -> None:
+        check_same_run(extra["identity"], identity, folder)
+
+    if (found := checkpointer.restore_latest((params, opt_state), check)) is not None:
+        start, params, opt_state, extra = found
         rollouts.load(extra["rollouts"])
-        start = latest
     writer = None
     if is_first():
         write_config(model_config, folder / "checkpoints")  # so that launch.convert can read them
         writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
 
+    saved = start
+
     def save() -> None:
+        nonlocal saved
         if writer is not None:
             writer.flush()
         extra = {"identity": identity, "rollouts": rollouts.state()}
         checkpointer.save(update, params=params, state=opt_state, extra=extra)
+        saved = update
 
     def weights() -> Params:
         # The embedded engine samples with the very arrays it is given, which the update donates.
@@ -159,7 +165,7 @@ async def train(
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
             if batch is None:
                 stopped = "exhausted"
-                if checkpointer.latest() != update:
+                if saved != update:
                     save()
                 break
             waited, start_of_update = time.perf_counter() - clock, time.perf_counter()
