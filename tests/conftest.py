@@ -7,8 +7,12 @@ import os
 import shutil
 import tempfile
 
+import hypothesis
 import pytest
 
+# Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no chip that two processes could want
