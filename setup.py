@@ -89,6 +89,7 @@ setup(
             "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",
+            "pytest-xdist>=3.8",
             "ray>=2.60",
             "ruff",
             "selenium",

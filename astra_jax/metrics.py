@@ -13,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
-
-from tensorboardX import SummaryWriter
+from typing import TYPE_CHECKING, Any, TextIO
 
 from astra_jax.files import copy_files, in_bucket, location, write_text
 from synthesis.datasets import Folder
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 FILE = "metrics.jsonl"
 
@@ -106,6 +107,9 @@ class MetricWriter:
 
     def _opened_board(self) -> SummaryWriter:
         if self._board is None:
+            # Half of a program's start, where torch is there, which it imports; not every program or host gets here.
+            from tensorboardX import SummaryWriter
+
             # purge_step makes TensorBoard hide what an earlier process wrote for the steps that come again.
             self._board = SummaryWriter(str(self._folder), purge_step=self._purge)
         return self._board

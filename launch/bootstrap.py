@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 COMMANDS = ("quickstart", "test")
 
+TWO_AT_ONCE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+"""Test files: what a file's tests share is made once. In their order, which ends with short ones."""
+
 
 def main(arguments: list[str]) -> int:
     if sys.version_info < OLDEST:
@@ -39,7 +42,7 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         return fail(f"{' '.join(map(str, error.cmd))} failed ({error.returncode}); see its output above")
     if command == "test":
-        program = [python, "-m", "pytest", *rest]
+        program = [python, "-m", "pytest", *TWO_AT_ONCE, *rest]
     else:
         named = any(argument.split("=")[0] in ("--workdir", "--help", "--helpfull") for argument in rest)
         program = [python, "-m", "launch.quickstart", *rest, *([] if named else ["--workdir=runs/quickstart"])]

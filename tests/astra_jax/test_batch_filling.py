@@ -64,7 +64,7 @@ def run_updates(seed, probability, size, max_age, oversample, concurrent, update
     return stream, buffer, batches, counts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     probability=st.sampled_from([0.1, 0.3, 0.8, 1.0]),
@@ -90,7 +90,7 @@ def test_every_stream_gives_full_fresh_batches(seed, probability, size, max_age,
         assert c.wasted_episodes == 2 * (c.sampled - c.valid)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), order_seed=st.integers(1, 10**6))
 def test_batches_do_not_depend_on_the_order_of_completion(seed, order_seed):
     arguments = (seed, 0.4, 4, 1, 1.5, 8, 3)

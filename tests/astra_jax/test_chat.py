@@ -109,7 +109,7 @@ messages_lists = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans())
 def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt):
     ours = text_of(render(messages, tools, add_generation_prompt=prompt))
@@ -162,7 +162,7 @@ def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():
     assert kept != dropped
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), keep=st.booleans())
 def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(messages, tools, prompt, keep):
     segments = render(messages, tools, add_generation_prompt=prompt, keep_reasoning=keep)
@@ -189,7 +189,7 @@ reasonings = st.sampled_from(["First this.\nThen that.", "先想一想", "x </to
 turns = st.tuples(plain | st.just(""), reasonings | st.just(""), st.lists(calls, min_size=1, max_size=3))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     tools=tools_lists, turns=st.lists(turns, max_size=4), final=plain, outputs=texts, reasoning=reasonings | st.just("")
 )
@@ -219,7 +219,7 @@ def test_tool_results_without_outputs_are_an_error():
 # Parsing
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=plain | st.just(""), reasoning=reasonings | st.just(""), turn_calls=st.lists(calls, max_size=3))
 def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_calls):
     turn = Message("assistant", content, reasoning=reasoning, tool_calls=turn_calls)
@@ -289,7 +289,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=5), max_size=12).map("".join))
 def test_parsing_never_raises(text):
     turn = parse_assistant(text)

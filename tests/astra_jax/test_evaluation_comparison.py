@@ -59,7 +59,7 @@ def test_pairing_finds_what_two_intervals_hide() -> None:
     assert two.high > one.low
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 4), min_size=1, max_size=12))
 def test_a_difference_is_the_same_from_the_other_side(scores: list[tuple[float, ...]]) -> None:
     before = evaluation({"base": [one[:2] for one in scores], "miss_func": [one[1:3] for one in scores]})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from result_world import BFCL, CATEGORIES, evaluation, result
 from scipy import stats
@@ -50,7 +50,6 @@ def test_an_interval_is_students_between_items() -> None:
     assert alike(estimate([0, 100, 100, 100], least=0, most=100), 75, 0, 100)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 4).map(lambda n: 25.0 * n), min_size=2, max_size=40), st.randoms())
 def test_an_interval_is_scipys_and_knows_no_order(values: list[float], rng: random.Random) -> None:
     found = estimate(values, least=0, most=100)

@@ -59,7 +59,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
 def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
     ids = tokenizer.encode(text)

@@ -1,20 +1,10 @@
-"""What the programs' tests share: a browser, and what their processes compile."""
+"""What the programs' tests share: a browser."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture(autouse=True, scope="package")
-def compilation_cache(tmp_path_factory) -> Iterator[None]:
-    """Most of a short run's time is XLA's, and the programs compile the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-        yield
 
 
 @pytest.fixture

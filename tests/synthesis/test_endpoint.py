@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import email.utils
-import gc
 import json
 import random
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,21 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     synthesis.teacher._environment.cache_clear()
     yield
     synthesis.teacher._environment.cache_clear()
-    gc.collect()  # what a test has not closed is closed here: a later one would wait for its lock on the file
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Callable[[], Recording]]:
+    """Opens the test's recording; all are closed at its end, since a later test's journal would commit them too."""
+    opened: list[Recording] = []
+
+    def open_one() -> Recording:
+        opened.append(Recording(tmp_path / "teacher.sqlite"))
+        return opened[-1]
+
+    yield open_one
+    for one in reversed(opened):  # of two at once the later has the lock
+        with contextlib.suppress(sqlite3.ProgrammingError):  # the test has closed it
+            one.close()
 
 
 def teacher_of(url: str, recording: Recording | None = None, mode: Any = "off", **config: Any) -> OpenAITeacher:
@@ -241,10 +256,10 @@ class Guarded(Flaky):
     ],
 )
 async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_nothing(
-    tmp_path: Path, code: int, wrong: Any, remedy: str, answers: int
+    tmp_path: Path, record: Callable[[], Recording], code: int, wrong: Any, remedy: str, answers: int
 ) -> None:
     endpoint = Guarded(code, answers)
-    recording = Recording(tmp_path / "teacher.sqlite")
+    recording = record()
     async with endpoint as url:
         with Journal(tmp_path / "journal") as journal:
             teacher = teacher_of(url, recording, "record", **{"api_key": "right", "concurrency": 3, **wrong})
@@ -256,7 +271,6 @@ async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_not
             # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
             assert endpoint.refused <= 4 + 1 and endpoint.peak <= 3
             result = await draw(teacher_of(url, recording, "record", api_key="right"), journal)
-    recording.close()
     assert len(result.outputs) == 20 and result.resumed == answers and not result.rejected
 
 
@@ -352,7 +366,9 @@ async def test_tokens_per_minute_are_corrected_by_usage() -> None:
         ({"money_budget": 1.0, "price_prompt": 1000.0, "price_completion": 1000.0}, "1.00 in money, in 10 requests"),
     ],
 )
-async def test_a_spent_budget_stops_cleanly_and_a_raised_one_goes_on(tmp_path: Path, caps: Any, said: str) -> None:
+async def test_a_spent_budget_stops_cleanly_and_a_raised_one_goes_on(
+    tmp_path: Path, record: Callable[[], Recording], caps: Any, said: str
+) -> None:
     async def stage(number: int) -> list[DrawnAnswer]:
         return [await ask(teacher, number)]
 
@@ -361,7 +377,7 @@ async def test_a_spent_budget_stops_cleanly_and_a_raised_one_goes_on(tmp_path: P
         outputs = []
         for attempt, factor in enumerate([1, 1, 10]):
             raised = {k: v * factor if "budget" in k else v for k, v in caps.items()}
-            recording = Recording(tmp_path / "teacher.sqlite")
+            recording = record()
             teacher = teacher_of(url, recording, "record", **raised)
             with Journal(tmp_path / "journal") as journal:
                 running = run_stage("draw", stage, range(20), key=str, out=DrawnAnswer, journal=journal, concurrency=1)
@@ -376,7 +392,7 @@ async def test_a_spent_budget_stops_cleanly_and_a_raised_one_goes_on(tmp_path: P
             recording.close()
     # What was spent outlives the restart: the second run asked nothing, the third only what was left.
     assert len(outputs) == 20 and len(endpoint.requests) == 20
-    assert Recording(tmp_path / "teacher.sqlite").spent("m").tokens == 2000
+    assert record().spent("m").tokens == 2000
 
 
 async def test_many_in_flight_hardly_overrun_a_budget() -> None:
@@ -404,7 +420,7 @@ def test_a_wrong_configuration_is_refused(config: Any, said: str) -> None:
 # Recordings
 
 
-async def test_a_recorded_run_is_repeated_without_asking(tmp_path: Path) -> None:
+async def test_a_recorded_run_is_repeated_without_asking(record: Callable[[], Recording]) -> None:
     """Also its failure, and whatever the endpoint would say now."""
     random_answers = Scripted(
         lambda number, body: (
@@ -416,14 +432,14 @@ async def test_a_recorded_run_is_repeated_without_asking(tmp_path: Path) -> None
     async with random_answers as url:
         with pytest.raises(ValueError, match="mode='record'"):
             teacher_of(url, None, "record")
-        teacher = teacher_of(url, Recording(tmp_path / "one.sqlite"), "record")
+        teacher = teacher_of(url, record(), "record")
         first = [await ask(teacher, number) for number in range(5)]
         with pytest.raises(TeacherError) as failed:
             await ask(teacher, "bad")
         teacher.recording.close()  # type: ignore[union-attr]
         asked = len(random_answers.requests)
 
-        again = teacher_of("http://127.0.0.1:9/v1", Recording(tmp_path / "one.sqlite"), "replay")
+        again = teacher_of("http://127.0.0.1:9/v1", record(), "replay")
         assert [await ask(again, number) for number in range(5)] == first
         with pytest.raises(TeacherError) as failed_again:
             await ask(again, "bad")
@@ -434,7 +450,7 @@ async def test_a_recorded_run_is_repeated_without_asking(tmp_path: Path) -> None
         assert len(random_answers.requests) == asked
 
         # Recording goes on where it stopped: what failed is asked again, what is new too.
-        resumed = teacher_of(url, Recording(tmp_path / "one.sqlite"), "record")
+        resumed = teacher_of(url, record(), "record")
         assert [await ask(resumed, number) for number in range(5)] == first
         await ask(resumed, "new")
         assert len(random_answers.requests) == asked + 1
