@@ -76,9 +76,10 @@ class Slice:
         Raises:
             PlanError: the compiler for them is not installed, or knows no such slice.
         """
-        # Set before JAX looks for a TPU of its own.
+        # Set before JAX looks for a TPU of its own. None is used, so others may plan, or train, beside this.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         from jax.experimental import topologies
 
         gpu = self.chip.description
