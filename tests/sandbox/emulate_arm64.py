@@ -4,9 +4,9 @@
     python tests/sandbox/emulate_arm64.py --folder=DIR --uid=1000 python3 -m pytest tests/sandbox/test_sandbox_pool.py
     python tests/sandbox/emulate_arm64.py --folder=DIR --kernel=linux-image-arm64-16k --cpu=max,pauth-impdef=on
 
-Not for CI: the tests take an hour. It needs qemu-system-arm and the Debian tools apt-get and dpkg-deb (as anybody: they
-only download and unpack), and makes in DIR a root of Debian 12's packages, which the kernel unpacks into memory; the
-working tree lies in /repository there. Ends with the command's status.
+Too slow for CI. It needs qemu-system-arm and the Debian tools apt-get and dpkg-deb (as anybody: they only download and
+unpack), and makes in DIR a root of Debian 12's packages, which the kernel unpacks into memory; the working tree lies in
+/repository there. Ends with the command's status.
 
 The emulator counts instructions, and the machine's clock follows the count, a nanosecond for each: so limits in seconds
 mean there what they mean on a real machine of that speed, however slow the emulation is, and nobody waits for a sleep.
@@ -33,6 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ["bash", "coreutils", "dash", "iproute2", "libc-bin", "mount", "python3.11", "tzdata", "util-linux"]
 PYTHON_PACKAGES = ["absl-py", "aiohttp", "prometheus_client", "pytest", "pytest-asyncio"]
 """What the sandbox, its HTTP service and its tests import, in this environment's versions."""
+
+TESTS = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/sandbox"]
+TESTS.append("--ignore=tests/sandbox/test_sandbox_soak.py")  # imports the trainer
 
 SOURCES = """\
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main
@@ -90,7 +93,7 @@ def main() -> int:
     parser.add_argument("--uid", type=int, default=0, help="user that runs the command")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="by default pytest over tests/sandbox")
     options = parser.parse_args()
-    command = options.command or ["python3", "-m", "pytest", "tests/sandbox", "-p", "no:cacheprovider"]
+    command = options.command or TESTS
     folder: Path = options.folder.resolve()
     configure_apt(folder)
     kernel = unpack_kernel(folder, options.kernel)
@@ -203,8 +206,8 @@ def run(kernel: Path, image: Path, cpu: str, shift: int) -> int:
         assert it.stdout is not None
         for line in it.stdout:
             print(line.rstrip(), flush=True)
-            if line.startswith(ENDED):
-                status = int(line.removeprefix(ENDED))
+            if ENDED in line:
+                status = int(line.partition(ENDED)[2])
     return status
 
 
