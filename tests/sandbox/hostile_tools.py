@@ -473,7 +473,7 @@ _NUMBERS = {
     "flock": (73, 32),
     "sched_setaffinity": (203, 122),
     "setpriority": (141, 140),
-    "vmsplice": (316, 75),
+    "vmsplice": (278, 75),
     "io_uring_enter": (426, 426),
     "fsopen": (430, 430),
     "mount_setattr": (442, 442),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,11 @@ from sandbox.syscalls import AUDIT_ARCH, TABLES
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LINUX_CALLS = range(0, 600)
+HEADERS = {
+    "x86_64": ("x86_64-linux-gnu/asm/unistd_64.h", "asm/unistd_64.h"),
+    "aarch64": ("asm-generic/unistd.h",),  # installed with the kernel's headers on every machine
+}
+HOSTILE = Path(__file__).with_name("hostile_tools.py").read_text(encoding="utf-8")
 
 
 def answer(program: list[tuple[int, int, int, int]], number: int, arch: int, arguments: tuple[int, ...] = ()) -> int:
@@ -31,6 +39,31 @@ def answer(program: list[tuple[int, int, int, int]], number: int, arch: int, arg
         else:
             assert code == 0x06
             return operand
+
+
+def kernel_numbers(machine: str) -> dict[str, int]:
+    """What the kernel's headers say."""
+    texts = [path.read_text() for name in HEADERS[machine] if (path := Path("/usr/include", name)).exists()]
+    if not texts:
+        pytest.skip(f"the kernel's headers are not installed: no {HEADERS[machine][0]} (linux-libc-dev)")
+    numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", texts[0])}
+    return {"newfstatat": numbers.get("fstatat", -1)} | numbers
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_numbers_are_the_kernels(machine: str) -> None:
+    numbers = kernel_numbers(machine)
+    assert TABLES[machine] == {name: numbers.get(name) for name in TABLES[machine]}
+    wanted = set(allowed_names(allow_open=True))
+    assert wanted & set(numbers) == wanted & set(TABLES[machine]), "an allowed call has no number in the table"
+
+
+@pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
+def test_attacks_by_number_are_the_attacks_meant(machine: str, column: int) -> None:
+    (text,) = re.findall(r"^_NUMBERS = (\{.*?^\})", HOSTILE, re.DOTALL | re.MULTILINE)
+    used = {name: pair[column] for name, pair in ast.literal_eval(text).items()}
+    numbers = kernel_numbers(machine)
+    assert used == {name: numbers.get(name) for name in used}
 
 
 @pytest.mark.parametrize("machine", TABLES)
