@@ -33,8 +33,8 @@ Array = jax.Array
 
 UNROLLED = 2
 """Up to so many layers are written out where XLA's CPU backend runs them, without a mesh or rematerialisation: it
-copies into and out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the scan, 126 ms
-without)."""
+copies into and out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the
+scan, 126 ms without)."""
 
 _SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
