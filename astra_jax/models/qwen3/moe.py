@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH
+from astra_jax.models.qwen3.elementwise import swiglu
 from astra_jax.models.qwen3.presets import Qwen3Config
 
 Array = jax.Array
@@ -152,7 +153,7 @@ def _experts(
     rows = jnp.where(mine, x_md[order // k], 0)
     gate = jax.lax.ragged_dot(rows, gate_edf.astype(x_md.dtype), sizes_e)
     up = jax.lax.ragged_dot(rows, up_edf.astype(x_md.dtype), sizes_e)
-    hidden = jnp.where(mine, jax.nn.silu(gate) * up, 0)  # rows in no group are undefined
+    hidden = jnp.where(mine, swiglu(gate, up), 0)  # rows in no group are undefined
     out = jnp.where(mine, jax.lax.ragged_dot(hidden, down_efd.astype(x_md.dtype), sizes_e), 0)
     back = out[jnp.argsort(order)].reshape(m, k, -1)
     return jnp.einsum("mkd,mk->md", back, weights_mk)
