@@ -96,22 +96,6 @@ def address_randomisation_is_off() -> bool:
     return bool(LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) & _ADDR_NO_RANDOMIZE)
 
 
-def keep_programs_mapped() -> None:
-    """Have the pages of the program and its libraries copied by a fork, as far as they are mapped here.
-
-    A fork leaves them out where nothing was ever written to the mapping, and the new process then takes a fault for
-    every 16 of them that it runs: forty a call, a twentieth of its time. So one byte of each mapping is written, as it
-    is. Where the kernel does not let us, calls only take longer.
-    """
-    with contextlib.suppress(OSError), open("/proc/self/mem", "r+b", buffering=0) as memory:
-        for line in _read("/proc/self/maps").splitlines():
-            span, permissions, *_, name = line.split(maxsplit=5)
-            if permissions == "r-xp" and name.startswith("/"):
-                start = int(span.partition("-")[0], 16)
-                byte = os.pread(memory.fileno(), 1, start)
-                os.pwrite(memory.fileno(), byte, start)
-
-
 # --- what a call may read
 
 

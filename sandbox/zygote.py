@@ -205,7 +205,6 @@ def main() -> NoReturn:
     gc.freeze()
     gc.disable()
     gc.set_threshold(20_000)  # else building a table of a few hundred rows is interrupted by several collections
-    lockdown.keep_programs_mapped()
     zygote.serve()
 
 
