@@ -131,7 +131,7 @@ async def train(
         writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
 
-    saved = start
+    saved = start if found is not None else None
 
     def save() -> None:
         nonlocal saved

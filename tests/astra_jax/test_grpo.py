@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 
 import jax
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import ScriptedPolicy, call, make_environment
 
+from astra_jax.checkpoints import Checkpointer
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo import train
 from astra_jax.grpo_config import GRPOConfig
@@ -445,6 +447,8 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
     result = await train(*arguments, engine=policy, progress=False)
     assert (result.stopped, result.updates) == ("exhausted", 0)
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
+    with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
+        assert checkpointer.latest() == 0  # what comes after finds weights
     with pytest.raises(ValueError, match="at least one environment"):
         await train(config, model, params, [], chat_tokenizer, pool, tmp_path, engine=policy)
 
