@@ -193,7 +193,7 @@ def wait_for_module(source: int, channel: int, locks: Locks) -> NoReturn:
         os.dup2(source, 0)  # all but 0 to 2 and the channel is closed
         run_locked(channel, locks, 0, _compile_sent, ())
     finally:
-        _exit(1)  # as there
+        _exit(1)  # as in `run_locked`
 
 
 def _compile_sent() -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from bucket_world import storage
 from grpo_world import MODEL, make_grpo_world, run_grpo
 from vllm_world import KEY, VLLM, Server, World, serving
+
+from astra_jax.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +45,8 @@ def test_runs_on_vllm_servers(tmp_path) -> None:
             asked = (f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}")
             ended = run_grpo(tmp_path, f"--workdir={workdir}", *asked)
             assert f"{workdir / 'checkpoints'}: 2 updates, finished" in ended.stdout
-            rows = _rows(workdir)
+            rows = read_metrics(workdir / "metrics")
             assert [row["step"] for row in rows] == [1, 2]
             for row in rows:
                 assert row["train/trained_tokens"] > 0 and row["rollout/reward"] > 0
                 assert row["train/mismatch_abs"] < 1e-4  # the servers' weights are the trainer's, after each update
-
-
-def _rows(workdir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (workdir / "metrics" / "metrics.jsonl").read_text().splitlines()]

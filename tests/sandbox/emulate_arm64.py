@@ -131,8 +131,10 @@ def unpack_kernel(folder: Path, package: str) -> Path:
     if not place.exists():
         subprocess.run(["apt-get", "download", "-q", name], cwd=folder, check=True)
         (archived,) = folder.glob(f"{name}_*.deb")
-        subprocess.run(["dpkg-deb", "-x", archived, place], check=True)
+        unfinished = folder / f"{name}-unfinished"
+        subprocess.run(["dpkg-deb", "-x", archived, unfinished], check=True)
         archived.unlink()
+        unfinished.rename(place)
     (image,) = (place / "boot").glob("vmlinuz-*")
     return image
 
