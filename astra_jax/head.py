@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH, WIDTH
+from astra_jax.models.qwen3.linear import weight_gradient
 
 Array = jax.Array
 
@@ -237,7 +238,7 @@ def _loss(
 def _loss_and_gradients(
     objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
 ) -> tuple[tuple[Array, Any], Array, Array]:
-    # The gradient of the matrix is added up as [V, D]: CPUs multiply faster that way round, and a tied embedding is so.
+    # The gradient of the matrix is added up as [V, D], as a tied embedding is.
     def chunk(dw_vd: Array, block: Any) -> tuple[Array, Any]:
         x_cd, targets_c, terms_c = block
         found = _distribution(x_cd, w_dv, targets_c, plan)
@@ -248,7 +249,7 @@ def _loss_and_gradients(
         dlogits_cv = jnp.where(hit_cv, g_c[:, None], 0.0) - found.weights_cv * (g_c / found.total_c)[:, None]
         dlogits_cv = dlogits_cv.astype(x_cd.dtype)
         dx_cd = jnp.einsum("cv,dv->cd", dlogits_cv, w_dv, preferred_element_type=jnp.float32)
-        dw_vd = dw_vd + jnp.einsum("cv,cd->vd", dlogits_cv, x_cd, preferred_element_type=jnp.float32)
+        dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd, dtype=jnp.float32)
         return dw_vd, (result, dx_cd.astype(x_cd.dtype))
 
     zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)

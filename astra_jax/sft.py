@@ -26,10 +26,8 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
@@ -37,7 +35,7 @@ from astra_jax.chips import chip_of
 from astra_jax.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs, trajectories
 from astra_jax.files import location, on_disk, write_text
 from astra_jax.hosts import is_first
-from astra_jax.mesh import BATCH, check_batch
+from astra_jax.mesh import check_batch
 from astra_jax.metrics import MetricWriter
 from astra_jax.models.qwen3.flops import batch_flops
 from astra_jax.models.qwen3.modules import Params
@@ -48,7 +46,7 @@ from astra_jax.optimizers import initial_state
 from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.samples import Sampler
 from astra_jax.sft_config import SFTConfig
-from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, train_step
+from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, to_device, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import Folder, read_card
 
@@ -163,7 +161,7 @@ def train(
                 batch = next(batches)
                 shares = _shares(batch, step)
                 clock.add(batch)
-                on_device = _to_device(batch, config.accumulation, mesh)
+                on_device = to_device(batch, config.accumulation, mesh)
                 params, opt_state, metrics = train_step(
                     params, opt_state, on_device, model=model_config, config=config, steps=steps, mesh=mesh
                 )
@@ -269,7 +267,7 @@ class _Evaluation:
         """Per trained token, in nats."""
         total, count = 0.0, 0.0
         for batch in self._batches:
-            whole = _to_device(batch, self._accumulation, self._mesh)
+            whole = to_device(batch, self._accumulation, self._mesh)
             for i in range(self._accumulation):
                 loss, (tokens, _) = self._sums(params, jax.tree.map(lambda x, i=i: x[i], whole))
                 total, count = total + float(loss), count + float(tokens)
@@ -325,19 +323,6 @@ def _shares(batch: Batch, step: int) -> dict[str, float]:
             "and not all: check the dataset's messages and the tokenizer"
         )
     return {"mask_share": mask_share, "padding_share": float(1 - real.mean())}
-
-
-def _to_device(batch: Batch, accumulation: int, mesh: Mesh | None) -> Batch:
-    """Split rows into micro-batches, [accumulation, rows / accumulation, T], and put them where they are needed."""
-
-    def put(x_bt: np.ndarray) -> jax.Array:
-        x_abt = x_bt.reshape(accumulation, -1, x_bt.shape[1])
-        if mesh is None:
-            return jnp.asarray(x_abt)
-        sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-        return jax.make_array_from_callback(x_abt.shape, sharding, lambda index: x_abt[index])
-
-    return jax.tree.map(put, batch)
 
 
 def _identity(

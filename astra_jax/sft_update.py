@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.data import Batch
 from astra_jax.head import summed_loss
-from astra_jax.mesh import zigzag
+from astra_jax.mesh import BATCH, zigzag
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
 from astra_jax.models.qwen3.moe import RouterSums, router_metrics
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -49,6 +50,19 @@ def target_mask(batch: Batch) -> jax.Array:
 def shift(x_bt: jax.Array) -> jax.Array:
     """Each position's successor; 0 at the end of a row."""
     return jnp.pad(x_bt[:, 1:], ((0, 0), (0, 1)))
+
+
+def to_device(batch: Batch, accumulation: int, mesh: Mesh | None) -> Batch:
+    """Split rows [B, T] into micro-batches [accumulation, B / accumulation, T], and put them where they are needed."""
+
+    def put(x_bt: np.ndarray) -> jax.Array:
+        x_abt = x_bt.reshape(accumulation, -1, x_bt.shape[1])
+        if mesh is None:
+            return jnp.asarray(x_abt)
+        sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
+        return jax.make_array_from_callback(x_abt.shape, sharding, lambda index: x_abt[index])
+
+    return jax.tree.map(put, batch)
 
 
 def learning_rate(config: SFTConfig, steps: int) -> optax.Schedule:

@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks import rows
+from benchmarks import curves, rows
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
@@ -61,7 +61,8 @@ def main(argv: list[str]) -> None:
                 result.write_text(json.dumps(scores))
     print(table({arm: [json.loads(result_of(run, arm).read_text()) for run in runs.values()] for arm in ARMS}))
     if _FIGURE.value:
-        draw(runs, Path(_FIGURE.value))
+        arms = {arm: [folder_of(run, arm) / "metrics" for run in runs.values()] for arm in ARMS}
+        curves.draw(arms, CURVES, Path(_FIGURE.value))
 
 
 def folder_of(run: Path, arm: str) -> Path:
@@ -113,33 +114,6 @@ async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
             found = await evaluate(engine, held_out, tokenizer, pool, config=config.evaluation, description=arm)
     scores = {name: value for name, value in asdict(found).items() if isinstance(value, int | float)}
     return {"updates": result.updates, "stopped": result.stopped, **{n: round(v, 4) for n, v in scores.items()}}
-
-
-def draw(runs: dict[int, Path], path: Path) -> None:
-    """Training curves by update: the mean over seeds, and each seed thin behind it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    from astra_jax.metrics import read_metrics
-
-    figure, axes = plt.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3))
-    for axis, (metric, title) in zip(axes, CURVES.items(), strict=True):
-        for color, arm in enumerate(ARMS):
-            by_step: dict[int, list[float]] = {}
-            for run in runs.values():
-                known = [row for row in read_metrics(folder_of(run, arm) / "metrics") if row.get(metric) is not None]
-                axis.plot([r["step"] for r in known], [r[metric] for r in known], color=f"C{color}", alpha=0.2, lw=0.7)
-                for row in known:
-                    by_step.setdefault(row["step"], []).append(row[metric])
-            steps = sorted(by_step)
-            axis.plot(steps, [np.mean(by_step[step]) for step in steps], color=f"C{color}", label=arm)
-        axis.set(xlabel="GRPO update", title=title, ylim=(0, None))
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

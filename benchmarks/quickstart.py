@@ -1,7 +1,7 @@
 """Does the quickstart learn? Runs it for several seeds, one after the other, and writes a row for each.
 
 A row has the held-out F1 of the untrained model, after SFT and after GRPO, the run's seconds and its peak memory; the
-last line counts the seeds whose gains reach the thresholds.
+last line counts the seeds whose gains reach the thresholds. --figure draws GRPO's curves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from benchmarks import rows
+from benchmarks import curves, rows
 
 SFT_GAIN = 0.25
 GRPO_GAIN = 0.10
@@ -24,12 +24,19 @@ _WORKDIR = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
 _PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+_FIGURE = flags.DEFINE_string("figure", None, "Write GRPO's curves of all seeds to this SVG file.")
+
+CURVES = {
+    "rollout/reward": "reward in training",
+    "rollout/calls": "calls an episode",
+    "filling/wasted_share": "share of episodes that train nothing",
+}
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    reached = []
+    reached, metrics = [], []
     for seed in _SEEDS.value:
         workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
         command = [f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
@@ -49,8 +56,11 @@ def main(argv: list[str]) -> None:
                 "peak_rss_gib": round(summary["peak_rss_bytes"] / 2**30, 2),
             },
         )
+        metrics.append(workdir / "grpo" / "metrics")
         reached.append(gains["sft_gain"] >= SFT_GAIN and gains["grpo_gain"] >= GRPO_GAIN)
     print(f"{sum(reached)} of {len(reached)} seeds gain at least {SFT_GAIN} by SFT and {GRPO_GAIN} more by GRPO")
+    if _FIGURE.value:
+        curves.draw({"mean": metrics}, CURVES, Path(_FIGURE.value))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A whole SFT training step against Hugging Face transformers on PyTorch, eager and compiled, as ratios.
 
-Each side is a process of its own with the same shapes, dtype, threads and malloc settings; they take turns, a few steps
-at a time, so that a noisy machine is noisy for all. Prints a row for each case; `--save` appends them to the results.
+Each side is a process of its own with the same shapes, dtype, threads and malloc settings; they take turns, a second or
+more each, so that a noisy machine is noisy for all. Prints a row for each case; `--save` appends them to the results.
 
     python -m benchmarks.train_step --case=1m,30m,vocabulary
 """
@@ -26,20 +26,28 @@ SIDES = ("jax", "torch_eager", "torch_compile")
 
 @dataclass(frozen=True)
 class Case(Shape):
-    """One comparison: a model, and the rows of a step."""
+    """One comparison: a model, the rows of a step, and how they are trained on.
+
+    Attributes:
+        rows, tokens: of a step.
+        steps: of a turn.
+        devices: that share the rows in JAX, each with its part of the threads. (PyTorch shares out each operation.)
+    """
 
     rows: int
     tokens: int
+    steps: int
+    devices: int
 
 
 CASES = {
-    name: Case(**vars(SHAPES[name]), rows=number, tokens=tokens)
-    for name, number, tokens in (("1m", 8, 256), ("30m", 4, 512), ("vocabulary", 4, 512))
+    "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, devices=2),
+    "30m": Case(**vars(SHAPES["30m"]), rows=4, tokens=512, steps=3, devices=1),
+    "vocabulary": Case(**vars(SHAPES["vocabulary"]), rows=4, tokens=512, steps=3, devices=1),
 }
 
 _CASES = flags.DEFINE_list("case", list(CASES), f"Of {', '.join(CASES)}.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each side.", lower_bound=3)
-_STEPS = flags.DEFINE_integer("steps", 3, "Steps of a turn.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/train_step.jsonl.")
 
@@ -50,7 +58,7 @@ def start(name: str, case: Case, threads: int) -> Side:
     return Side(command, environment)
 
 
-def compare(case: Case, threads: int, rounds: int, steps: int) -> dict:
+def compare(case: Case, threads: int, rounds: int) -> dict:
     """Medians of seconds a step, peak memory, and what JAX gains over the better PyTorch."""
     sides: dict[str, Side] = {}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
@@ -59,7 +67,7 @@ def compare(case: Case, threads: int, rounds: int, steps: int) -> dict:
             sides[name] = start(name, case, threads)
         for _ in range(rounds):
             for name, side in sides.items():
-                seconds[name] += side.ask(f"train {steps}")["seconds"]
+                seconds[name] += side.ask(f"train {case.steps}")["seconds"]
         ends = {name: side.ask("end") for name, side in sides.items()}
     finally:
         for side in sides.values():
@@ -88,7 +96,7 @@ def main(argv: list[str]) -> None:
     for name in _CASES.value:
         if name not in CASES:
             raise app.UsageError(f"--case={name}: use one of {', '.join(CASES)}")
-        row = {"case": name, **compare(CASES[name], _THREADS.value, _ROUNDS.value, _STEPS.value)}
+        row = {"case": name, **compare(CASES[name], _THREADS.value, _ROUNDS.value)}
         rows.report("train_step", row, save=_SAVE.value)
 
 

@@ -120,6 +120,15 @@ def _place_specs(t: int, s: int) -> list[pl.BlockSpec]:
     return [_whole(t), _whole(s), _whole(t), _whole(s)]
 
 
+def _row_specs(rows: int, s: int, g: int, h: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
+    """A block of a head's queries, one number for each of them, and all keys of their key head."""
+    return (
+        pl.BlockSpec((None, None, None, rows, h), lambda i, n, b: (b, n // g, n % g, i, 0)),
+        pl.BlockSpec((None, None, None, rows), lambda i, n, b: (b, n // g, n % g, i)),
+        pl.BlockSpec((None, None, s, h), lambda i, n, b: (b, n // g, 0, 0)),
+    )
+
+
 def _scale(h: int) -> float:
     """Of scores in base 2."""
     return h**-0.5 * math.log2(math.e)
@@ -161,13 +170,12 @@ def _forward(q: Array, k: Array, v: Array, places: Any, interpret: bool) -> tupl
         # Huge for a row that sees nothing: its recomputed weights are 0.
         sum_ref[...] = jnp.where(seen, highest + jnp.log2(safe), -MASKED)
 
-    heads = pl.BlockSpec((None, None, None, rows, h), lambda i, n, b: (b, n // g, n % g, i, 0))
-    keys = pl.BlockSpec((None, None, s, h), lambda i, n, b: (b, n // g, 0, 0))
+    heads, per_row, keys = _row_specs(rows, s, g, h)
     o, log_sum = pl.pallas_call(
         kernel,
         grid=(t // rows, kh * g, b),
         in_specs=[_whole(t // rows, 2), *_place_specs(t, s), heads, keys, keys],
-        out_specs=[heads, pl.BlockSpec((None, None, None, rows), lambda i, n, b: (b, n // g, n % g, i))],
+        out_specs=[heads, per_row],
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32)],
         name="attention_forward",
         **sizes.options,
@@ -213,9 +221,7 @@ def _dq(
         dq_rh = jax.lax.fori_loop(span_ref[i, 0], span_ref[i, 1], block, jnp.zeros((rows, h), jnp.float32))
         dq_ref[...] = (dq_rh * h**-0.5).astype(dq_ref.dtype)
 
-    heads = pl.BlockSpec((None, None, None, rows, h), lambda i, n, b: (b, n // g, n % g, i, 0))
-    per_row = pl.BlockSpec((None, None, None, rows), lambda i, n, b: (b, n // g, n % g, i))
-    keys = pl.BlockSpec((None, None, s, h), lambda i, n, b: (b, n // g, 0, 0))
+    heads, per_row, keys = _row_specs(rows, s, g, h)
     return pl.pallas_call(
         kernel,
         grid=(t // rows, kh * g, b),

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.attention.splash import BLOCK
 from astra_jax.chips import CHIPS, Chip
 
 _HOPPER = """
@@ -120,9 +121,9 @@ def mesh_sizes(chips: int, tokens: int) -> dict[str, int]:
 def row_length(tokens: int, context: int) -> int:
     """The row length that the step is compiled for: at least `tokens`, in blocks that attention can tile.
 
-    Over `context` a row is cut into twice as many chunks, each of whole blocks of 128; of 256 where that costs at most
-    a twentieth more.
+    Over `context` a row is cut into twice as many chunks, each of whole blocks; of two where that costs at most a
+    twentieth more.
     """
     pieces = 2 * context if context > 1 else 1
-    small, large = (math.ceil(tokens / (pieces * block)) * pieces * block for block in (128, 256))
+    small, large = (math.ceil(tokens / (pieces * block)) * pieces * block for block in (BLOCK, 2 * BLOCK))
     return large if large <= 1.05 * tokens else small

@@ -32,8 +32,8 @@ have a leading L. A leaf's suffix spells its axes (without L), which is what `sh
 Array = jax.Array
 
 UNROLLED = 2
-"""Up to so many layers are written out where XLA's CPU backend runs them, without a mesh or rematerialisation: it
-copies into and out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the
+"""Up to so many layers are written out where XLA's CPU backend runs them, without rematerialisation: it copies into and
+out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the
 scan, 126 ms without)."""
 
 _SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
@@ -253,7 +253,8 @@ def forward(
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
     x_btd = _embed(params["embed_vd"], tokens_bt, config, mesh)
-    unrolled = config.n_layers <= UNROLLED and mesh is None and remat == "none" and jax.default_backend() == "cpu"
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    unrolled = config.n_layers <= UNROLLED and remat == "none" and platform == "cpu"
     if unrolled:
         # In a loop: else XLA computes the same cosines in each layer again, for each head.
         angles_bth = jax.lax.map(functools.partial(rotary_angles, config=config), positions_bt)
@@ -286,15 +287,19 @@ def _embed(embed_vd: Array, tokens_bt: Array, config: Qwen3Config, mesh: Mesh | 
 
 
 def head_kernel(params: Params, config: Qwen3Config) -> Array:
-    """The output head's matrix, [D, V] in `config.dtype`; the transposed embedding when tied."""
-    w_dv = params["embed_vd"].T if config.tie_embeddings else params["head_dv"]
+    """The output head's matrix, [D, V] in `config.dtype`; the transposed embedding when tied and not `unstacked`."""
+    w_dv = params["head_dv"] if "head_dv" in params else params["embed_vd"].T
     return w_dv.astype(config.dtype)
 
 
 def unstacked(params: Params) -> Params:
-    """The same parameters with `layers` as a tuple of one tree a layer, for `forward_cached`; a copy of the layers."""
+    """The same parameters with `layers` as a tuple of one tree a layer, for `forward_cached`, and a head of their own.
+
+    It copies both: a tied embedding is turned around here once, and not in each chunk of decoding.
+    """
     n = jax.tree.leaves(params["layers"])[0].shape[0]
-    return params | {"layers": tuple(jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n))}
+    layers = tuple(jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n))
+    return {"head_dv": params["embed_vd"].T} | params | {"layers": layers}
 
 
 def init_cache(config: Qwen3Config, batch: int, length: int, *, stacked: bool = True) -> Caches:
