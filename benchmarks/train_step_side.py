@@ -34,34 +34,28 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
     import numpy as np
 
     from astra_jax.data import Batch, DataConfig
-    from astra_jax.mesh import make_mesh
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.models.qwen3.sharding import param_shardings
     from astra_jax.optimizers import initial_state
     from astra_jax.sft_config import SFTConfig
     from astra_jax.sft_update import sft_optimizer, to_device, train_step
 
-    devices = min(case["devices"], threads)  # XLA takes a thread a core for all of them
-    jax.config.update("jax_num_cpu_devices", devices)
-    mesh = None if devices == 1 else make_mesh(data=devices)
+    del threads  # XLA takes a thread a core
     shape = {name: case[name] for name in (field.name for field in fields(Shape))}
     model = Qwen3Config(**shape, tie_embeddings=True)
     data = DataConfig(seq_len=case["tokens"], rows=case["rows"])
     config = SFTConfig(data=data, learning_rate=LEARNING_RATE, **OPTIMIZER)
-    ids = tokens(case)[None]
+    ids = tokens(case)
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
     batch = Batch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
-    optimizer = sft_optimizer(config, 1000)
-    shardings = None if mesh is None else param_shardings(model, mesh)
-    params, opt_state = initial_state(init_params(model, jax.random.key(0)), optimizer, shardings)
+    params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = [params, opt_state]
 
     def step() -> float:
-        on_device = to_device(batch, 1, mesh)
-        state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000, mesh=mesh)
+        on_device = to_device(batch, 1, None)
+        state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 
     return step, count

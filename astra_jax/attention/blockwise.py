@@ -50,6 +50,8 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array
         pad_tokens(positions_q, more_t),
         pad_tokens(positions_k, more_s),
     )
+    # Scaled here, once: as a factor of the scores XLA's CPU backend would hold it in an array of their size.
+    q_btnh = q_btnh * h**-0.5
     q_bkgth = pad_tokens(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h).transpose(0, 2, 3, 1, 4)
     k_bksh, v_bksh = (pad_tokens(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
     o_bkgth = _attend(q_bkgth, k_bksh, v_bksh, padded, rows, columns)
@@ -101,7 +103,6 @@ def _where_any(visible: Array, extend: Any, state: Any, *, only: bool) -> Any:
 
 def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, columns: int) -> tuple[Array, Any]:
     segments_q, segments_k, positions_q, positions_k = places
-    scale = q.shape[-1] ** -0.5
     keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
     def query_block(block: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -114,7 +115,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
             def extend(carry: tuple[Array, ...]) -> tuple[Array, ...]:
                 highest, total, o = carry
-                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) * scale + _hidden(visible, q.shape[2])
+                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) + _hidden(visible, q.shape[2])
                 new = jnp.maximum(highest, s.max(-1))
                 p = jnp.exp(s - new[..., None])
                 fade = jnp.exp(highest - new)
@@ -144,7 +145,6 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
 def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, (segments_q, segments_k, positions_q, positions_k), o, log_sum = residuals
-    scale = q.shape[-1] ** -0.5
     delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1)  # [B, K, G, T]
     keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
@@ -160,10 +160,10 @@ def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tupl
 
             def extend(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
                 dq, dk, dv = state
-                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) * scale + _hidden(visible, q.shape[2])
+                s = _einsum("bkrh,bksh->bkrs", q_bkrh, k_bksh) + _hidden(visible, q.shape[2])
                 p = jnp.exp(s - log_sum_bkr[..., None])
                 dp = _einsum("bkrh,bksh->bkrs", do_bkrh, v_bksh)
-                ds = (p * (dp - delta_bkr[..., None]) * scale).astype(q.dtype)
+                ds = (p * (dp - delta_bkr[..., None])).astype(q.dtype)
                 dq = dq + _einsum("bkrs,bksh->bkrh", ds, k_bksh)
                 dk = dk + _einsum("bkhr,bkrs->bkhs", q_bkhr, ds)
                 dv = dv + _einsum("bkhr,bkrs->bkhs", do_bkhr, p.astype(do.dtype))
