@@ -62,6 +62,11 @@ def make_mesh(
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """What a program on this mesh is compiled for; None is JAX's default device."""
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
 def constrain(x: Array, mesh: Mesh | None, *spec: str | tuple[str, ...] | None) -> Array:
     """Tell the compiler where `x` lives; without a mesh, `x` as it is."""
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))

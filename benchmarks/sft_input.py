@@ -38,7 +38,6 @@ _BURST = DataConfig(seq_len=1, rows=1).packing_bins // _ROWS
 
 def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     import jax
-    import jax.numpy as jnp
 
     from astra_jax.chat import render
     from astra_jax.data import BatchIterator, scan
@@ -46,7 +45,7 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.optimizers import initial_state
     from astra_jax.sft_config import SFTConfig
-    from astra_jax.sft_update import sft_optimizer, train_step
+    from astra_jax.sft_update import sft_optimizer, to_device, train_step
     from astra_jax.tokenizer import ChatTokenizer
     from launch.bench import CALLS, conversations
     from synthesis.datasets import write_dataset
@@ -73,7 +72,7 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
         """Real tokens a second."""
         tokens, seconds = 0, 0.0
         for batch in itertools.islice(source, count):
-            on_device = jax.tree.map(lambda x_bt: jnp.asarray(x_bt)[None], batch)
+            on_device = to_device(batch, 1, None)
             started = time.perf_counter()
             state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
             jax.block_until_ready(metrics)

@@ -26,11 +26,11 @@ SIDES = ("jax", "torch_eager", "torch_compile")
 
 @dataclass(frozen=True)
 class Case(Shape):
-    """One comparison: a model, the rows of a step, and how they are trained on.
+    """One comparison: a model, the rows of a step, and the steps of a turn.
 
     Attributes:
         rows, tokens: of a step.
-        steps: of a turn. The first is slow: the kernel takes idle processes' memory for cold.
+        steps: of a turn. Of short ones many: the first after a pause takes up to three times as long.
     """
 
     rows: int

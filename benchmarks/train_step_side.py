@@ -41,7 +41,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
     from astra_jax.sft_update import sft_optimizer, to_device, train_step
 
     del threads  # XLA takes a thread a core
-    shape = {name: case[name] for name in (field.name for field in fields(Shape))}
+    shape = {field.name: case[field.name] for field in fields(Shape)}
     model = Qwen3Config(**shape, tie_embeddings=True)
     data = DataConfig(seq_len=case["tokens"], rows=case["rows"])
     config = SFTConfig(data=data, learning_rate=LEARNING_RATE, **OPTIMIZER)

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.residuals import RESIDUALS
-from astra_jax.mesh import BATCH, unzigzag
+from astra_jax.mesh import BATCH, platform_of, unzigzag
 
 Array = jax.Array
 
@@ -62,7 +62,7 @@ def attention(
     if backend not in BACKENDS:
         raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
     if backend == "auto":
-        backend = _best(q_btnh.shape[-1], jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
+        backend = _best(q_btnh.shape[-1], platform_of(mesh))
     operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
     context = 1 if mesh is None else mesh.shape["context"]
     if not backend.startswith("splash"):

@@ -293,7 +293,7 @@ class Engine:
     def _step(self) -> None:
         """Prefill until more than half of the active slots can decode, then decode one chunk. Runs in a thread."""
         if self._on_cpu and not isinstance(self._params["layers"], tuple):
-            self._params = unstacked(self._params)
+            self._params = unstacked(self._params, self.model)
         while True:
             self._share()
             active = [slot for slot in self._slots if slot.request is not None]

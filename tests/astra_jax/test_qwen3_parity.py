@@ -166,7 +166,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> Non
     params = init_params(config, jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
-    served = params if stacked else unstacked(params)
+    served = params if stacked else unstacked(params, config)
     cache = init_cache(config, 2, 32, stacked=stacked)
     step = jax.jit(forward_cached, static_argnames="config")
     # A chunk of 10 with 2 places of padding, then token by token.

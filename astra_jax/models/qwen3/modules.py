@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from astra_jax.attention import RESIDUALS, attention, cached_attention
-from astra_jax.mesh import BATCH, WIDTH, constrain
+from astra_jax.mesh import BATCH, WIDTH, constrain, platform_of
 from astra_jax.models.qwen3.elementwise import rms_norm, swiglu
 from astra_jax.models.qwen3.linear import linear
 from astra_jax.models.qwen3.moe import MoE, RouterSums
@@ -33,8 +33,7 @@ Array = jax.Array
 
 UNROLLED = 2
 """Up to so many layers are written out where XLA's CPU backend runs them, without rematerialisation: it copies into and
-out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the
-scan, 126 ms without)."""
+out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the scan, 126 ms without)."""
 
 _SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
@@ -253,8 +252,7 @@ def forward(
     if remat not in REMAT_POLICIES:
         raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
     x_btd = _embed(params["embed_vd"], tokens_bt, config, mesh)
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    unrolled = config.n_layers <= UNROLLED and remat == "none" and platform == "cpu"
+    unrolled = config.n_layers <= UNROLLED and remat == "none" and platform_of(mesh) == "cpu"
     if unrolled:
         # In a loop: else XLA computes the same cosines in each layer again, for each head.
         angles_bth = jax.lax.map(functools.partial(rotary_angles, config=config), positions_bt)
@@ -288,18 +286,19 @@ def _embed(embed_vd: Array, tokens_bt: Array, config: Qwen3Config, mesh: Mesh | 
 
 def head_kernel(params: Params, config: Qwen3Config) -> Array:
     """The output head's matrix, [D, V] in `config.dtype`; the transposed embedding when tied and not `unstacked`."""
-    w_dv = params["head_dv"] if "head_dv" in params else params["embed_vd"].T
+    turned = config.tie_embeddings and "head_dv" not in params
+    w_dv = params["embed_vd"].T if turned else params["head_dv"]
     return w_dv.astype(config.dtype)
 
 
-def unstacked(params: Params) -> Params:
+def unstacked(params: Params, config: Qwen3Config) -> Params:
     """The same parameters with `layers` as a tuple of one tree a layer, for `forward_cached`, and a head of their own.
 
-    It copies both: a tied embedding is turned around here once, and not in each chunk of decoding.
+    It copies the layers, and a tied embedding: that is turned around here once, and not in each chunk of decoding.
     """
     n = jax.tree.leaves(params["layers"])[0].shape[0]
     layers = tuple(jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n))
-    return {"head_dv": params["embed_vd"].T} | params | {"layers": layers}
+    return params | {"head_dv": head_kernel(params, config), "layers": layers}
 
 
 def init_cache(config: Qwen3Config, batch: int, length: int, *, stacked: bool = True) -> Caches:
