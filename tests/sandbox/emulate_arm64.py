@@ -31,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ["bash", "coreutils", "dash", "iproute2", "libc-bin", "mount", "python3.11", "tzdata", "util-linux"]
-PYTHON_PACKAGES = ["absl-py", "aiohttp", "prometheus_client", "pytest", "pytest-asyncio"]
+PYTHON_PACKAGES = ["absl-py", "aiohttp", "hypothesis", "prometheus_client", "pytest", "pytest-asyncio"]
 """What the sandbox, its HTTP service and its tests import, in this environment's versions."""
 
 TESTS = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/sandbox"]
