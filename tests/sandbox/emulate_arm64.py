@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import json
 import os
 import py_compile
 import shlex
@@ -98,8 +99,12 @@ def main() -> int:
     configure_apt(folder)
     kernel = unpack_kernel(folder, options.kernel)
     root = folder / "root"
-    if not root.exists():
+    wanted = PACKAGES + [f"{name}=={metadata.version(name)}" for name in PYTHON_PACKAGES]
+    listed = root.with_name("root.json")
+    if not root.exists() or not listed.exists() or json.loads(listed.read_text()) != wanted:
+        shutil.rmtree(root, ignore_errors=True)
         make_root(folder, root)
+        listed.write_text(json.dumps(wanted))
     start = START.format(uid=options.uid, command=shlex.join(command))
     with tempfile.NamedTemporaryFile(dir=folder, prefix="image-") as image:
         image.writelines(archive(root, ""))

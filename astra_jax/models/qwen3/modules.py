@@ -178,6 +178,12 @@ def rotary_angles(positions_bt: Array, config: Qwen3Config) -> tuple[Array, Arra
     return jnp.cos(angles) * yarn.scale, jnp.sin(angles) * yarn.scale
 
 
+def _rotary_angles_once(positions_bt: Array, config: Qwen3Config) -> tuple[Array, Array]:
+    """`rotary_angles` for layers that are written out, on CPUs: there XLA would compute the same cosines in each layer
+    again, for each head. What a loop has made it takes as it is."""
+    return jax.lax.map(functools.partial(rotary_angles, config=config), positions_bt)
+
+
 def rotate(x_btnh: Array, angles_bth: tuple[Array, Array]) -> Array:
     """Rotary embedding over pairs (i, i + H/2), as in Hugging Face's layout."""
     cos, sin = (a[:, :, None] for a in angles_bth)
@@ -253,11 +259,7 @@ def forward(
         raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
     x_btd = _embed(params["embed_vd"], tokens_bt, config, mesh)
     unrolled = config.n_layers <= UNROLLED and remat == "none" and platform_of(mesh) == "cpu"
-    if unrolled:
-        # In a loop: else XLA computes the same cosines in each layer again, for each head.
-        angles_bth = jax.lax.map(functools.partial(rotary_angles, config=config), positions_bt)
-    else:
-        angles_bth = rotary_angles(positions_bt, config)
+    angles_bth = _rotary_angles_once(positions_bt, config) if unrolled else rotary_angles(positions_bt, config)
 
     def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
         operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
@@ -382,7 +384,9 @@ def _over_caches(
     params: Params, config: Qwen3Config, tokens_bt: Array, positions_bt: Array, caches: Any, attend: Callable[..., Any]
 ) -> tuple[Array, Any]:
     """The layers, each with `attend(its cache, q, k, v)`. Returns hidden states and what became of the caches."""
-    angles_bth = rotary_angles(jnp.maximum(positions_bt, 0), config)
+    written_out = isinstance(params["layers"], tuple)
+    angles = _rotary_angles_once if written_out else rotary_angles
+    angles_bth = angles(jnp.maximum(positions_bt, 0), config)
 
     def layer(x_btd: Array, xs: tuple[Params, Any]) -> tuple[Array, Any]:
         arrays, cache = xs
@@ -390,7 +394,7 @@ def _over_caches(
         return x_btd, cache
 
     x_btd = params["embed_vd"][tokens_bt].astype(config.dtype)
-    if isinstance(params["layers"], tuple):
+    if written_out:
         extended = []
         for xs in zip(params["layers"], caches, strict=True):
             x_btd, cache = layer(x_btd, xs)
