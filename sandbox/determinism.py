@@ -2,7 +2,8 @@
 
 `install` runs once in the zygote, so every slot and call inherits it; `begin_call` runs in each call. Together with the
 fixed hash seed, UTC, C.UTF-8 and the fixed memory layout, which the zygote's environment gives, the same call of the
-same module returns the same bytes on any worker, in any order, after any restart.
+same module returns the same bytes on any worker, in any order, after any restart. Addresses (`id`) are the exception:
+what the heap holds depends a little on what was opened before; validation rejects code that shows them.
 
 The clock stands at `EPOCH` and moves only when the code sleeps; monotonic clocks also advance a microsecond at each
 reading, so that loops which wait for time to pass end. Code that goes around Python (ctypes, the vDSO) can still read

@@ -6,6 +6,7 @@ What it notes is for honest code, which does not look for it. Code that hides is
 from __future__ import annotations
 
 import builtins
+import random
 import sys
 import time
 import types
@@ -43,6 +44,13 @@ def observe(function: str, arguments: dict) -> dict:
             network.add(event)
 
     sys.addaudithook(heard)
+    # The tool's small objects get the gaps that half of these leave, its large ones what comes after these: other
+    # places than in a plain call. So an answer with an address in it is another one, or one in the order of addresses.
+    gaps = [make() for make in (object, list, dict, set, lambda: (SOURCE,)) for _ in range(200)]
+    gaps += [bytes(size) for size in range(0, 480, 16) for _ in range(20)]
+    random.Random(0).shuffle(gaps)
+    del gaps[::2]
+    gaps += [bytes(size) for size in range(480, 2048, 16) for _ in range(8)]
     tool = types.ModuleType("tool")
     tool.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_module}
     tool.__file__ = "<tool>"

@@ -50,6 +50,16 @@ UNFIT = {
         Reason.NONDETERMINISTIC,
         "ValueError: unlucky",
     ),
+    "address": (tool("return repr(object())"), Reason.NONDETERMINISTIC, "object at 0x"),
+    "addresses kept": (tool("return id(KEPT)", head="KEPT = {}"), Reason.NONDETERMINISTIC, "returned"),
+    "order by address": (
+        tool(
+            "return [o.n for o in {Thing(n) for n in range(40)}]",
+            head="class Thing:\n    def __init__(self, n):\n        self.n = n",
+        ),
+        Reason.NONDETERMINISTIC,
+        "returned [",
+    ),
     "clock": (tool("return time.time()", head="import time"), Reason.READS_CLOCK, "time.time"),
     "clock without effect": (tool("time.perf_counter_ns()", head="import time"), Reason.READS_CLOCK, "perf_counter_ns"),
     "clock by name": (tool("return now()", head="from time import time as now"), Reason.READS_CLOCK, "time.time"),
