@@ -25,17 +25,21 @@ TOOL = textwrap.dedent(
         return [secret, "x" * size]
 
     def read(address):
-        """A page at any address, b"" where there is none: the kernel copies it into a pipe, or refuses."""
+        """A page at any address, b"" where there is none: the kernel copies it into a pipe, or refuses.
+
+        Into one of its own: on arm64 each refusal leaves an empty entry, and a write waits when there are sixteen.
+        """
+        reader, writer = os.pipe()
         try:
-            os.write(WRITER, (ctypes.c_char * PAGE).from_address(address))
+            return os.read(reader, os.write(writer, (ctypes.c_char * PAGE).from_address(address)))
         except OSError:
             return b""
-        return os.read(READER, PAGE)
+        finally:
+            os.close(reader)
+            os.close(writer)
 
     def search(reversed_secret, own=False):
         """Where the secret is in this process's memory: on the heap, and in what surrounds Python's objects."""
-        global READER, WRITER
-        READER, WRITER = os.pipe()
         wanted = reversed_secret.encode()
         libc = ctypes.CDLL(None)
         libc.sbrk.restype = ctypes.c_void_p
