@@ -29,7 +29,7 @@ class EngineConfig:
     max_length: int = 2048
     prefill_chunk: int = 64
     decode_chunk: int = 16
-    min_window: int = 256
+    min_window: int = 128
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_chunk", "decode_chunk", "min_window"):
