@@ -1,0 +1,117 @@
+"""The engine's decoding beside what memory allows: each step reads all weights, and each row's keys and values.
+
+    python -m benchmarks.decode_floor --model=4b --batches=1,64 [--save]
+
+For accelerators; one device, random bfloat16 weights, all rows of one length. The floor of a step is the bytes that it
+must read over the device's bandwidth (`astra_jax.chips`; of others by `--bandwidth`). `share` is the floor over the
+step's seconds, the median of the rounds. Prefill is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from benchmarks import rows
+from launch.cli import UsageError, run
+
+if TYPE_CHECKING:
+    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.rollout.engine import Engine
+
+_MODEL = flags.DEFINE_string("model", "4b", "Name of a dense preset.")
+_BATCHES = flags.DEFINE_list("batches", ["1", "64"], "Requests at once.")
+_PROMPT = flags.DEFINE_integer("prompt_tokens", 1024, "Of each request.", lower_bound=2)
+_NEW = flags.DEFINE_integer("new_tokens", 256, "Of each request.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Of each batch, after one that compiles.", lower_bound=1)
+_BANDWIDTH = flags.DEFINE_float("bandwidth", None, "The device's, bytes a second, where it is not known.")
+_SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode_floor.jsonl.")
+
+
+def bytes_of_step(model: Qwen3Config, batch: int, length: float) -> float:
+    """What a step of `batch` rows must read: each weight once, and the keys and values of `length` positions a row."""
+    import jax.numpy as jnp
+
+    from astra_jax.models.qwen3.flops import matmul_parameters
+
+    width = jnp.dtype(model.dtype).itemsize
+    cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
+    return width * (sum(matmul_parameters(model)) + batch * length * cached)
+
+
+async def measure(engine: Engine, vocabulary: int, batch: int) -> float:
+    """Seconds of a decoding step, from the engine's own counters."""
+    import numpy as np
+
+    from astra_jax.rollout.policy import Sampling
+
+    seconds = []
+    for turn in range(1 + _ROUNDS.value):
+        prompts = np.random.default_rng(turn).integers(0, vocabulary, (batch, _PROMPT.value)).tolist()
+        before = engine.stats.snapshot()
+        samplings = [Sampling(max_tokens=_NEW.value, stop_ids=(), seed=turn * batch + i) for i in range(batch)]
+        await asyncio.gather(*(engine.generate(*one) for one in zip(prompts, samplings, strict=True)))
+        spent = engine.stats.since(before)
+        seconds.append(spent.decode_seconds * batch / spent.decoded_tokens)
+    return statistics.median(seconds[1:])
+
+
+async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> list[dict[str, Any]]:
+    """A row for each batch."""
+    import jax
+
+    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.rollout.engine import Engine
+    from astra_jax.rollout.slots import EngineConfig
+
+    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+    found = []
+    for batch in batches:
+        shapes = EngineConfig(slots=batch, max_length=_PROMPT.value + _NEW.value)
+        async with Engine(params, model, shapes) as engine:
+            seconds = await measure(engine, model.vocab_size, batch)
+        floor = bytes_of_step(model, batch, _PROMPT.value + _NEW.value / 2) / bandwidth
+        found.append(
+            {
+                "device": jax.devices()[0].device_kind,
+                "model": _MODEL.value,
+                "dtype": model.dtype,
+                "batch": batch,
+                "prompt_tokens": _PROMPT.value,
+                "new_tokens": _NEW.value,
+                "tokens_per_second": round(batch / seconds, 1),
+                "step_ms": round(1e3 * seconds, 3),
+                "floor_ms": round(1e3 * floor, 3),
+                "share": round(floor / seconds, 3),
+            }
+        )
+    return found
+
+
+def main() -> None:
+    import jax
+
+    from astra_jax.chips import chip_of
+    from astra_jax.models.qwen3.presets import PRESETS
+
+    dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
+    if _MODEL.value not in dense:
+        raise UsageError(f"--model is {_MODEL.value!r}; use one of {', '.join(dense)}")
+    if not all(batch.isdigit() and int(batch) > 0 for batch in _BATCHES.value):
+        raise UsageError(f"--batches is {','.join(_BATCHES.value)!r}; use positive whole numbers")
+    kind = jax.devices()[0].device_kind
+    chip = chip_of(kind)
+    if chip is None and _BANDWIDTH.value is None:
+        raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
+    bandwidth = _BANDWIDTH.value or (chip.hbm_bandwidth if chip else 0.0)
+    model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
+    for row in asyncio.run(compare(model, [int(batch) for batch in _BATCHES.value], bandwidth)):
+        rows.report("decode_floor", row, save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    run(main)
