@@ -32,17 +32,6 @@ _BANDWIDTH = flags.DEFINE_float("bandwidth", None, "The device's, bytes a second
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode_floor.jsonl.")
 
 
-def bytes_of_step(model: Qwen3Config, batch: int, length: float) -> float:
-    """What a step of `batch` rows must read: each weight once, and the keys and values of `length` positions a row."""
-    import jax.numpy as jnp
-
-    from astra_jax.models.qwen3.flops import matmul_parameters
-
-    width = jnp.dtype(model.dtype).itemsize
-    cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
-    return width * (sum(matmul_parameters(model)) + batch * length * cached)
-
-
 async def measure(engine: Engine, vocabulary: int, batch: int) -> float:
     """Seconds of a decoding step, from the engine's own counters."""
     import numpy as np
@@ -64,6 +53,7 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
     """A row for each batch."""
     import jax
 
+    from astra_jax.models.qwen3.flops import decoding_bytes
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.rollout.engine import Engine
     from astra_jax.rollout.slots import EngineConfig
@@ -74,7 +64,7 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
         shapes = EngineConfig(slots=batch, max_length=_PROMPT.value + _NEW.value)
         async with Engine(params, model, shapes) as engine:
             seconds = await measure(engine, model.vocab_size, batch)
-        floor = bytes_of_step(model, batch, _PROMPT.value + _NEW.value / 2) / bandwidth
+        floor = decoding_bytes(model, batch, _PROMPT.value + _NEW.value / 2) / bandwidth
         found.append(
             {
                 "device": jax.devices()[0].device_kind,

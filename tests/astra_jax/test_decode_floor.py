@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import pytest
 
+from astra_jax.models.qwen3.flops import decoding_bytes
 from astra_jax.models.qwen3.modules import abstract_params
 from astra_jax.models.qwen3.presets import PRESETS
-from benchmarks.decode_floor import bytes_of_step
 from benchmarks.rows import ROOT
 
 
@@ -31,7 +31,7 @@ def test_a_step_reads_each_matrix_once_and_what_is_cached(name: str) -> None:
     weights = sum(leaf.size for leaf in [*matrices, head])
     of_a_position = 2 * model.n_layers * model.n_kv_heads * model.head_dim
     width = {"float32": 4, "bfloat16": 2}[model.dtype]
-    assert bytes_of_step(model, 3, 100.5) == width * (weights + 3 * 100.5 * of_a_position)
+    assert decoding_bytes(model, 3, 100.5) == width * (weights + 3 * 100.5 * of_a_position)
 
 
 def test_the_row_says_what_was_measured() -> None:
@@ -39,7 +39,7 @@ def test_the_row_says_what_was_measured() -> None:
     done = decode_floor(*shape, "--bandwidth=1e9")
     row = json.loads(done.stdout)
     assert (row["device"], row["dtype"], row["batch"]) == ("cpu", "bfloat16", 2)
-    assert row["floor_ms"] == pytest.approx(bytes_of_step(PRESETS["tiny"], 2, 25) / 2 / 1e9 * 1e3, abs=1e-3)
+    assert row["floor_ms"] == pytest.approx(decoding_bytes(PRESETS["tiny"], 2, 25) / 2 / 1e9 * 1e3, abs=1e-3)
     assert row["share"] == pytest.approx(row["floor_ms"] / row["step_ms"], rel=0.02)
     assert row["tokens_per_second"] == pytest.approx(2e3 / row["step_ms"], rel=0.02)
 

@@ -1,4 +1,4 @@
-"""How much arithmetic a model is."""
+"""How much arithmetic a model is, and how much memory it reads."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
     useful = 6 * (layers + head) + 6 * scores
     executed = 8 * layers + 6 * head + (2 + 2 + 5) * scores
     return float(useful), float(executed)
+
+
+def decoding_bytes(model: Qwen3Config, rows: int, length: float) -> float:
+    """What a decoding step of a dense model reads: each weight once, and keys and values of `length` positions a row.
+
+    Embeddings of the rows' tokens, norms and biases are left out.
+    """
+    width = jax.numpy.dtype(model.dtype).itemsize
+    cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
+    return width * (sum(matmul_parameters(model)) + rows * length * cached)
 
 
 def batch_flops(model: Qwen3Config, segment_ids_bt: Any) -> float:
