@@ -28,7 +28,7 @@ _BATCHES = flags.DEFINE_list("batches", ["1", "64"], "Requests at once.")
 _PROMPT = flags.DEFINE_integer("prompt_tokens", 1024, "Of each request.", lower_bound=2)
 _NEW = flags.DEFINE_integer("new_tokens", 256, "Of each request.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Of each batch, after one that compiles.", lower_bound=1)
-_BANDWIDTH = flags.DEFINE_float("bandwidth", None, "The device's, bytes a second, where it is not known.")
+_BANDWIDTH = flags.DEFINE_float("bandwidth", None, "Bytes a second, where the device's is not known.", lower_bound=1)
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode_floor.jsonl.")
 
 
@@ -94,10 +94,11 @@ def main() -> None:
     if not all(batch.isdigit() and int(batch) > 0 for batch in _BATCHES.value):
         raise UsageError(f"--batches is {','.join(_BATCHES.value)!r}; use positive whole numbers")
     kind = jax.devices()[0].device_kind
-    chip = chip_of(kind)
-    if chip is None and _BANDWIDTH.value is None:
-        raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
-    bandwidth = _BANDWIDTH.value or (chip.hbm_bandwidth if chip else 0.0)
+    bandwidth = _BANDWIDTH.value
+    if bandwidth is None:
+        if (chip := chip_of(kind)) is None:
+            raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
+        bandwidth = chip.hbm_bandwidth
     model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
     for row in asyncio.run(compare(model, [int(batch) for batch in _BATCHES.value], bandwidth)):
         rows.report("decode_floor", row, save=_SAVE.value)

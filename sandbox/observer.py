@@ -46,6 +46,7 @@ def observe(function: str, arguments: dict) -> dict:
     sys.addaudithook(heard)
     # The tool's small objects get the gaps that half of these leave, its large ones what comes after these: other
     # places than in a plain call. So an answer with an address in it is another one, or one in the order of addresses.
+    # Eight of each large size: glibc keeps up to seven that were freed, and hands those out first.
     gaps = [make() for make in (object, list, dict, set, lambda: (SOURCE,)) for _ in range(200)]
     gaps += [bytes(size) for size in range(0, 480, 16) for _ in range(20)]
     random.Random(0).shuffle(gaps)

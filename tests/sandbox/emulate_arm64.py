@@ -99,12 +99,12 @@ def main() -> int:
     configure_apt(folder)
     kernel = unpack_kernel(folder, options.kernel)
     root = folder / "root"
-    wanted = PACKAGES + [f"{name}=={metadata.version(name)}" for name in PYTHON_PACKAGES]
-    listed = root.with_name("root.json")
-    if not root.exists() or not listed.exists() or json.loads(listed.read_text()) != wanted:
+    requirements = [f"{name}=={metadata.version(name)}" for name in PYTHON_PACKAGES]
+    listed, wanted = folder / "root.json", json.dumps(PACKAGES + requirements)
+    if not root.exists() or not listed.exists() or listed.read_text() != wanted:
         shutil.rmtree(root, ignore_errors=True)
-        make_root(folder, root)
-        listed.write_text(json.dumps(wanted))
+        make_root(folder, root, requirements)
+        listed.write_text(wanted)
     start = START.format(uid=options.uid, command=shlex.join(command))
     with tempfile.NamedTemporaryFile(dir=folder, prefix="image-") as image:
         image.writelines(archive(root, ""))
@@ -144,7 +144,7 @@ def unpack_kernel(folder: Path, package: str) -> Path:
     return image
 
 
-def make_root(folder: Path, root: Path) -> None:
+def make_root(folder: Path, root: Path, requirements: list[str]) -> None:
     """Unpack Debian's packages and Python's into one tree. Nothing of the other machine is run for that."""
     subprocess.run(["apt-get", "install", "-q", "-y", "--download-only", *PACKAGES], check=True)
     made = root.with_name("root-unfinished")
@@ -162,10 +162,10 @@ def make_root(folder: Path, root: Path) -> None:
     (made / "etc/passwd").write_text("root:x:0:0::/root:/bin/bash\nuser:x:1000:1000::/tmp:/bin/bash\n")
     (made / "init").write_text(INIT)
     (made / "init").chmod(0o755)
-    versions = [f"{name}=={metadata.version(name)}" for name in PYTHON_PACKAGES]
     platforms = [f"--platform=manylinux{tag}_aarch64" for tag in ("2014", "_2_28")]
     for_arm64 = ["--python-version=3.11", "--only-binary=:all:", *platforms, f"--target={made / 'packages'}"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-compile", *for_arm64, *versions], check=True)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-compile"]
+    subprocess.run([*install, *for_arm64, *requirements], check=True)
     if sys.version_info[:2] == (3, 11):  # bytecode is the same on all machines, and there it would take minutes
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         for place in ("usr/lib/python3.11", "packages"):
