@@ -28,6 +28,9 @@ from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_dig
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 
 _UIDS = 1000
+# When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
+# one): the first try loses that slot, the second asks a zygote that will not answer, the third finds it gone.
+_TRIES_TO_OPEN = 3
 _CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
 
 
@@ -322,10 +325,13 @@ class SandboxPool:
                 self.stats.evicted += 1
 
     async def _open(self, code: str) -> Slot:
-        try:
-            slot = await self._open_loaded(code)
-        except SlotError:  # the zygote may just have died, unnoticed; a living one is started if so
-            slot = await self._open_loaded(code)
+        for tries_left in reversed(range(_TRIES_TO_OPEN)):
+            try:
+                slot = await self._open_loaded(code)
+                break
+            except SlotError:
+                if not tries_left:
+                    raise
         self.stats.opened += 1
         return slot
 

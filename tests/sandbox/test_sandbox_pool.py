@@ -287,6 +287,27 @@ async def test_a_module_opens_although_the_process_that_waited_for_it_was_killed
         assert (pool.stats.opened, pool.stats.retried, pool.stats.evicted) == (1, 0, 0)
 
 
+async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
+    """As when it is killed on a busy machine, here drawn out: the slots end, it answers no more, then it ends."""
+    slow = "def count():\n    return sum(range(20_000_000))"
+    async with SandboxPool(SandboxConfig(max_slots=1, spare_slots=1, limits=Limits(cpu_seconds=30))) as pool:
+        assert (await pool.call(slow, "count", {})).ok
+        async with asyncio.timeout(20):
+            while len(below := descendants(os.getpid(), pool)) != 4:  # two slots; in the spare one a process waits
+                await asyncio.sleep(0.01)
+        zygote, slot, spare, _ = below
+        call = asyncio.create_task(pool.call(slow, "count", {}))
+        await asyncio.sleep(0.2)
+        for stopped in (zygote, spare):  # a stopped process is alive and does not answer
+            os.kill(stopped, signal.SIGSTOP)
+        for ended in (slot, spare, zygote):
+            os.kill(ended, signal.SIGKILL)
+            await asyncio.sleep(0.2)
+        result = await call
+        assert result.value == 199_999_990_000_000, result
+        assert (pool.stats.retried, pool.stats.infrastructure, pool.stats.zygotes) == (1, 0, 2)
+
+
 def descendants(root: int, pool: SandboxPool) -> list[int]:
     """Process ids below `root` that are of this pool."""
     zygote = pool._zygote.pid if pool._zygote else 0
