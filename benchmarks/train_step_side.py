@@ -44,7 +44,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
     shape = {field.name: case[field.name] for field in fields(Shape)}
     model = Qwen3Config(**shape, tie_embeddings=True)
     data = DataConfig(seq_len=case["tokens"], rows=case["rows"])
-    config = SFTConfig(data=data, learning_rate=LEARNING_RATE, **OPTIMIZER)
+    config = SFTConfig(data=data, accumulation=case["accumulation"], learning_rate=LEARNING_RATE, **OPTIMIZER)
     ids = tokens(case)
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
@@ -54,7 +54,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
     state = [params, opt_state]
 
     def step() -> float:
-        on_device = to_device(batch, 1, None)
+        on_device = to_device(batch, config.accumulation, None)
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 

@@ -74,6 +74,9 @@ EPISODE = EpisodeConfig(
 )
 _LENGTH = EPISODE.max_prompt_tokens + EPISODE.max_response_tokens
 _NO_THINKING = DataConfig(seq_len=_LENGTH, rows=4, thinking=False)
+_MICRO_BATCHES = 2
+"""Of an SFT step: half as many activations stay in a CPU's cache, and malloc keeps their memory (a step of 8 rows of
+224 tokens takes 54 ms instead of 66 on two cores, one of 4 rows of 640 takes 3 to 5 % less)."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class QuickstartConfig:
     )
     dialogue: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, rows=8, tools="none", too_long="drop", rename_entities=1.0),
+        accumulation=_MICRO_BATCHES,
         steps=900,
         optimizer="muon",
         learning_rate=3e-2,
@@ -148,6 +152,7 @@ class QuickstartConfig:
     )
     tools: SFTConfig = SFTConfig(
         data=replace(_NO_THINKING, seq_len=640, rows=4, tools="some", too_long="drop", rename_entities=1.0),
+        accumulation=_MICRO_BATCHES,
         steps=150,
         optimizer="muon",
         learning_rate=6e-3,
@@ -166,7 +171,7 @@ class QuickstartConfig:
         max_groups_per_update=64,
         episode=EPISODE,
         row_buckets=(768, 1_024, _LENGTH),
-        micro_batch_rows=4,
+        micro_batch_rows=2,
         weight_decay=0.0,
         checkpoint_every=4,
     )

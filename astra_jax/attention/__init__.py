@@ -61,12 +61,13 @@ def attention(
     """
     if backend not in BACKENDS:
         raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
+    platform = platform_of(mesh)
     if backend == "auto":
-        backend = _best(q_btnh.shape[-1], platform_of(mesh))
+        backend = _best(q_btnh.shape[-1], platform)
     operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
     context = 1 if mesh is None else mesh.shape["context"]
     if not backend.startswith("splash"):
-        attend = blockwise.attend
+        attend = blockwise.attend_in_halves if platform == "cpu" else blockwise.attend
         if backend.startswith("triton"):
             attend = partial(triton.attend, interpret=backend == "triton_interpret")
         if mesh is None:
