@@ -52,6 +52,7 @@ from astra_jax.run_identity import check_same_run, run_identity
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.datasets import Folder
+from synthesis.progress import progress_bar
 from synthesis.records import ToolEnvironment, encode
 
 
@@ -149,7 +150,9 @@ async def train(
     history: list[dict[str, float]] = []
     stopped: Literal["finished", "exhausted"] = "finished"
     update = start
-    bar = tqdm(total=config.updates, initial=start, desc="GRPO", disable=not progress or not is_first(), unit="update")
+    bar = progress_bar(
+        total=config.updates, initial=start, desc="GRPO", disable=not progress or not is_first(), unit="update"
+    )
 
     async def fill(update: int, version: int) -> None:
         if is_first():

@@ -28,7 +28,6 @@ from typing import Any, Literal
 import jax
 from etils import epath
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from astra_jax.checkpoints import Checkpointer
 from astra_jax.chips import chip_of
@@ -49,6 +48,7 @@ from astra_jax.sft_config import SFTConfig
 from astra_jax.sft_update import learning_rate, loss_sums, sft_optimizer, to_device, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.datasets import Folder, read_card
+from synthesis.progress import progress_bar
 
 _FREE = (
     *("checkpoint_every", "keep_states", "keep_params", "log_every", "epochs"),
@@ -152,7 +152,7 @@ def train(
     history: list[dict[str, float]] = []
     stopped: Literal["finished", "preempted"] = "finished"
     step, clock = start, _Clock(model_config)
-    bar = tqdm(total=steps, initial=start, desc="SFT", disable=not progress or not is_first(), unit="step")
+    bar = progress_bar(total=steps, initial=start, desc="SFT", disable=not progress or not is_first(), unit="step")
     try:
         with _trace(profile, folder / "profile") as trace:
             while step < steps:

@@ -1,12 +1,46 @@
-"""What a running stage shows: a bar with inputs done and rejected, and the traffic with model endpoints."""
+"""What a running stage shows: a bar; in synthesis with its inputs and the traffic with model endpoints."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from tqdm import tqdm
+
+
+def progress_bar(**options: Any) -> tqdm:
+    """A bar on standard error; where that is no terminal, a line now and then (see `_Log`).
+
+    Args:
+        options: as `tqdm` takes them.
+    """
+    return tqdm(**options, file=sys.stderr if sys.stderr.isatty() else _Log())
+
+
+class _Log:
+    """Standard error as a bar's file: its state is a line every half minute, and one at its end.
+
+    A bar that is drawn over itself leaves thousands of states in a log, in one line.
+    """
+
+    SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._next = time.monotonic() + self.SECONDS
+
+    def write(self, text: str) -> None:
+        """`tqdm` writes a carriage return and a state, and a line feed when it is closed."""
+        self._state = text.strip() or self._state
+        if self._state and (text.endswith("\n") or time.monotonic() >= self._next):
+            print(self._state, file=sys.stderr, flush=True)
+            self._state, self._next = "", time.monotonic() + self.SECONDS
+
+    def flush(self) -> None:
+        """Lines are flushed as they are written."""
 
 
 @dataclass
@@ -32,7 +66,7 @@ class Progress:
     SECONDS = 1.0
 
     def __init__(self, label: str, total: int | None, done: int) -> None:
-        self._bar = tqdm(total=total, initial=done, desc=label, leave=True)
+        self._bar = progress_bar(total=total, initial=done, desc=label)
         self._rejected = 0
         self._seen = (time.monotonic(), TRAFFIC.requests, TRAFFIC.tokens)
         self._first = TRAFFIC.requests

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from tqdm import tqdm
 
 from astra_jax.evaluation.intervals import estimate
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from synthesis.progress import progress_bar
 from synthesis.records import ToolEnvironment
 from synthesis.reward import f1_reward
 from synthesis.runner import rng_for
@@ -135,7 +135,7 @@ async def run_episodes(
     limits = replace(config.episode, temperature=config.temperature)
     gate = asyncio.Semaphore(config.concurrency)
     total = len(environments) * config.episodes_per_environment
-    bar = tqdm(total=total, desc=description, disable=not progress, unit="episode")
+    bar = progress_bar(total=total, desc=description, disable=not progress, unit="episode")
 
     async def one(environment: ToolEnvironment, number: int) -> None:
         async with gate:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import tracemalloc
 from collections import Counter
 
 import pytest
 
-from synthesis.progress import TRAFFIC, Progress
+from synthesis.progress import TRAFFIC, Progress, progress_bar
 from synthesis.records import Answer
 from synthesis.runner import Journal, Rejected, Stopped, Transient, rng_for, run_stage
 
@@ -188,6 +189,25 @@ async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypat
     await run(half, range(10), tmp_path / "journal", concurrency=2)
     shown = capsys.readouterr().err
     assert "10/10" in shown and "rejected=5" in shown and "requests=10" in shown and "tokens/s=" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_drawn_over_itself_on_a_terminal_and_lines_in_a_log(terminal, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    clock = iter(range(0, 10_000, 10))  # seconds
+    monkeypatch.setattr("synthesis.progress.time.monotonic", lambda: next(clock))
+    bar = progress_bar(total=10, desc="stage", mininterval=0)
+    for number in range(10):
+        bar.set_postfix_str(f"now={number}")
+        bar.update()
+    bar.close()
+    shown = capsys.readouterr().err
+    if terminal:
+        assert shown.count("\r") > 10 and shown.count("\n") == 1
+    else:
+        lines = shown.splitlines()
+        assert "\r" not in shown and "now=9" in lines[-1] and 3 < len(lines) < 10
+        assert all(line.startswith("stage:") for line in lines)
 
 
 @pytest.mark.slow
