@@ -289,14 +289,15 @@ async def test_a_module_opens_although_the_process_that_waited_for_it_was_killed
 
 async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
     """As when it is killed on a busy machine, here drawn out: the slots end, it answers no more, then it ends."""
-    slow = "def count():\n    return sum(range(20_000_000))"
-    async with SandboxPool(SandboxConfig(max_slots=1, spare_slots=1, limits=Limits(cpu_seconds=30))) as pool:
-        assert (await pool.call(slow, "count", {})).ok
+    code = "def add_up(count):\n    return sum(range(count))"
+    async with SandboxPool(SandboxConfig(max_slots=1, spare_slots=1, limits=Limits(cpu_seconds=60))) as pool:
+        assert (await pool.call(code, "add_up", {"count": 3})).value == 3
         async with asyncio.timeout(20):
+            await pool._spares[0]
             while len(below := descendants(os.getpid(), pool)) != 4:  # two slots; in the spare one a process waits
                 await asyncio.sleep(0.01)
         zygote, slot, spare, _ = below
-        call = asyncio.create_task(pool.call(slow, "count", {}))
+        call = asyncio.create_task(pool.call(code, "add_up", {"count": 50_000_000}))  # for half a second or more
         await asyncio.sleep(0.2)
         for stopped in (zygote, spare):  # a stopped process is alive and does not answer
             os.kill(stopped, signal.SIGSTOP)
@@ -304,7 +305,7 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
             os.kill(ended, signal.SIGKILL)
             await asyncio.sleep(0.2)
         result = await call
-        assert result.value == 199_999_990_000_000, result
+        assert result.value == 1_249_999_975_000_000, result
         assert (pool.stats.retried, pool.stats.infrastructure, pool.stats.zygotes) == (1, 0, 2)
 
 
