@@ -325,15 +325,10 @@ class SandboxPool:
                 self.stats.evicted += 1
 
     async def _open(self, code: str) -> Slot:
-        for tries_left in reversed(range(_TRIES_TO_OPEN)):
-            try:
-                slot = await self._open_loaded(code)
-                break
-            except SlotError:
-                if not tries_left:
-                    raise
-        self.stats.opened += 1
-        return slot
+        for _ in range(_TRIES_TO_OPEN - 1):
+            with contextlib.suppress(SlotError):
+                return await self._open_loaded(code)
+        return await self._open_loaded(code)
 
     async def _open_loaded(self, code: str) -> Slot:
         slot = await self._spare() or await self._open_empty()
@@ -342,6 +337,7 @@ class SandboxPool:
         except BaseException:
             slot.close()
             raise
+        self.stats.opened += 1
         return slot
 
     async def _spare(self) -> Slot | None:
