@@ -49,13 +49,18 @@ def _general(argument: str) -> str:
 
 
 def hardware() -> str:
-    """The processor's name and how many of its CPUs this process may use."""
-    model = platform.processor() or platform.machine()
+    """The processor's name, on x86 its family and model, and how many of its CPUs this process may use.
+
+    Virtual machines may say no more than "AMD EPYC" of processors that are generations apart.
+    """
+    said: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return f"{model}, {len(os.sched_getaffinity(0))} CPUs"
+        key, _, value = line.partition(":")
+        said.setdefault(key.strip(), value.strip())
+    name = said.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in said:
+        name += f" (family {said['cpu family']}, model {said['model']})"
+    return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def commit() -> str:

@@ -60,15 +60,21 @@ def start(name: str, case: Case, threads: int) -> Side:
 
 
 def compare(case: Case, threads: int, rounds: int) -> dict:
-    """Medians of seconds a step, peak memory, and what JAX gains over the better PyTorch."""
+    """Medians of seconds a step, peak memory, and what JAX gains over the better PyTorch.
+
+    `matmul_gflops`, of the same turns, says what part of that is the libraries': a step is mostly matmuls, and on some
+    processors one library is twice as fast as the other, on some they are alike.
+    """
     sides: dict[str, Side] = {}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    gflops: dict[str, list[float]] = {name: [] for name in SIDES}
     try:
         for name in SIDES:
             sides[name] = start(name, case, threads)
         for _ in range(rounds):
             for name, side in sides.items():
                 seconds[name] += side.ask(f"train {case.steps}")["seconds"]
+                gflops[name].append(side.ask("matmul")["gflops"])
         ends = {name: side.ask("end") for name, side in sides.items()}
     finally:
         for side in sides.values():
@@ -85,6 +91,7 @@ def compare(case: Case, threads: int, rounds: int) -> dict:
         "seconds_per_step": {name: round(value, 4) for name, value in medians.items()},
         "first_step_seconds": {name: round(side.first, 1) for name, side in sides.items()},
         "peak_rss_gib": {name: round(value / 2**30, 2) for name, value in peaks.items()},
+        "matmul_gflops": {name: round(statistics.median(values)) for name, values in gflops.items()},
         "losses": {name: round(end["loss"], 4) for name, end in ends.items()},
         "speed_ratio": round(best / medians["jax"], 3),
         "memory_ratio": round(peaks["jax"] / least, 3),

@@ -2,6 +2,7 @@
 
 ready      take the first step (compiles); answers {"seconds"}
 train N    N steps, each waited for; answers {"seconds": [...]}
+matmul     a matmul a few times; answers {"gflops"}, what the side's library reaches
 end        answers {"peak_rss_bytes", "parameters", "loss"}
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,9 +20,12 @@ from typing import Any
 from benchmarks.shapes import Shape, hf_config
 
 Step = Callable[[], float]
+Multiply = Callable[[], None]
 
 OPTIMIZER = {"b1": 0.9, "b2": 0.95, "eps": 1e-8}
 LEARNING_RATE = 1e-3
+MATMUL = 1024
+"""Rows and columns of the matmul's operands: too small to matter for the peak memory of a step."""
 
 
 def tokens(case: dict[str, int]) -> Any:
@@ -29,7 +34,7 @@ def tokens(case: dict[str, int]) -> Any:
     return np.random.default_rng(0).integers(0, case["vocab_size"], (case["rows"], case["tokens"])).astype(np.int32)
 
 
-def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
+def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     import jax
     import numpy as np
 
@@ -58,10 +63,12 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, int]:
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 
-    return step, count
+    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL))
+    product = jax.jit(jax.numpy.matmul)
+    return step, lambda: product(square, square).block_until_ready(), count
 
 
-def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[Step, int]:
+def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[Step, Multiply, int]:
     import torch
     import transformers
 
@@ -84,7 +91,19 @@ def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[S
         optimizer.step()
         return float(loss.detach())
 
-    return step, sum(p.numel() for p in model.parameters())
+    square = torch.randn(MATMUL, MATMUL)
+    return step, lambda: torch.matmul(square, square), sum(p.numel() for p in model.parameters())
+
+
+def matmul_gflops(multiply: Multiply) -> float:
+    multiply()
+    return 2 * MATMUL**3 / statistics.median(seconds_of(multiply) for _ in range(9)) / 1e9
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -94,19 +113,23 @@ def main() -> None:
         "torch_eager": lambda *a: torch_side(*a, compiled=False),
         "torch_compile": lambda *a: torch_side(*a, compiled=True),
     }[name]
-    step, count = build(case, threads)
+    step, multiply, count = build(case, threads)
     loss = float("nan")
+
+    def train() -> None:
+        nonlocal loss
+        loss = step()
+
     for line in sys.stdin:
         word, _, number = line.strip().partition(" ")
         if word == "end":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             print(json.dumps({"peak_rss_bytes": peak, "parameters": count, "loss": loss}), flush=True)
             return
-        seconds = []
-        for _ in range(int(number or 1)):
-            started = time.perf_counter()
-            loss = step()
-            seconds.append(time.perf_counter() - started)
+        if word == "matmul":
+            print(json.dumps({"gflops": matmul_gflops(multiply)}), flush=True)
+            continue
+        seconds = [seconds_of(train) for _ in range(int(number or 1))]
         print(json.dumps({"seconds": seconds if word == "train" else seconds[0]}), flush=True)
 
 
