@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -88,15 +88,22 @@ def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, m
         overridden(config, [(name, text)])
 
 
+def processor_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_answers_within_a_second(program: str) -> None:
+def test_help_answers_at_once(program: str) -> None:
+    # Processor time: beside other tests on a slow machine the clock says three times as much. Importing JAX alone
+    # takes more than the bound.
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = processor_seconds_of_children()
         result = run(program, "--help")
-        seconds.append(time.perf_counter() - started)
+        seconds.append(processor_seconds_of_children() - before)
     assert f"--{FLAGS[program]}" in result.stdout
-    assert min(seconds) < 1, seconds
+    assert min(seconds) < 0.6, seconds
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
