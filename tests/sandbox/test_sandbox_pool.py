@@ -294,9 +294,12 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
         assert (await pool.call(code, "add_up", {"count": 3})).value == 3
         async with asyncio.timeout(20):
             await pool._spares[0]
-            while len(below := descendants(os.getpid(), pool)) != 4:  # two slots; in the spare one a process waits
+            zygote = pool._zygote.pid
+            # Two slots. The first call's process may still be ending, so a count of processes does not tell which is
+            # which: in the spare slot one waits, in the other none does.
+            while [len(children(slot)) for slot in children(zygote)] != [0, 1]:
                 await asyncio.sleep(0.01)
-        zygote, slot, spare, _ = below
+        slot, spare = children(zygote)
         call = asyncio.create_task(pool.call(code, "add_up", {"count": 50_000_000}))  # for half a second or more
         await asyncio.sleep(0.2)
         for stopped in (zygote, spare):  # a stopped process is alive and does not answer
@@ -309,9 +312,8 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
         assert (pool.stats.retried, pool.stats.infrastructure, pool.stats.zygotes) == (1, 0, 2)
 
 
-def descendants(root: int, pool: SandboxPool) -> list[int]:
-    """Process ids below `root` that are of this pool."""
-    zygote = pool._zygote.pid if pool._zygote else 0
+def parents_of_processes() -> dict[int, int]:
+    """The parent of every process that has not ended."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -321,6 +323,17 @@ def descendants(root: int, pool: SandboxPool) -> list[int]:
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
+    return parents
+
+
+def children(process: int) -> list[int]:
+    return sorted(child for child, parent in parents_of_processes().items() if parent == process)
+
+
+def descendants(root: int, pool: SandboxPool) -> list[int]:
+    """Process ids below `root` that are of this pool."""
+    zygote = pool._zygote.pid if pool._zygote else 0
+    parents = parents_of_processes()
     found = {zygote} & parents.keys()
     while grown := {p for p, parent in parents.items() if parent in found} - found:
         found |= grown
