@@ -15,9 +15,9 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
     package_data={
-        "astra_jax": ["evaluation/workers/*", "rollout/*.jinja"],
-        "synthesis": ["prompts/*/*"],
-        "launch": ["*.jinja", "viewer/*.jinja", "viewer/*.js"],
+        "astra_jax": ["evaluation/workers/*", "grpo/*.jinja"],
+        "synthesis": ["core/*.jinja", "prompts/*/*"],
+        "launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         "sandbox": ["*"],
     },
     install_requires=[

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from astra_jax.chat import (
+from synthesis.core.chat_format import (
     CALL_END,
     CALL_START,
     RESPONSE_END,
@@ -28,8 +28,8 @@ from astra_jax.chat import (
     TURN_START,
     Segment,
 )
-from astra_jax.files import in_bucket, location, write_text
-from synthesis.datasets import Folder
+from synthesis.core.datasets import Folder
+from synthesis.core.files import in_bucket, location, write_text
 
 PAD = "<|endoftext|>"
 # The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.

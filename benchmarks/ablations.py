@@ -89,12 +89,12 @@ def table(scores: dict[str, list[dict[str, Any]]]) -> str:
 
 async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
     """Train an arm, unless its folder has it finished, and evaluate it."""
-    from astra_jax import grpo
     from astra_jax.evaluation.episodes import evaluate
-    from astra_jax.rollout.engine import Engine
+    from astra_jax.grpo import train as grpo
+    from astra_jax.rollout.engine.engine import Engine
     from configs.quickstart import PROFILES, seeded
-    from launch import stages, summary
-    from launch.ledger import Ledger
+    from launch.quickstart import stages, summary
+    from launch.quickstart.ledger import Ledger
     from sandbox import SandboxPool
 
     config = seeded(PROFILES[_PROFILE.value](), seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from astra_jax.metrics import read_metrics
+from astra_jax.run.metrics import read_metrics
 
 
 def draw(groups: Mapping[str, Sequence[Path]], metrics: Mapping[str, str], path: Path) -> None:

@@ -19,7 +19,7 @@ from absl import app, flags
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
-from launch.cli import cpu_environment
+from launch.flags.cli import cpu_environment
 
 SIDES = ("engine", "transformers", "vllm")
 PROMPT_TOKENS, NEW_TOKENS = 128, 128

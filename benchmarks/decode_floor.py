@@ -3,7 +3,7 @@
     python -m benchmarks.decode_floor --model=4b --batches=1,64 [--save]
 
 For accelerators; one device, random bfloat16 weights, all rows of one length. The floor of a step is the bytes that it
-must read over the device's bandwidth (`astra_jax.chips`; of others by `--bandwidth`). `share` is the floor over the
+must read over the device's bandwidth (`astra_jax.run.chips`; of others by `--bandwidth`). `share` is the floor over the
 step's seconds, the median of the rounds. Prefill is not in it.
 """
 
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from benchmarks import rows
-from launch.cli import UsageError, run
+from launch.flags.cli import UsageError, run
 
 if TYPE_CHECKING:
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.rollout.engine import Engine
+    from astra_jax.rollout.engine.engine import Engine
 
 _MODEL = flags.DEFINE_string("model", "4b", "Name of a dense preset.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "64"], "Requests at once.")
@@ -55,8 +55,8 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
 
     from astra_jax.models.qwen3.flops import decoding_bytes
     from astra_jax.models.qwen3.modules import init_params
-    from astra_jax.rollout.engine import Engine
-    from astra_jax.rollout.slots import EngineConfig
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.slots import EngineConfig
 
     params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
     found = []
@@ -85,8 +85,8 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
 def main() -> None:
     import jax
 
-    from astra_jax.chips import chip_of
     from astra_jax.models.qwen3.presets import PRESETS
+    from astra_jax.run.chips import chip_of
 
     dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
     if _MODEL.value not in dense:

@@ -32,9 +32,9 @@ def engine(work: dict[str, Any]) -> Generate:
 
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.rollout.engine import Engine
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.rollout.policy import Sampling
-    from astra_jax.rollout.slots import EngineConfig
 
     model = Qwen3Config(**work["shape"], tie_embeddings=True)
     length = work["prompt_tokens"] + work["new_tokens"]

@@ -20,12 +20,12 @@ import msgspec
 from absl import app, flags
 
 from benchmarks import rows
+from synthesis.core.records import CodeTool
 from synthesis.environments.config import BANDS, NeededTool
 from synthesis.environments.distract import Candidate, Index
-from synthesis.environments.embedding import SentenceEmbedder
 from synthesis.facts.relations import all_relations
 from synthesis.facts.servers import tool_spec
-from synthesis.records import CodeTool
+from synthesis.pipeline.embedding import SentenceEmbedder
 
 _TOOLS = flags.DEFINE_integer("tools", 20_000, "Documents in the index.", lower_bound=100)
 _NEEDED = flags.DEFINE_integer("needed", 4, "Tools that an environment needs.", lower_bound=1)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from astra_jax import run_record
+from astra_jax.run import record as run_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -19,11 +19,11 @@ from typing import Any
 
 from absl import app, flags
 
-from astra_jax.data import DataConfig
+from astra_jax.sft.data import DataConfig
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import words
-from launch.cli import with_cpu_environment
+from launch.flags.cli import with_cpu_environment
 
 _WORKERS = flags.DEFINE_list("workers", ["0", "2"], "Processes that make batches ahead; one measurement for each.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns.", lower_bound=3)
@@ -39,17 +39,17 @@ _BURST = DataConfig(seq_len=1, rows=1).packing_bins // _ROWS
 def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     import jax
 
-    from astra_jax.chat import render
-    from astra_jax.data import BatchIterator, scan
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.optimizers import initial_state
-    from astra_jax.sft_config import SFTConfig
-    from astra_jax.sft_update import sft_optimizer, to_device, train_step
+    from astra_jax.run.optimizers import initial_state
+    from astra_jax.sft.bench import CALLS, conversations
+    from astra_jax.sft.config import SFTConfig
+    from astra_jax.sft.data import BatchIterator, scan
+    from astra_jax.sft.step import sft_optimizer, to_device, train_step
     from astra_jax.tokenizer import ChatTokenizer
-    from launch.bench import CALLS, conversations
-    from synthesis.datasets import write_dataset
-    from synthesis.records import Trajectory
+    from synthesis.core.chat_format import render
+    from synthesis.core.datasets import write_dataset
+    from synthesis.core.records import Trajectory
 
     made = list(itertools.islice(conversations(words()), 1_500))
     write_dataset(folder / "data", Trajectory, made, card={"made_by": "benchmarks.sft_input"})

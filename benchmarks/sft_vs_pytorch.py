@@ -25,7 +25,7 @@ from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
 from benchmarks.texts import words
-from launch.cli import cpu_environment
+from launch.flags.cli import cpu_environment
 
 SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
 """By name, the seed of the data's order."""
@@ -47,14 +47,14 @@ def prepare(folder: Path) -> dict[str, Any]:
     """The work of all sides: a Hugging Face folder with tokenizer and random weights, and the trajectories."""
     import jax
 
-    from astra_jax.chat import render
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.models.qwen3.weights import save_hf
+    from astra_jax.sft.bench import conversations
     from astra_jax.tokenizer import ChatTokenizer
-    from launch.bench import conversations
-    from synthesis.datasets import read_dataset, write_dataset
-    from synthesis.records import Trajectory
+    from synthesis.core.chat_format import render
+    from synthesis.core.datasets import read_dataset, write_dataset
+    from synthesis.core.records import Trajectory
 
     shape = SHAPES[_SHAPE.value]
     if _DATA.value:

@@ -55,9 +55,9 @@ class Turns:
 
 
 def jax_side(work: dict[str, Any], turns: Turns) -> None:
-    from astra_jax import sft
     from astra_jax.models.qwen3 import weights
     from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
     model, config = Qwen3Config(**work["model"]), _sft_config(work)
@@ -72,8 +72,8 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
 
 
 def _sft_config(work: dict[str, Any]) -> Any:
-    from astra_jax.data import DataConfig
-    from astra_jax.sft_config import SFTConfig
+    from astra_jax.sft.config import SFTConfig
+    from astra_jax.sft.data import DataConfig
 
     names = ("learning_rate", "warmup_fraction", "final_fraction", "b1", "b2", "eps", "max_grad_norm", "steps")
     data = DataConfig(seq_len=work["seq_len"], rows=work["rows"], seed=work["seed"])
@@ -89,11 +89,11 @@ def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    from astra_jax.chat import render
-    from astra_jax.sft_update import learning_rate
+    from astra_jax.sft.step import learning_rate
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.datasets import read_dataset
-    from synthesis.records import Trajectory
+    from synthesis.core.chat_format import render
+    from synthesis.core.datasets import read_dataset
+    from synthesis.core.records import Trajectory
 
     torch.set_num_threads(work["threads"])
     options = {"dtype": torch.float32, "attn_implementation": "sdpa", "use_cache": False}

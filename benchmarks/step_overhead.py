@@ -26,12 +26,12 @@ def setting(layers: int) -> tuple[Any, ...]:
     import jax
     import jax.numpy as jnp
 
-    from astra_jax.data import Batch, DataConfig
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
-    from astra_jax.optimizers import initial_state
-    from astra_jax.sft_config import SFTConfig
-    from astra_jax.sft_update import sft_optimizer
+    from astra_jax.run.optimizers import initial_state
+    from astra_jax.sft.config import SFTConfig
+    from astra_jax.sft.data import Batch, DataConfig
+    from astra_jax.sft.step import sft_optimizer
 
     model = dataclasses.replace(PRESETS["tiny"], n_layers=layers)
     config = SFTConfig(data=DataConfig(seq_len=64, rows=1), remat="full")
@@ -45,7 +45,7 @@ def compile_seconds(layers: int) -> float:
     """Tracing, lowering and compiling the step, from nothing."""
     import jax
 
-    from astra_jax.sft import train_step
+    from astra_jax.sft.step import train_step
 
     model, config, params, opt_state, batch = setting(layers)
     jax.clear_caches()
@@ -58,7 +58,7 @@ def blocking_seconds(layers: int, calls: int) -> list[float]:
     """From the call of a compiled step to its return, with the device idle: Python and dispatch."""
     import jax
 
-    from astra_jax.sft import train_step
+    from astra_jax.sft.step import train_step
 
     model, config, params, opt_state, batch = setting(layers)
     seconds = []

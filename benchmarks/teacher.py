@@ -63,8 +63,8 @@ async def rate(ask: Ask, requests: int, in_flight: int) -> tuple[float, float]:
 async def measure(side: str, url: str, requests: int, in_flight: int, folder: Path) -> tuple[float, float]:
     import openai
 
-    from synthesis.runner import Journal, run_stage
-    from synthesis.teacher import OpenAITeacher, OpenAITeacherConfig, render_prompt
+    from synthesis.core.stages import Journal, run_stage
+    from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, render_prompt
 
     def variables(number: int) -> dict[str, Any]:
         return {"country": f"number {number}"}
@@ -133,11 +133,11 @@ def endpoint(seen: dict[str, Any]) -> Iterator[str]:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    import synthesis.teacher
+    import synthesis.pipeline.teacher
 
     (folder / "en").mkdir()
     (folder / "en" / "capital_answer.jinja").write_text(PROMPT)
-    synthesis.teacher.PROMPTS = folder
+    synthesis.pipeline.teacher.PROMPTS = folder
     run: Any = asyncio.run
     if _UVLOOP.value:
         import uvloop

@@ -19,7 +19,7 @@ from absl import app, flags
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.sides import Side
-from launch.cli import cpu_environment
+from launch.flags.cli import cpu_environment
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 

@@ -38,12 +38,12 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     import jax
     import numpy as np
 
-    from astra_jax.data import Batch, DataConfig
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.optimizers import initial_state
-    from astra_jax.sft_config import SFTConfig
-    from astra_jax.sft_update import sft_optimizer, to_device, train_step
+    from astra_jax.run.optimizers import initial_state
+    from astra_jax.sft.config import SFTConfig
+    from astra_jax.sft.data import Batch, DataConfig
+    from astra_jax.sft.step import sft_optimizer, to_device, train_step
 
     del threads  # XLA takes a thread a core
     shape = {field.name: case[field.name] for field in fields(Shape)}

@@ -40,7 +40,7 @@ def publish(folder: Path) -> tuple[int, dict[str, Path]]:
 
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
-    from astra_jax.rollout.publishing import FolderPublisher, Publisher
+    from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
     model = dataclasses.replace(PRESETS["0.6b"], vocab_size=2048, tie_embeddings=False)
     params = init_params(dataclasses.replace(model, param_dtype="bfloat16"), jax.random.key(0))

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from astra_jax.data import DataConfig
 from astra_jax.evaluation.episodes import EvalConfig
-from astra_jax.grpo_config import GRPOConfig
+from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.slots import EngineConfig
-from astra_jax.sft_config import SFTConfig
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.trajectories.config import TrajectoriesConfig
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astra_jax.data import DataConfig
-from astra_jax.grpo_config import GRPOConfig
+from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
-from astra_jax.sft_config import SFTConfig
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli, sandboxes
+from launch.flags import cli, sandboxes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,9 +38,9 @@ def main() -> None:
     if target.exists():
         raise cli.UsageError(f"--to={target} is there already; give a new name")
     if source.is_dir():
-        from synthesis.datasets import read_dataset
-        from synthesis.environments.astra_rl import write_records
-        from synthesis.records import ToolEnvironment
+        from synthesis.astra_format.rl import write_records
+        from synthesis.core.datasets import read_dataset
+        from synthesis.core.records import ToolEnvironment
 
         count = write_records(target, read_dataset(source, ToolEnvironment), _SEED.value)
         print(f"{target}: {count} records")
@@ -51,12 +51,12 @@ def main() -> None:
 async def _import(source: Path, target: Path) -> None:
     import dataclasses
 
-    from synthesis.datasets import write_dataset
-    from synthesis.environments.astra_records import read_rows
-    from synthesis.environments.astra_rl import SearchConfig, import_dataset
+    from synthesis.astra_format.records import read_rows
+    from synthesis.astra_format.rl import SearchConfig, import_dataset
+    from synthesis.core.datasets import write_dataset
+    from synthesis.core.records import ToolEnvironment
+    from synthesis.core.stages import Journal
     from synthesis.environments.statistics import statistics_of
-    from synthesis.records import ToolEnvironment
-    from synthesis.runner import Journal
 
     read_rows(source)  # what is no file of records is refused before there is a journal
     config = SearchConfig(calls_per_answer=_CALLS.value)
@@ -82,7 +82,7 @@ async def _import(source: Path, target: Path) -> None:
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
-    from synthesis.datasets import DatasetError
+    from synthesis.core.datasets import DatasetError
 
     return (DatasetError, SandboxError, ValueError)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli
+from launch.flags import cli
 
 _RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
 _OUTPUT = flags.DEFINE_string("output", None, "Page to write, a self-contained .html file.")
@@ -27,8 +27,8 @@ def main() -> None:
     from astra_jax.evaluation.comparison import compare
     from astra_jax.evaluation.grids import comparison_json, comparison_markdown
     from astra_jax.evaluation.saved import load
-    from astra_jax.files import write_text
-    from launch.evaluation_page import write_comparison
+    from launch.viewer.evaluation_page import write_comparison
+    from synthesis.core.files import write_text
 
     compared = compare({name: load(folder) for name, folder in folders.items()})
     print(comparison_markdown(compared))
@@ -55,7 +55,7 @@ def _runs() -> dict[str, Path]:
 
 def _mends() -> tuple[type[Exception], ...]:
     from astra_jax.evaluation.suite import EvaluationError
-    from synthesis.datasets import DatasetError
+    from synthesis.core.datasets import DatasetError
 
     return DatasetError, EvaluationError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli
+from launch.flags import cli
 
 _FROM_HF = flags.DEFINE_string("from_hf", None, "Directory with config.json and *.safetensors.")
 _TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def _mends() -> tuple[type[Exception], ...]:
-    from astra_jax.checkpoints import CheckpointError
-    from astra_jax.files import StorageError
     from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.run.checkpoints import CheckpointError
+    from synthesis.core.files import StorageError
 
     return (CheckpointError, StorageError, ValueError, WeightsError)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli, policies, sandboxes
+from launch.flags import cli, policies, sandboxes
 
 if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
@@ -53,13 +53,13 @@ def main() -> None:
 async def _measure() -> str:
     from dataclasses import asdict
 
-    from astra_jax.difficulty import measure, recorded, statistics
-    from astra_jax.rollout.checks import check_environments
-    from astra_jax.rollout.engine import Engine
-    from astra_jax.rollout.slots import EngineConfig
-    from synthesis.datasets import read_card, read_dataset, write_dataset
-    from synthesis.records import ToolEnvironment
-    from synthesis.runner import Journal
+    from astra_jax.evaluation.solve_rates import measure, recorded, statistics
+    from astra_jax.grpo.environments import check_environments
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.slots import EngineConfig
+    from synthesis.core.datasets import read_card, read_dataset, write_dataset
+    from synthesis.core.records import ToolEnvironment
+    from synthesis.core.stages import Journal
 
     target = _target()
     environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
@@ -112,7 +112,7 @@ def _config(max_positions: int) -> EvalConfig:
 
 def _target() -> Path:
     """The folder of --to. Raises `UsageError` where writing it would destroy something else."""
-    from synthesis.datasets import CARD_FILE
+    from synthesis.core.datasets import CARD_FILE
 
     target = cli.local_folder(_TO)
     if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
@@ -135,8 +135,8 @@ def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -
     import hashlib
     import json
 
-    from astra_jax.checkpoints import SAVED
-    from astra_jax.files import in_bucket
+    from astra_jax.run.checkpoints import SAVED
+    from synthesis.core.files import in_bucket
 
     source, step = policies.source(), policies.step()
     weights: list[object]
@@ -153,7 +153,7 @@ def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
-    from synthesis.datasets import DatasetError
+    from synthesis.core.datasets import DatasetError
 
     return (*policies.mends(), DatasetError, SandboxError)
 

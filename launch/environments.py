@@ -16,7 +16,7 @@ import asyncio
 
 from absl import flags
 
-from launch import cli, executors
+from launch.flags import cli, executors
 
 flags.adopt_module_key_flags(executors)
 
@@ -31,9 +31,9 @@ def main() -> None:
 
 
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+    from synthesis.core.stages import Journal
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
-    from synthesis.runner import Journal
 
     workdir = cli.local_folder(_WORKDIR)
     async with executors.executor_from_flags(workdir) as executor:
@@ -47,10 +47,10 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
-    from synthesis.datasets import DatasetError
-    from synthesis.environments.embedding import EmbeddingError
-    from synthesis.ray_executor import RayUnavailable
-    from synthesis.runner import Stopped
+    from synthesis.core.datasets import DatasetError
+    from synthesis.core.stages import Stopped
+    from synthesis.pipeline.embedding import EmbeddingError
+    from synthesis.pipeline.ray_executor import RayUnavailable
 
     return (DatasetError, EmbeddingError, RayUnavailable, SandboxError, Stopped, ValueError)
 

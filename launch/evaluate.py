@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch import cli, sandboxes
+from launch.flags import cli, sandboxes
 
 if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.evaluation.suite import Role, Served, Suite
@@ -67,16 +67,16 @@ async def _evaluate() -> str:
     import msgspec
 
     from astra_jax.evaluation import preflight
-    from astra_jax.evaluation.chat import endpoint_of
+    from astra_jax.evaluation.endpoint_agent import endpoint_of
     from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.run import RunConfig, run_suites
     from astra_jax.evaluation.saved import Evaluation, SuiteRun, save
     from astra_jax.evaluation.suite import Context
     from astra_jax.evaluation.suites import make
     from astra_jax.evaluation.table import tabulate
-    from astra_jax.files import write_text
-    from launch.evaluation_page import write_evaluation
-    from synthesis.runner import Journal
+    from launch.viewer.evaluation_page import write_evaluation
+    from synthesis.core.files import write_text
+    from synthesis.core.stages import Journal
 
     workdir = cli.local_folder(_WORKDIR)
     if twice := [name for name in _SUITES.value if _SUITES.value.count(name) > 1]:
@@ -189,7 +189,7 @@ def _identity(policy, models, config) -> str:  # type: ignore[no-untyped-def]
 def _mends() -> tuple[type[Exception], ...]:
     from astra_jax.evaluation.suite import EvaluationError
     from sandbox import SandboxError
-    from synthesis.runner import Stopped
+    from synthesis.core.stages import Stopped
 
     return (EvaluationError, SandboxError, Stopped, ValueError)
 

@@ -17,7 +17,7 @@ import asyncio
 
 from absl import flags
 
-from launch import cli, models, sandboxes
+from launch.flags import cli, models, sandboxes
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(sandboxes)
@@ -37,11 +37,11 @@ def main() -> None:
 
     import jax
 
-    from astra_jax.hosts import is_first
     from astra_jax.models.qwen3.weights import copy_tokenizer
-    from astra_jax.run_record import write_run_record
-    from synthesis.datasets import read_dataset
-    from synthesis.records import ToolEnvironment
+    from astra_jax.run.hosts import is_first
+    from astra_jax.run.record import write_run_record
+    from synthesis.core.datasets import read_dataset
+    from synthesis.core.records import ToolEnvironment
 
     config = cli.overridden(cli.load_config(models.CONFIG.value))
     workdir = models.workdir()
@@ -68,9 +68,9 @@ def main() -> None:
 async def _train(config, params, environments, tokenizer, workdir, published, mesh):  # type: ignore[no-untyped-def]
     from contextlib import AsyncExitStack
 
-    from astra_jax import grpo
-    from astra_jax.rollout.publishing import FolderPublisher, Publisher
-    from astra_jax.rollout.vllm import VLLMConfig, VLLMPolicy
+    from astra_jax.grpo import train as grpo
+    from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
+    from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(sandboxes.sandbox_from_flags())
@@ -99,7 +99,7 @@ async def _train(config, params, environments, tokenizer, workdir, published, me
 
 
 def _mends() -> tuple[type[Exception], ...]:
-    from astra_jax.rollout.vllm import PolicyError
+    from astra_jax.rollout.vllm.policy import PolicyError
     from sandbox import SandboxError
 
     return (*models.mends(), PolicyError, SandboxError)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import cli, sandboxes, services
+from launch.flags import cli, sandboxes, services
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.service import Pages
@@ -40,7 +40,7 @@ def main() -> int:
 
 async def _serve() -> int:
     from launch.viewer.service import Service, ServiceConfig
-    from synthesis.datasets import read_card
+    from synthesis.core.datasets import read_card
 
     if not _DATASET.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
@@ -70,12 +70,12 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     """
     from launch.viewer.catalogue import Catalogue
     from launch.viewer.conversations import Conversations
-    from launch.viewer.environments import EnvironmentPages
+    from launch.viewer.environment_pages import EnvironmentPages
     from launch.viewer.evaluated import Evaluated
-    from launch.viewer.results import ResultPages
-    from launch.viewer.trajectories import TrajectoryPages
-    from synthesis.datasets import read_dataset
-    from synthesis.records import ToolEnvironment
+    from launch.viewer.result_pages import ResultPages
+    from launch.viewer.trajectory_pages import TrajectoryPages
+    from synthesis.core.datasets import read_dataset
+    from synthesis.core.records import ToolEnvironment
 
     try:
         if kind == "Trajectory":
@@ -96,7 +96,7 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
-    from synthesis.datasets import DatasetError
+    from synthesis.core.datasets import DatasetError
 
     return (DatasetError, SandboxError)
 

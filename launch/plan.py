@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from launch import cli
+from launch.flags import cli
 
 _CONFIG = flags.DEFINE_string("config", None, "Configuration file of the job; override with --config.NAME=VALUE.")
 _TOPOLOGY = flags.DEFINE_string(

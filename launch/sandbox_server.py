@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli, services
+from launch.flags import cli, services
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)

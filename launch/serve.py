@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli, policies, services
+from launch.flags import cli, policies, services
 
 flags.adopt_module_key_flags(policies)
 
@@ -34,8 +34,8 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from astra_jax.rollout.engine import Engine
-    from astra_jax.rollout.slots import EngineConfig
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.serving.service import Service, ServingConfig
 
     name = _NAME.value or policies.source().name

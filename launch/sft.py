@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from launch import cli, models
+from launch.flags import cli, models
 
 flags.adopt_module_key_flags(models)
 
@@ -36,13 +36,13 @@ def main() -> None:
 
     import jax
 
-    from astra_jax import sft
-    from astra_jax.hosts import is_first
     from astra_jax.models.qwen3.weights import copy_tokenizer
-    from astra_jax.preemption import Preemption
-    from astra_jax.run_record import write_run_record
+    from astra_jax.run.hosts import is_first
+    from astra_jax.run.preemption import Preemption
+    from astra_jax.run.record import write_run_record
+    from astra_jax.sft import bench, preview
+    from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
-    from launch import bench, preview
 
     config = cli.overridden(cli.load_config(models.CONFIG.value))
     if not _DATA.value and not _BENCH.value:
@@ -62,7 +62,7 @@ def main() -> None:
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
         if _BENCH.value:
-            row = bench.run(config, params, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
+            row = bench.run(config.sft, config.model, params, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
             if is_first():
                 print(row)
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import cli, executors
+from launch.flags import cli, executors
 
 flags.adopt_module_key_flags(executors)
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
-    from synthesis.runner import Journal
+    from synthesis.core.stages import Journal
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import rows
 
@@ -70,8 +70,8 @@ def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
 
 def _mends() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
-    from synthesis.ray_executor import RayUnavailable
-    from synthesis.runner import Stopped
+    from synthesis.core.stages import Stopped
+    from synthesis.pipeline.ray_executor import RayUnavailable
 
     return (RayUnavailable, SandboxError, Stopped, ValueError)
 

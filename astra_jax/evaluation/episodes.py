@@ -14,10 +14,10 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_epi
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.progress import progress_bar
-from synthesis.records import ToolEnvironment
-from synthesis.reward import f1_reward
-from synthesis.runner import rng_for
+from synthesis.core.progress import progress_bar
+from synthesis.core.records import ToolEnvironment
+from synthesis.core.reward import f1_reward
+from synthesis.core.stages import rng_for
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 from absl import logging
 
 from astra_jax.evaluation.suite import EvaluationError
-from synthesis.runner import Transient
+from synthesis.core.stages import Transient
 
 _WORKERS = Path(__file__).parent / "workers"
 _LINE_BYTES = 256 * 2**20

@@ -10,7 +10,7 @@ from functools import partial
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Item, Suite
-from synthesis.runner import Journal, rng_for, run_stage
+from synthesis.core.stages import Journal, rng_for, run_stage
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Role, Suite
-from synthesis.datasets import read_card, read_dataset, write_dataset
+from synthesis.core.datasets import read_card, read_dataset, write_dataset
 
 FOLDER = "results"
 """Of the dataset, in the evaluation's workdir."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
-from synthesis.endpoint import Endpoint
+from synthesis.core.endpoint import Endpoint
 
 Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""

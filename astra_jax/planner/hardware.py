@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from astra_jax.attention.splash import BLOCK
-from astra_jax.chips import CHIPS, Chip
+from astra_jax.run.chips import CHIPS, Chip
 
 _HOPPER = """
 gpu_device_info {

@@ -12,15 +12,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.chips import GIB
-from astra_jax.grpo_config import GRPOConfig
+from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import BATCH, make_mesh
 from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters, parameters
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner import programs
 from astra_jax.planner.hardware import PlanError, Slice, larger, mesh_sizes, row_length
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.sft_config import SFTConfig
+from astra_jax.run.chips import GIB
+from astra_jax.sft.config import SFTConfig
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax import grpo_update, sft_update
-from astra_jax.data import Batch
-from astra_jax.grpo_config import GRPOConfig
+from astra_jax.grpo import step as grpo_step
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.packing import PolicyBatch
 from astra_jax.mesh import BATCH
 from astra_jax.models.qwen3.modules import abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.planner.collectives import bytes_by_axis
-from astra_jax.rollout.packing import PolicyBatch
-from astra_jax.sft_config import SFTConfig
+from astra_jax.sft import step as sft_step
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import Batch
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class Compiled:
 def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh, rows: int) -> list[Compiled]:
     """SFT's step: `rows` rows a micro-batch, `config.data.rows` a batch."""
     steps = 1_000  # only a constant of the schedule
-    params, opt_state = _state(model, sft_update.sft_optimizer(config, steps), mesh)
+    params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
     one = jax.ShapeDtypeStruct((config.accumulation, rows, config.data.seq_len), jnp.int32, sharding=sharding)
     batch = Batch(one, one, one, one)
 
     def lower() -> Any:
         options = {"model": model, "config": config, "steps": steps, "mesh": mesh}
-        return sft_update.train_step.lower(params, opt_state, batch, **options)
+        return sft_step.train_step.lower(params, opt_state, batch, **options)
 
     return [_compile("train_step", lower, mesh)]
 
@@ -67,17 +68,17 @@ def grpo_programs(
     model: Qwen3Config, config: GRPOConfig, mesh: Mesh, rows: int, length: int, micro_batches: int
 ) -> list[Compiled]:
     """GRPO's two programs: gradients of a micro-batch of `rows` rows of `length`, and the optimizer's step."""
-    params, opt_state = _state(model, grpo_update.grpo_optimizer(config), mesh)
+    params, opt_state = _state(model, grpo_step.grpo_optimizer(config), mesh)
     one = jax.ShapeDtypeStruct((rows, length), jnp.float32, sharding=batch_sharding(mesh))
     whole = jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=one.sharding)
     batch = PolicyBatch(whole, whole, whole, whole, one, one, one)
     total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
 
     def accumulate() -> Any:
-        return grpo_update.accumulate.lower(params, params, batch, total, model=model, config=config, mesh=mesh)
+        return grpo_step.accumulate.lower(params, params, batch, total, model=model, config=config, mesh=mesh)
 
     def apply_gradients() -> Any:
-        return grpo_update.apply_gradients.lower(params, opt_state, params, config=config)
+        return grpo_step.apply_gradients.lower(params, opt_state, params, config=config)
 
     resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
     first = _compile("accumulate", accumulate, mesh, resident=resident, runs=micro_batches)

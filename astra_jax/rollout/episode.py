@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.chat import parse_assistant, render, tool_results_text
 from astra_jax.rollout.policy import Policy, Sampling
 from astra_jax.rollout.tool_calls import CallRecord, CallResult, Desk, outputs_of
-from astra_jax.rollout.turns import Call, Finish, converse
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.records import CodeTool, Message, SubQuestion, ToolEnvironment
-from synthesis.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
-from synthesis.runner import rng_for
+from synthesis.core.agent_loop import Call, Finish, converse
+from synthesis.core.chat_format import parse_assistant, render, tool_results_text
+from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.core.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
+from synthesis.core.stages import rng_for
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.losses import group_deviation
+from astra_jax.grpo.losses import group_deviation
 from astra_jax.rollout.episode import Episode
 
 

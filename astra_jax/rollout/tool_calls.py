@@ -17,10 +17,10 @@ from typing import Any
 import jsonschema
 import msgspec
 
-from astra_jax.chat import MalformedCall
 from sandbox import Sandbox
-from synthesis.records import CodeTool, SubQuestion, ToolCall
-from synthesis.reward import solved_by
+from synthesis.core.chat_format import MalformedCall
+from synthesis.core.records import CodeTool, SubQuestion, ToolCall
+from synthesis.core.reward import solved_by
 
 
 class CallRecord(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """OpenAI's messages and tools as the project's records, and a sampled turn as OpenAI's message, whole or in deltas.
 
-Rendering and parsing are `astra_jax.chat`'s. What cannot be executed as a call stays in the content as it was written.
+Rendering and parsing are `chat_format`'s. What cannot be executed as a call stays in the content as it was written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.chat import (
+from astra_jax.serving.protocol import ChatRequest, Refused
+from astra_jax.serving.sampled import beginning
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import (
     CALL_END,
     CALL_START,
     THINK_END,
@@ -21,10 +24,7 @@ from astra_jax.chat import (
     render,
     split_reasoning,
 )
-from astra_jax.serving.protocol import ChatRequest, Refused
-from astra_jax.serving.sampled import beginning
-from astra_jax.tokenizer import ChatTokenizer
-from synthesis.records import Message, ToolCall, ToolSpec
+from synthesis.core.records import Message, ToolCall, ToolSpec
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from astra_jax.chat import TURN_START
 from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused
 from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import TURN_START
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

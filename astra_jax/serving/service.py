@@ -26,10 +26,10 @@ from aiohttp import web
 from prometheus_client import exposition
 
 from astra_jax.rollout.policy import Sampling, StreamingPolicy
-from astra_jax.serving.answers import Answer, ChatAnswer, Choice, CompletionAnswer
 from astra_jax.serving.messages import prompt_of
 from astra_jax.serving.metrics import Metrics
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused, parse
+from astra_jax.serving.responses import Answer, ChatAnswer, Choice, CompletionAnswer
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service

@@ -13,7 +13,7 @@ from astra_jax.evaluation.saved import SuiteRun
 from launch.viewer import charts
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
-from synthesis.trajectories.reward import AXES
+from synthesis.trajectories.judge import AXES
 
 _STAGES = {
     "Trajectory": (

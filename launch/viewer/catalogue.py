@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.viewer.listing import Page, part
-from synthesis.matching import match
-from synthesis.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
-from synthesis.reward import solved_by, sub_tasks_by_tool
+from synthesis.core.matching import match
+from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.core.reward import solved_by, sub_tasks_by_tool
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Solved:
-    """A sub-question that an output answers, and the rule of `synthesis.matching` by which."""
+    """A sub-question that an output answers, and the rule of `synthesis.core.matching` by which."""
 
     sub_question: int
     rule: str

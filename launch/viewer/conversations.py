@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from launch.viewer.listing import Page, part
-from synthesis.datasets import each_record, read_record
-from synthesis.records import Message, Trajectory
+from synthesis.core.datasets import each_record, read_record
+from synthesis.core.records import Message, Trajectory
 from synthesis.trajectories.execution import FAILURES
-from synthesis.trajectories.reward import AXES
+from synthesis.trajectories.judge import AXES
 
 _SHORT_CHARACTERS, _SHORT_LINES = 600, 14
 """What is longer is folded."""

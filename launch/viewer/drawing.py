@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from synthesis.records import Answer, SubQuestion
+from synthesis.core.records import Answer, SubQuestion
 
 FONT_SIZE = 13
 """Of a box's text, pixels; the page's style has to agree."""

@@ -13,7 +13,7 @@ import msgspec
 from astra_jax.evaluation.results import ItemResult
 from launch.viewer.conversations import TOO_DEEP, Asked, Said, Turn, arguments_text, arranged, result_of
 from launch.viewer.listing import Page, part
-from synthesis.datasets import DatasetError, each_record, read_card, read_record
+from synthesis.core.datasets import DatasetError, each_record, read_card, read_record
 
 SCORES = ("0", "between", "1")
 _PROBLEM_CHARACTERS = 300

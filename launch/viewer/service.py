@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from astra_jax.rollout.pages import template
-from launch.viewer.answers import CALL, HERE, page
 from launch.viewer.cards import shown_card
+from launch.viewer.pages import CALL, HERE, page
 from sandbox.access import is_loopback, shows_token
 from sandbox.http_service import HttpService, ReachConfig, Refused
+from synthesis.core.html import template
 
 _MOST_BYTES = 1 << 20
 _HEADERS = {

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from synthesis.environments.answers import AugmentedQuestionAnswer, AugmentedStep, arguments
+from synthesis.core.records import CodeTool, ToolEnvironment
+from synthesis.core.stages import Rejected
 from synthesis.environments.config import Built, Context, Draft, NeededTool
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
-from synthesis.records import CodeTool, ToolEnvironment
-from synthesis.runner import Rejected
+from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
 
 
 async def augment(seed: QuestionSeed, context: Context, environments: Mapping[str, ToolEnvironment]) -> list[Built]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from synthesis.environments.embedding import Embedder, SentenceEmbedder
-from synthesis.environments.partition import Partition, Side, SplitBy
-from synthesis.executors import Means
-from synthesis.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
-from synthesis.runner import Rejected, rng_for
-from synthesis.teacher import Teacher, TeacherError
+from synthesis.core.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
+from synthesis.pipeline.executors import Means
+from synthesis.pipeline.partition import Partition, Side, SplitBy
+from synthesis.pipeline.teacher import Teacher, TeacherError
 
 if TYPE_CHECKING:
     from sandbox import Sandbox

@@ -10,14 +10,14 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from synthesis.environments import graph
-from synthesis.environments.answers import DecompositionAnswer, SubQuestionAnswer
+from synthesis.core.matching import fold
+from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.environments import dependency_graph
 from synthesis.environments.config import Context, Draft, EnvironmentsConfig
-from synthesis.environments.partition import Side
 from synthesis.environments.sources import sources_of
-from synthesis.matching import fold
-from synthesis.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
-from synthesis.runner import Rejected, rng_for
+from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
+from synthesis.pipeline.partition import Side
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -101,8 +101,8 @@ async def decompose(seed: QuestionSeed, context: Context) -> list[Draft]:
     """One decomposition, well formed as a graph.
 
     Raises:
-        Rejected: see `graph.check`; or `other_question` where a given question came back as another, `no_subject`,
-            `straddles_split`, `teacher_failed`.
+        Rejected: see `dependency_graph.check`; or `other_question` where a given question came back as another,
+            `no_subject`, `straddles_split`, `teacher_failed`.
     """
     config = context.config
 
@@ -143,9 +143,9 @@ def drafted(
     """The teacher's answer as a draft, checked as a graph.
 
     Raises:
-        Rejected: see `graph.check`; `no_subject` for a step that names nothing it is about.
+        Rejected: see `dependency_graph.check`; `no_subject` for a step that names nothing it is about.
     """
-    structure = graph.check(
+    structure = dependency_graph.check(
         steps, answer, seed.structure or None, min_hops=config.min_hops, max_hops=config.max_hops, question=question
     )
     if nameless := [step.id for step in steps if not any(subject.strip() for subject in step.subjects)]:
@@ -174,7 +174,7 @@ def drafted(
         # The subject of a later step is the answer of an earlier one: these are the leaf subjects and the intermediate
         # values, in the order of the steps.
         entities=list(dict.fromkeys(subjects)),
-        signature=graph.signature_of(steps),
+        signature=dependency_graph.signature_of(steps),
     )
     return Draft(decomposition, [step.domain for step in steps], mode=seed.mode)
 

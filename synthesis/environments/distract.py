@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from synthesis.core.matching import contains
+from synthesis.core.records import Answer, CodeTool, Language
+from synthesis.core.stages import rng_for
 from synthesis.environments.config import BANDS, Band, Built, Context, EnvironmentsConfig, NeededTool
-from synthesis.environments.embedding import Embedder, document_text
 from synthesis.environments.fact_tools import fact_tool, table_subjects
-from synthesis.environments.partition import Side
 from synthesis.environments.proof import play, translated
 from synthesis.facts.relations import all_relations
-from synthesis.matching import contains
-from synthesis.records import Answer, CodeTool, Language
-from synthesis.runner import rng_for
+from synthesis.pipeline.embedding import Embedder, document_text
+from synthesis.pipeline.partition import Side
 
 
 class Candidate(msgspec.Struct, frozen=True):

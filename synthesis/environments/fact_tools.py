@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from synthesis.core.matching import contains
+from synthesis.core.records import Answer, CodeTool, Language, ToolSpec
+from synthesis.core.stages import rng_for
 from synthesis.facts.code import module_source
 from synthesis.facts.relations import Relation
 from synthesis.facts.servers import tool_spec
-from synthesis.matching import contains
-from synthesis.records import Answer, CodeTool, Language, ToolSpec
-from synthesis.runner import rng_for
 
 OPTION = "format"
 OPTION_VALUES = ("object", "value")

@@ -13,7 +13,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from synthesis.environments.answers import (
+from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolSpec
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.environments.config import Built, Context, Draft, NeededTool
+from synthesis.environments.proof import Case, check_arguments, leaked, prove
+from synthesis.environments.teacher_answers import (
     HarderToolDocumentAnswer,
     ReferenceCallAnswer,
     ToolCodeAnswer,
@@ -21,10 +25,6 @@ from synthesis.environments.answers import (
     arguments,
     to_spec,
 )
-from synthesis.environments.config import Built, Context, Draft, NeededTool
-from synthesis.environments.proof import Case, check_arguments, leaked, prove
-from synthesis.records import CodeTool, ReferenceCall, SubQuestion, ToolSpec
-from synthesis.runner import Rejected, rng_for
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 

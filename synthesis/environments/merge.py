@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from synthesis.environments.answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
+from synthesis.core.records import CodeTool
+from synthesis.core.stages import Rejected
 from synthesis.environments.config import Built, Context, NeededTool
-from synthesis.environments.embedding import document_text
 from synthesis.environments.implement import check_source
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
-from synthesis.records import CodeTool
-from synthesis.runner import Rejected
+from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
+from synthesis.pipeline.embedding import document_text
 
 
 async def merge(built: Built, context: Context) -> list[Built]:

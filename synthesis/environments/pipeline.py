@@ -22,21 +22,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from synthesis.datasets import read_dataset, write_dataset
+from synthesis.core.datasets import read_dataset, write_dataset
+from synthesis.core.records import ToolEnvironment
+from synthesis.core.stages import Journal
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import Built, Context, Draft, EnvironmentsConfig, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
-from synthesis.environments.partition import Side
 from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
 from synthesis.environments.verify import finish
-from synthesis.executors import Executor, Workers, run_on
-from synthesis.records import ToolEnvironment
-from synthesis.runner import Journal
+from synthesis.pipeline.executors import Executor, Workers, run_on
+from synthesis.pipeline.partition import Side
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)

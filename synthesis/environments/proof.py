@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sandbox import Outcome, Reason, validate_call
+from synthesis.core.matching import contains, match
+from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
+from synthesis.core.reward import MadeCall
+from synthesis.core.stages import Rejected, Transient
 from synthesis.environments.config import Context
-from synthesis.matching import contains, match
-from synthesis.records import Answer, CodeTool, ReferenceCall, ToolSpec
-from synthesis.reward import MadeCall
-from synthesis.runner import Rejected, Transient
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from synthesis.core.records import Language
 from synthesis.environments.config import EnvironmentsConfig
-from synthesis.languages import language_of
-from synthesis.records import Language
+from synthesis.pipeline.languages import language_of
 
 
 class SourceError(ValueError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
-from synthesis.records import ToolEnvironment
+from synthesis.core.records import ToolEnvironment
 
 
 def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from typing import Any
 
 import msgspec
 
-from synthesis.environments.answers import (
+from synthesis.core.records import Decomposition, QualityScores, SubQuestion
+from synthesis.core.stages import Rejected
+from synthesis.environments.config import Context, Draft, accept
+from synthesis.environments.teacher_answers import (
     Atomicity,
     AtomicityAnswer,
     CompletenessAnswer,
@@ -21,9 +24,6 @@ from synthesis.environments.answers import (
     SequentialRationalityAnswer,
     ToolNecessityAnswer,
 )
-from synthesis.environments.config import Context, Draft, accept
-from synthesis.records import Decomposition, QualityScores, SubQuestion
-from synthesis.runner import Rejected
 
 
 async def validate(draft: Draft, context: Context) -> list[Draft]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from synthesis.environments import graph
+from synthesis.core.matching import contains, match
+from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.core.reward import MadeCall, score, solved_by, sub_tasks_by_tool
+from synthesis.core.stages import Rejected
+from synthesis.environments import dependency_graph
 from synthesis.environments.config import Built, Context
 from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
-from synthesis.matching import contains, match
-from synthesis.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
-from synthesis.reward import MadeCall, score, solved_by, sub_tasks_by_tool
-from synthesis.runner import Rejected
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -68,7 +68,7 @@ def assembled(built: Built) -> ToolEnvironment:
         split=built.draft.side,
         mode=built.draft.mode,
         quality=one.quality,
-        difficulty=graph.difficulty_of(one.sub_questions, built.closeness),
+        difficulty=dependency_graph.difficulty_of(one.sub_questions, built.closeness),
     )
 
 
@@ -110,7 +110,7 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
     by_step = {made.sub_question: made for made in environment.reference_calls}
     found: dict[int, Any] = {}
     calls: list[MadeCall] = []
-    dependencies = graph.graph_of(environment.sub_questions)
+    dependencies = dependency_graph.graph_of(environment.sub_questions)
     sub_tasks = sub_tasks_by_tool(environment)
     for step in sorted(environment.sub_questions, key=lambda step: (step.hop, step.id)):
         reference = by_step.get(step.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from synthesis.records import Language
+from synthesis.core.records import Language
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from synthesis.core.records import Language
 from synthesis.facts.catalog import KINDS
-from synthesis.records import Language
 
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")
 

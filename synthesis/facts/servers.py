@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from synthesis.core.records import CodeExecution, Language, ToolServer, ToolSpec
 from synthesis.facts.catalog import KINDS, SERVERS
 from synthesis.facts.code import module_source
 from synthesis.facts.relations import Relation, all_relations
-from synthesis.records import CodeExecution, Language, ToolServer, ToolSpec
 
 
 def tool_spec(relation: Relation, language: Language = "en", *, name: str | None = None) -> ToolSpec:

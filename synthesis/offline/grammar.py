@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from synthesis.core.records import Language
 from synthesis.facts.relations import all_relations, joinable
 from synthesis.offline.plans import (
     Chain,
@@ -33,7 +34,6 @@ from synthesis.offline.plans import (
 )  # fmt: skip
 from synthesis.offline.sampling import random_plan
 from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, without_persona
-from synthesis.records import Language
 
 __all__ = [
     "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "from_chains", "normal",

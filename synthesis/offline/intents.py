@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from synthesis.core.records import Language, Message, ToolCall
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar, templates
 from synthesis.offline.plans import Plan, Value
 from synthesis.offline.wording import COMPLICATIONS, without_persona
-from synthesis.records import Language, Message, ToolCall
 
 ATTEMPTS = 3
 """How often the agent tries a call before it reports the failure."""

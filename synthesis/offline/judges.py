@@ -6,11 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synthesis.matching import contains
+from synthesis.core.matching import contains
+from synthesis.core.records import Answer, Language, Message
 from synthesis.offline.intents import Intent, ready, replay, understand_run
 from synthesis.offline.plans import Value
-from synthesis.records import Answer, Language, Message
-from synthesis.trajectories import answers as a
+from synthesis.trajectories import teacher_answers as a
 
 Variables = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from synthesis.core.records import Structure
 from synthesis.facts.catalog import KINDS
 from synthesis.facts.relations import all_relations
-from synthesis.records import Structure
 
 Value = str | int | float
 

@@ -6,11 +6,11 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 
+from synthesis.core.records import Structure
 from synthesis.facts.catalog import KINDS
 from synthesis.facts.relations import Relation, all_relations, joinable
 from synthesis.offline import plans
 from synthesis.offline.plans import Plan
-from synthesis.records import Structure
 
 Path = tuple[str, ...]
 _TRIES = 2000

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from synthesis.offline import environments, trajectories
-from synthesis.records import Language
-from synthesis.runner import rng_for
-from synthesis.teacher import TeacherError
+from synthesis.core.records import Language
+from synthesis.core.stages import rng_for
+from synthesis.offline import environment_author, trajectory_author
+from synthesis.pipeline.teacher import TeacherError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -26,10 +26,10 @@ class OfflineTeacher:
     """Dispatches a request to the handler that is named after its answer type."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Handler] = {**trajectories.HANDLERS, **environments.HANDLERS}
+        self._handlers: dict[str, Handler] = {**trajectory_author.HANDLERS, **environment_author.HANDLERS}
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
-        """See `synthesis.teacher.Teacher.ask`. A `ValueError` of a rule means that it has no true answer to give."""
+        """See `pipeline.teacher.Teacher.ask`. A `ValueError` of a rule means that it has no true answer to give."""
         try:
             handler = self._handlers[answer.__name__]
         except KeyError:

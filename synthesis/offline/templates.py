@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from synthesis.records import Language
+from synthesis.core.records import Language
 
 # Zones without daylight saving time: what is right in January is right in July.
 _ZONES = (

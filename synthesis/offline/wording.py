@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from synthesis.records import Language
+from synthesis.core.records import Language
 from synthesis.trajectories.personas import Persona
 
 

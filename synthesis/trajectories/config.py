@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from synthesis.environments.partition import Partition
-from synthesis.records import Language, TaskScores
-from synthesis.trajectories.collect import ServerSource
+from synthesis.core.records import Language, TaskScores
+from synthesis.pipeline.partition import Partition
+from synthesis.servers.collect import ServerSource
 from synthesis.trajectories.execution import Failures
-from synthesis.trajectories.graph import check_operators
 from synthesis.trajectories.tasks import Augmentation
+from synthesis.trajectories.tool_graph import check_operators
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TrajectoriesConfig:
             git. Those that cannot be reached are left out with a reason.
         registries: files or folders of documents of servers that do not run: the emulator answers their calls. What
             they are is found from their content: Smithery-style dumps, OpenAPI 3, RapidAPI documents, lists of tools in
-            OpenAI's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.trajectories.registry`).
+            OpenAI's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.servers.registry`).
         mcp_share: share of the tasks for MCP servers.
         server_weights: by server id, how often tasks are about it, relative to the others' 1.
         fact_servers: ids of the fact servers to take; empty: all.

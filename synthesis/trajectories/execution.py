@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import msgspec
 
-from synthesis.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
-from synthesis.runner import Rejected, Transient, rng_for
-from synthesis.teacher import Teacher, TeacherError
-from synthesis.trajectories.answers import EmulatedResult
-from synthesis.trajectories.collect import connected
-from synthesis.trajectories.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
-from synthesis.trajectories.normalize import fix_names
+from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.core.stages import Rejected, Transient, rng_for
+from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.servers.collect import connected
+from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
+from synthesis.servers.normalize import fix_names
+from synthesis.trajectories.teacher_answers import EmulatedResult
 
 if TYPE_CHECKING:
     from sandbox import Sandbox

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from synthesis.records import Message, Task, ToolCall, ToolServer, ToolSpec
-from synthesis.runner import Rejected, rng_for
-from synthesis.teacher import Teacher, TeacherError
-from synthesis.trajectories.answers import AgentCall, AgentTurn
+from synthesis.core.records import Message, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.teacher import Teacher, TeacherError
 from synthesis.trajectories.execution import Failures, ToolExecutor
+from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn
 
 
 class CallStatus(msgspec.Struct, frozen=True):

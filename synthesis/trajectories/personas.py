@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from synthesis.languages import language_of
-from synthesis.records import Language
+from synthesis.core.records import Language
+from synthesis.pipeline.languages import language_of
 
 PERSONAS: Mapping[Language, tuple[str, ...]] = {
     "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),

@@ -18,18 +18,17 @@ from typing import Any
 import msgspec
 import networkx as nx
 
-from synthesis.datasets import write_dataset
-from synthesis.executors import Executor, Workers, run_on
-from synthesis.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
-from synthesis.runner import Journal, StageResult, rng_for
-from synthesis.trajectories import graph as tool_graph
-from synthesis.trajectories import stages, statistics
-from synthesis.trajectories.collect import ServerDocument, default_sources, fact_documents, source_key
+from synthesis.core.datasets import write_dataset
+from synthesis.core.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
+from synthesis.core.stages import Journal, StageResult, rng_for
+from synthesis.pipeline.executors import Executor, Workers, run_on
+from synthesis.servers.collect import ServerDocument, default_sources, fact_documents, source_key
+from synthesis.servers.duplicates import normalize_all
+from synthesis.servers.registry import read_registries
+from synthesis.trajectories import stages, statistics, tool_graph
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.duplicates import normalize_all
 from synthesis.trajectories.interact import AgentRun
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
-from synthesis.trajectories.registry import read_registries
 from synthesis.trajectories.tasks import TaskSeed, repeated_tasks
 
 _log = logging.getLogger(__name__)

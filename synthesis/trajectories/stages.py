@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synthesis.executors import Means
-from synthesis.records import Language, Task, ToolChain, ToolServer, Trajectory
-from synthesis.runner import Rejected, rng_for
-from synthesis.teacher import Teacher
-from synthesis.trajectories import graph
-from synthesis.trajectories.collect import ServerDocument, ServerSource, collect
+from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.executors import Means
+from synthesis.pipeline.teacher import Teacher
+from synthesis.servers.collect import ServerDocument, ServerSource, collect
+from synthesis.servers.mcp_client import McpConnections
+from synthesis.trajectories import tool_graph
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import ToolExecutor
 from synthesis.trajectories.interact import AgentRun, interact
-from synthesis.trajectories.mcp_client import McpConnections
+from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import Persona
-from synthesis.trajectories.reward import judge
 from synthesis.trajectories.tasks import TaskSeed, augment, score, write_task
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Context:
     teacher: Teacher
     connections: McpConnections
     executor: ToolExecutor
-    operators: Mapping[str, graph.Operator]
+    operators: Mapping[str, tool_graph.Operator]
     extra: Mapping[str, Any]
 
 
@@ -52,7 +52,7 @@ async def open_context(means: Means, *, config: TrajectoriesConfig, workdir: Pat
     """
     cwd = workdir / ("mcp" if means.worker is None else f"mcp-{means.worker}")
     extra = {"partition": config.partition}
-    operators = graph.make_operators(config.operators, config.votes, extra)
+    operators = tool_graph.make_operators(config.operators, config.votes, extra)
     async with McpConnections(cwd=cwd, timeout_seconds=config.mcp_timeout_seconds) as connections:
         executor = ToolExecutor(pool=means.pool, connections=connections, teacher=means.teacher, seed=seed)
         yield Context(config, seed, means.teacher, connections, executor, operators, extra)
@@ -67,17 +67,17 @@ async def collected(source: ServerSource, context: Context) -> list[ServerDocume
         raise
 
 
-async def proposed(item: tuple[ToolServer, int], context: Context) -> list[graph.Proposals]:
-    """See `graph.propose`; the second of the item is which of the server's proposals it is."""
+async def proposed(item: tuple[ToolServer, int], context: Context) -> list[tool_graph.Proposals]:
+    """See `tool_graph.propose`; the second of the item is which of the server's proposals it is."""
     server, repeat = item
     count = context.config.pairs
-    return await graph.propose(server, repeat, count=count, teacher=context.teacher, seed=context.seed)
+    return await tool_graph.propose(server, repeat, count=count, teacher=context.teacher, seed=context.seed)
 
 
 async def verified(chain: ToolChain, context: Context, servers: Servers) -> list[ToolChain]:
-    """See `graph.verify`."""
+    """See `tool_graph.verify`."""
     server = servers[chain.server_id]
-    return await graph.verify(chain, server, context.operators, teacher=context.teacher, seed=context.seed)
+    return await tool_graph.verify(chain, server, context.operators, teacher=context.teacher, seed=context.seed)
 
 
 async def written(one: TaskSeed, context: Context, servers: Servers) -> list[Task]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from synthesis.records import (
+from synthesis.core.records import (
     CodeExecution,
     EmulatedExecution,
     HttpExecution,
@@ -18,7 +18,7 @@ from synthesis.records import (
     Trajectory,
 )
 from synthesis.trajectories.interact import AgentRun, estimated_tokens
-from synthesis.trajectories.reward import AXES
+from synthesis.trajectories.judge import AXES
 
 _KINDS = {CodeExecution: "code", StdioExecution: "mcp", HttpExecution: "mcp", EmulatedExecution: "emulated"}
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from synthesis.languages import language_of
-from synthesis.records import Language, Task, TaskScores, ToolServer
-from synthesis.runner import Rejected, rng_for
-from synthesis.teacher import Teacher, TeacherError
-from synthesis.trajectories.answers import BackTranslatedChain, ChainTask, ServerTask, TaskRating, TaskVariation
+from synthesis.core.records import Language, Task, TaskScores, ToolServer
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.languages import language_of
+from synthesis.pipeline.teacher import Teacher, TeacherError
 from synthesis.trajectories.near_duplicates import near_duplicates
 from synthesis.trajectories.personas import Persona
+from synthesis.trajectories.teacher_answers import BackTranslatedChain, ChainTask, ServerTask, TaskRating, TaskVariation
 
 Augmentation = Literal["diverse", "complicate", "persona"]
 T = TypeVar("T", bound=msgspec.Struct)

@@ -8,10 +8,10 @@ import jax
 import pytest
 from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
 
-from astra_jax.chat import render
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import SandboxConfig, SandboxPool
-from synthesis.records import Message, ToolCall, ToolEnvironment
+from synthesis.core.chat_format import render
+from synthesis.core.records import Message, ToolCall, ToolEnvironment
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.data import Batch, DataConfig
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import AXES, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
-from astra_jax.optimizers import initial_state
-from astra_jax.sft_config import SFTConfig
-from astra_jax.sft_update import loss_sums, sft_optimizer, train_step
+from astra_jax.run.optimizers import initial_state
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import Batch, DataConfig
+from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
 
 DENSE = Qwen3Config(
     vocab_size=128,

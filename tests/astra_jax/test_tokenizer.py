@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from astra_jax.chat import Segment, render, tool_results_text
 from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError
-from synthesis.records import Message, ToolCall, ToolSpec
+from synthesis.core.chat_format import Segment, render, tool_results_text
+from synthesis.core.records import Message, ToolCall, ToolSpec
 
 TOOL = ToolSpec(
     "capital_of_country",

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from synthesis.datasets import read_card, read_dataset
-from synthesis.environments.astra_rl import read_records
-from synthesis.records import ToolEnvironment
+from synthesis.astra_format.rl import read_records
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = "def capital(country):\n    return {'capital': {'Japan': 'Tokyo', 'Italy': 'Rome'}[country]}\n"

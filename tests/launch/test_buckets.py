@@ -18,15 +18,15 @@ from absl import flags
 from bucket_world import Storage, storage
 from rollout_world import tiny_model
 
-from astra_jax.checkpoints import Checkpointer, CheckpointError
-from astra_jax.files import StorageError, location, on_disk, write_bytes, write_text
-from astra_jax.metrics import MetricWriter, read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.weights import WeightsError, hf_tensors, load, save_hf
-from astra_jax.rollout.publishing import Publisher
-from launch import cli
+from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.run.checkpoints import Checkpointer, CheckpointError
+from astra_jax.run.metrics import MetricWriter, read_metrics
+from launch.flags import cli
+from synthesis.core.files import StorageError, location, on_disk, write_bytes, write_text
 
-PLUGIN = Path(__file__).parent.parent.parent / "astra_jax" / "rollout" / "vllm_plugin"
+PLUGIN = Path(__file__).parent.parent.parent / "astra_jax" / "rollout" / "vllm" / "plugin"
 pytestmark = pytest.mark.slow
 
 

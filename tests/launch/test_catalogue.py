@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from launch.viewer.catalogue import Catalogue, Filter, skeleton
 from launch.viewer.drawing import draw, wrap
-from synthesis.records import Answer, SubQuestion, ToolEnvironment
+from synthesis.core.records import Answer, SubQuestion, ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from configs.quickstart import PROFILES
-from launch.cli import UsageError, overridden
+from launch.flags.cli import UsageError, overridden
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
-    f"launch.{path.stem}"
-    for path in (ROOT / "launch").glob("*.py")
-    if "cli.run(" in path.read_text(encoding="utf-8") and path.stem != "cli"
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in (*(ROOT / "launch").glob("*.py"), *(ROOT / "launch").glob("*/__main__.py"))
+    if "cli.run(" in path.read_text(encoding="utf-8")
 )
 
 FLAGS = {

@@ -14,7 +14,7 @@ from viewing import INJECTION, ROOT, text_of
 
 from astra_jax.evaluation.saved import Evaluation, save
 from astra_jax.evaluation.table import tabulate
-from launch.evaluation_page import write_evaluation
+from launch.viewer.evaluation_page import write_evaluation
 
 COUNT = 20
 

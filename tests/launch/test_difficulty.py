@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from rollout_world import make_environment, tiny_model
 
-from astra_jax.chat import render
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.weights import copy_tokenizer, save_hf, save_orbax
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.datasets import read_card, read_dataset, write_dataset
-from synthesis.records import Difficulty, Message, ToolEnvironment
+from synthesis.core.chat_format import render
+from synthesis.core.datasets import read_card, read_dataset, write_dataset
+from synthesis.core.records import Difficulty, Message, ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_in_one_line(world, tmp_path) -> None:
 
 def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> None:
     (tmp_path / "config.py").write_text(
-        "from astra_jax.grpo_config import GRPOConfig\n"
+        "from astra_jax.grpo.config import GRPOConfig\n"
         "from astra_jax.models.qwen3.weights import read_config\n"
         "from astra_jax.rollout.episode import EpisodeConfig\n"
         "from configs.training import GRPORun\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from synthesis.datasets import read_card, read_dataset
-from synthesis.records import ToolEnvironment
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -16,8 +16,8 @@ from rollout_world import make_environment
 
 from astra_jax.evaluation.saved import load
 from launch.viewer.evaluated import Evaluated, Name, turns_of
-from synthesis.datasets import write_dataset
-from synthesis.records import ToolEnvironment
+from synthesis.core.datasets import write_dataset
+from synthesis.core.records import ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -9,7 +9,7 @@ from bucket_world import storage
 from grpo_world import MODEL, make_grpo_world, run_grpo
 from vllm_world import KEY, VLLM, Server, World, serving
 
-from astra_jax.metrics import read_metrics
+from astra_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

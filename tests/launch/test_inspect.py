@@ -17,8 +17,8 @@ import pytest
 from msgspec.structs import replace
 from viewing import INJECTION, ROOT, basic, command, follow, rows, send, serving, text_of, until
 
-from synthesis.datasets import write_dataset
-from synthesis.records import (
+from synthesis.core.datasets import write_dataset
+from synthesis.core.records import (
     Answer,
     CodeTool,
     Difficulty,

@@ -21,9 +21,9 @@ from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import FOLDER, Evaluation, save
 from launch.viewer.cards import shown_card
 from launch.viewer.evaluated import Evaluated, Name, turns_of
-from launch.viewer.results import ResultPages
+from launch.viewer.result_pages import ResultPages
 from launch.viewer.service import Service, ServiceConfig
-from synthesis.datasets import DatasetError, read_card, write_dataset
+from synthesis.core.datasets import DatasetError, read_card, write_dataset
 
 
 def call(id: str, name: str, arguments: Any) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from launch.viewer.cards import shown_card
 from launch.viewer.charts import columns
 from launch.viewer.charts import rows as bars
 from launch.viewer.conversations import scores, shown_text, turns
-from synthesis.datasets import write_dataset
-from synthesis.environments.statistics import statistics_of
-from synthesis.records import (
+from synthesis.core.datasets import write_dataset
+from synthesis.core.records import (
     Answer,
     AxisScore,
     CallError,
@@ -37,8 +36,9 @@ from synthesis.records import (
     ToolSpec,
     Trajectory,
 )
+from synthesis.environments.statistics import statistics_of
 from synthesis.trajectories.execution import FAILURES
-from synthesis.trajectories.reward import AXES
+from synthesis.trajectories.judge import AXES
 from synthesis.trajectories.statistics import trajectory_statistics
 
 LONG = json.dumps({"cities": [{"name": f"city {n}", "people": 1000.0 + n} for n in range(60)]})

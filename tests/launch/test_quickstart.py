@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.ledger import read_json
-from synthesis.datasets import read_dataset
-from synthesis.matching import fold
-from synthesis.records import StdioExecution, ToolEnvironment, ToolServer, Trajectory
+from launch.quickstart.ledger import read_json
+from synthesis.core.datasets import read_dataset
+from synthesis.core.matching import fold
+from synthesis.core.records import StdioExecution, ToolEnvironment, ToolServer, Trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 STAGES = (

@@ -25,13 +25,13 @@ from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import VLLM, require_vllm
 
-from astra_jax.checkpoints import Checkpointer
-from astra_jax.metrics import read_metrics
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.weights import save_hf
-from astra_jax.optimizers import initial_state
-from astra_jax.sft_update import sft_optimizer
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.metrics import read_metrics
+from astra_jax.run.optimizers import initial_state
+from astra_jax.sft.step import sft_optimizer
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
@@ -41,9 +41,9 @@ KILLS = int(os.environ.get("ASTRA_KILLS", "6"))
 STEPS = 2 * KILLS
 
 CONFIG = f"""
-from astra_jax.data import DataConfig
+from astra_jax.sft.data import DataConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.sft_config import SFTConfig
+from astra_jax.sft.config import SFTConfig
 from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=64,

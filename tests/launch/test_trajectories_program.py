@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from synthesis.datasets import read_card, read_dataset
-from synthesis.languages import language_of
-from synthesis.records import ToolServer, Trajectory
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import ToolServer, Trajectory
+from synthesis.pipeline.languages import language_of
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--config.trajectories=12", '--config.fact_servers=["numbers", "elements", "http"]', "--config.mcp_share=0")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.chat import Chat, endpoint_of
+from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
 from astra_jax.evaluation.harness import Environment, Workers, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
-from synthesis.endpoint import Endpoint
-from synthesis.runner import Transient, rng_for
+from synthesis.core.endpoint import Endpoint
+from synthesis.core.stages import Transient, rng_for
 
 REPOSITORY = "https://github.com/chenchen0103/ACEBench"
 COMMIT = "56dd66cf6439b0d9655ee1b353e4cd745c6f664e"

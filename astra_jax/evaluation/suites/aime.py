@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.chat import Chat
+from astra_jax.evaluation.endpoint_agent import Chat
 from astra_jax.evaluation.harness import Environment, Workers
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from astra_jax.evaluation.chat import Chat
+from astra_jax.evaluation.endpoint_agent import Chat
 from astra_jax.evaluation.harness import Connection, Environment, Workers, check_files
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, Item
-from astra_jax.rollout.turns import Call, converse
+from synthesis.core.agent_loop import Call, converse
 
 VERSION = "2026.3.23"
 ENVIRONMENT = Environment(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.chat import too_long
+from astra_jax.evaluation.endpoint_agent import too_long
 from astra_jax.evaluation.harness import Environment, Workers, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item, Role, Served
-from synthesis.runner import Transient
+from synthesis.core.stages import Transient
 
 _REPOSITORY = "https://github.com/sierra-research/tau2-bench"
 _PINS = Path(__file__).parents[1] / "workers" / "tau2_bench.txt"

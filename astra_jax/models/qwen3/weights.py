@@ -23,11 +23,11 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from astra_jax.checkpoints import Checkpointer
-from astra_jax.files import in_bucket, location, write_bytes, write_text
 from astra_jax.models.qwen3.modules import Params, abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from synthesis.datasets import Folder
+from astra_jax.run.checkpoints import Checkpointer
+from synthesis.core.datasets import Folder
+from synthesis.core.files import in_bucket, location, write_bytes, write_text
 
 Path_ = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -376,7 +376,7 @@ def write_config(config: Qwen3Config, directory: Folder) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Orbax: the weights as training saves them (`astra_jax.checkpoints`), with `config.json` beside them
+# Orbax: the weights as training saves them (`astra_jax.run.checkpoints`), with `config.json` beside them
 
 
 def save_orbax(params: Params, config: Qwen3Config, directory: Folder, *, step: int = 0) -> None:

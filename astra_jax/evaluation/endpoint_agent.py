@@ -1,0 +1,151 @@
+"""A model behind an OpenAI-compatible endpoint as a speaker of the agent loop: messages in, messages out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from astra_jax.evaluation.suite import Decoding, Served
+from synthesis.core.agent_loop import Call
+from synthesis.core.chat_format import MalformedCall
+from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, Refused
+from synthesis.core.records import ToolCall
+from synthesis.core.stages import Transient, rng_for
+
+_TOO_LONG = re.compile(
+    r"context.{0,20}(length|window|size)|max(imum)?.model.len|too long|reduce the length|token count"
+)
+"""What servers say, with status 400, of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
+
+
+def too_long(refusal: str) -> bool:
+    """Whether an endpoint refused a conversation for its length, by what it said."""
+    return _TOO_LONG.search(refusal.lower()) is not None
+
+
+def endpoint_of(served: Served, *, concurrency: int, timeout_seconds: float) -> Endpoint:
+    """The client of an endpoint: retries, back-off, a bound on what is in flight."""
+    return Endpoint(
+        OpenAITeacherConfig(
+            served.url, served.model, served.key, concurrency=concurrency, timeout_seconds=timeout_seconds
+        )
+    )
+
+
+class Chat:
+    """A conversation with a model that may call tools. Implements `Speaker`.
+
+    The endpoint's own messages are sent back as they came (with the reasoning, where the endpoint gives it): what the
+    model is shown of its past is the endpoint's chat template's affair, as it is when the model is served. Arguments
+    that are no JSON object are the exception: servers refuse a conversation that holds them (vLLM parses the arguments
+    of past calls), so it holds `{}`, and the call's output is there to say what was wrong.
+
+    Args:
+        endpoint: shared by all conversations.
+        model: the served name.
+        decoding: how to sample.
+        seed: of all turns; turn t is drawn with `rng_for(seed, t)`.
+        messages: in OpenAI's form; what the conversation begins with.
+        tools: in OpenAI's form; may be replaced between turns.
+
+    Attributes:
+        messages: all so far.
+        reply: the last message of the model as it came; what is in `messages` may differ in the ways said above.
+        overflowed: whether the endpoint refused the conversation for its length.
+        steps: completions so far.
+        calls: tool calls so far.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        decoding: Decoding,
+        *,
+        seed: int,
+        messages: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.messages = [dict(message) for message in messages]
+        self.tools = list(tools)
+        self.reply: dict[str, Any] = {}
+        self.overflowed = False
+        self.steps = self.calls = self.prompt_tokens = self.completion_tokens = 0
+        self._endpoint, self._model, self._decoding, self._seed = endpoint, model, decoding, seed
+        self._pending: list[str] = []
+
+    def ask(self, text: str) -> None:
+        """Say something as the user."""
+        self.messages.append({"role": "user", "content": text})
+
+    async def say(self) -> Sequence[Call] | None:
+        """The model's next turn, appended to `messages`.
+
+        A turn that the token limit cut off may hold calls, which are not to be carried out: a conversation that goes on
+        has to `hear` an output for each all the same.
+
+        Raises:
+            Transient: the endpoint will not answer this request, and it is not for its length.
+            Stopped: it answers nothing at all.
+        """
+        rng = rng_for(self._seed, self.steps)
+        body: dict[str, Any] = {"model": self._model, "messages": self.messages}
+        body |= self._decoding.request(rng.getrandbits(31))
+        if self.tools:
+            body["tools"] = self.tools
+        try:
+            reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
+        except Refused as refusal:
+            if too_long(str(refusal)):
+                self.overflowed = True
+                return None
+            raise Transient(str(refusal)) from None
+        self.steps += 1
+        self.prompt_tokens += reply.usage.prompt
+        self.completion_tokens += reply.usage.completion
+        self.reply = reply.message
+        message = _sendable(self.reply, self.steps)
+        self.messages.append(message)
+        written = message.get("tool_calls") or []
+        self._pending = [call["id"] for call in written]
+        self.calls += len(written)
+        calls = [_call(call) for call in written]
+        for call, parsed in zip(written, calls, strict=True):
+            if isinstance(parsed, MalformedCall) or not call["function"].get("arguments"):
+                call["function"] = {**call["function"], "arguments": "{}"}
+        return None if reply.truncated else calls
+
+    def hear(self, outputs: Sequence[str]) -> bool:
+        for call_id, output in zip(self._pending, outputs, strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        return True
+
+
+_KEPT = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+def _sendable(message: Mapping[str, Any], turn: int) -> dict[str, Any]:
+    """An answer as the next request may hold it: without empty fields, every call with an id."""
+    kept = {name: message[name] for name in _KEPT if message.get(name)}
+    if calls := kept.get("tool_calls"):
+        kept["tool_calls"] = [
+            {"id": call.get("id") or f"call_{turn}_{i}", "type": "function", "function": call.get("function") or {}}
+            for i, call in enumerate(calls)
+        ]
+    return {"role": "assistant", "content": "", **kept}
+
+
+def _call(written: Mapping[str, Any]) -> Call:
+    function = written["function"]
+    text = function.get("arguments") or "{}"
+    try:
+        arguments = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        return MalformedCall(str(text), f"the arguments are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return MalformedCall(str(text), "the arguments must be an object")
+    return ToolCall(written["id"], str(function.get("name") or ""), arguments)

@@ -1,0 +1,92 @@
+"""Whether environments can be trained on: found out before the run, not in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import Sandbox, SandboxError
+from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment
+from synthesis.core.reward import solved_by
+
+_AT_ONCE = 64
+
+
+def select_environments(environments: Sequence[ToolEnvironment], config: GRPOConfig) -> Sequence[ToolEnvironment]:
+    """Those that a run trains on: all, or those whose recorded solve rate lies within `config.solve_rates`.
+
+    Raises:
+        ValueError: an environment without a solve rate, where `solve_rates` or `order` needs one; none lies within.
+    """
+    if config.solve_rates is None and config.order == "shuffled":
+        return environments
+    setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
+    rates = [None if one.difficulty is None else one.difficulty.solve_rate for one in environments]
+    if None in rates:
+        raise ValueError(
+            f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
+            f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
+            "train on what it writes"
+        )
+    known = [rate for rate in rates if rate is not None]
+    lowest, highest = config.solve_rates or (0.0, 1.0)
+    kept = [one for one, rate in zip(environments, known, strict=True) if lowest <= rate <= highest]
+    if environments and not kept:
+        raise ValueError(
+            f"{setting}, but no environment's recorded solve rate lies within: the {len(known)} go from {min(known):g} "
+            f"to {max(known):g}; widen it, or measure them again, by the policy that is trained, with "
+            "`python -m launch.difficulty`"
+        )
+    return kept
+
+
+async def check_environments(
+    environments: Sequence[ToolEnvironment],
+    tokenizer: ChatTokenizer,
+    pool: Sandbox,
+    config: EpisodeConfig,
+    *,
+    seed: int,
+) -> None:
+    """Render each environment's prompt, and make its reference calls: they must solve its sub-questions.
+
+    Raises:
+        ValueError: none are given, or names the first that cannot be used, with what to change.
+        SandboxError: the sandbox failed on a call, twice.
+    """
+    if not environments:
+        raise ValueError("train needs at least one environment; the dataset is empty or its split has none")
+    tasks = [make_task(environment, tokenizer, config, seed=seed) for environment in environments]
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def check(task: EpisodeTask, call: ReferenceCall, tool: CodeTool) -> str:
+        async with gate:
+            result = await pool.call(tool.code, call.tool, call.arguments)
+            if result.is_infrastructure:
+                result = await pool.call(tool.code, call.tool, call.arguments)
+        if result.is_infrastructure:
+            raise SandboxError(f"the sandbox failed on tool {call.tool}: {result.kind.value}: {result.error}")
+        where = f"environment {task.environment.id}: its tool {call.tool}, called with {call.arguments},"
+        if not result.ok:
+            return f"{where} fails ({result.kind.value}: {result.error})"
+        if call.sub_question not in solved_by(task.sub_tasks, call.tool, result.value):
+            return f"{where} does not give the answer to its sub-question {call.sub_question}"
+        return ""
+
+    calls = []
+    for task in tasks:
+        environment = task.environment
+        tools = {tool.spec.name: tool for tool in environment.tools}
+        needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
+        for call in environment.reference_calls:
+            if call.tool not in tools:
+                raise ValueError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
+            if call.sub_question in needed:
+                calls.append((task, call, tools[call.tool]))
+    problems = [problem for problem in await asyncio.gather(*(check(*call) for call in calls)) if problem]
+    if problems:
+        more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
+        raise ValueError(f"{problems[0]}{more}; synthesise such environments again, or drop them")

@@ -1,0 +1,33 @@
+"""Sampled episodes as a page for people: self-contained HTML, no scripts, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from synthesis.core.files import write_text
+from synthesis.core.html import template
+
+if TYPE_CHECKING:  # pages of data want no jax
+    from astra_jax.rollout.filling import Group
+
+_GROUPS = 4
+
+
+def write_episodes(path: Path | epath.Path, update: int, groups: Sequence[Group], metrics: Mapping[str, Any]) -> None:
+    """The best and the worst episode of the batch's first groups, and the update's metrics.
+
+    Args:
+        groups: valid ones, so that the two differ.
+    """
+    shown = []
+    for group in groups[:_GROUPS]:
+        best, *_, worst = sorted(group.episodes, key=lambda episode: -episode.reward)
+        shown.append({"group": group, "question": best.messages[0].content, "episodes": [best, worst]})
+    html = template("episodes.html.jinja", Path(__file__).parent).render(
+        update=update, shown=shown, metrics=dict(sorted(metrics.items()))
+    )
+    write_text(path, html)

@@ -1,0 +1,96 @@
+"""Groups of episodes: one environment, one set of tools, one prompt, `group_size` different draws."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal
+
+from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
+from astra_jax.rollout.filling import Group
+from astra_jax.rollout.policy import Policy
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import Sandbox
+from synthesis.core.records import ToolEnvironment
+from synthesis.core.stages import rng_for
+
+Order = Literal["shuffled", "easy_first"]
+"""Of the environments in each pass over them."""
+
+
+class GroupSampler:
+    """Starts groups, counting up. What group i is (environment, tools, seeds) follows from (seed, i) alone.
+
+    Attributes:
+        next_index: the next group's number: the cursor that a checkpoint keeps.
+        finished: the scored episodes since `begin`, of valid groups and others.
+        voided: how many episodes the infrastructure ended since `begin`.
+        cancelled: how many episodes were in groups that were cancelled since `begin`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: Sandbox,
+        environments: Sequence[ToolEnvironment],
+        tokenizer: ChatTokenizer,
+        config: EpisodeConfig,
+        *,
+        group_size: int,
+        seed: int,
+        next_index: int = 0,
+        order: Order = "shuffled",
+    ) -> None:
+        self.policy, self.pool, self.tokenizer = policy, pool, tokenizer
+        self.environments, self.config = environments, config
+        self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
+        self.begin(0)
+
+    def begin(self, version: int) -> None:
+        """Start the rollouts of a batch, by weights of this version."""
+        self.version, self.voided, self.cancelled = version, 0, 0
+        self.finished: list[Episode] = []
+
+    def __call__(self) -> Coroutine[Any, Any, Group]:
+        """The next group, to be awaited; its number is taken now."""
+        index, self.next_index = self.next_index, self.next_index + 1
+        return self._group(index)
+
+    def environment(self, index: int) -> ToolEnvironment:
+        """Group `index`'s environment: every one once in each pass, in a new order each time.
+
+        With `order="easy_first"` each must have a recorded solve rate.
+        """
+        count = len(self.environments)
+        order = list(range(count))
+        rng_for(self.seed, "environment_order", index // count).shuffle(order)
+        if self.order == "easy_first":
+            order.sort(key=self._solve_rate, reverse=True)  # stable: equals stay shuffled
+        return self.environments[order[index % count]]
+
+    def _solve_rate(self, number: int) -> float:
+        difficulty = self.environments[number].difficulty
+        assert difficulty is not None and difficulty.solve_rate is not None, "checks.select_environments"
+        return difficulty.solve_rate
+
+    async def _group(self, index: int) -> Group:
+        environment, version = self.environment(index), self.version
+        tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
+        task = make_task(environment, self.tokenizer, self.config, seed=tools_seed)
+
+        async def episode(number: int) -> Episode:
+            seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
+            session = f"group{index}.{number}"
+            return await run_episode(
+                self.policy, self.pool, task, self.tokenizer, self.config, seed=seed, session=session
+            )
+
+        try:
+            episodes = await asyncio.gather(*(episode(number) for number in range(self.group_size)))
+        except asyncio.CancelledError:
+            self.cancelled += self.group_size
+            raise
+        scored = [episode for episode in episodes if not episode.voided]
+        self.voided += len(episodes) - len(scored)
+        self.finished += scored
+        return Group(index=index, environment_id=environment.id, update=version, episodes=scored)

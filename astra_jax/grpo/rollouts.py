@@ -1,0 +1,143 @@
+"""The batches that GRPO trains on: groups sampled, the good ones waiting, and what is said about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import msgspec
+
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.groups import GroupSampler
+from astra_jax.rollout.episode import episode_stats
+from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.policy import Policy
+from astra_jax.run.hosts import from_first
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import Sandbox
+from synthesis.core.records import ToolEnvironment
+
+
+class Filling(msgspec.Struct):
+    """How the rollouts of one batch went.
+
+    Attributes:
+        filled: whether there is a batch; if not, `max_groups_per_update` were sampled in vain.
+        seconds: from the first group's start to the last one's end.
+        rollout: means over all scored episodes: those of valid groups alone would be biased.
+        counts: of groups and episodes.
+    """
+
+    filled: bool
+    seconds: float
+    rollout: dict[str, float]
+    counts: dict[str, float]
+
+
+class Batch(msgspec.Struct):
+    """`groups_per_batch` valid groups and how they came about."""
+
+    groups: list[Group]
+    filling: Filling
+
+
+class Rollouts:
+    """Samples groups into a buffer and takes batches out of it.
+
+    Between two batches it is its `state` and nothing else, so that a run can be resumed there.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: Sandbox,
+        environments: Sequence[ToolEnvironment],
+        tokenizer: ChatTokenizer,
+        config: GRPOConfig,
+    ) -> None:
+        # What is sampled during an update is already one update old when its own batch is trained on.
+        max_age = config.surplus_max_age + config.async_steps
+        self.config = config
+        self._buffer = GroupBuffer(config.groups_per_batch, delta=config.delta, max_age=max_age)
+        self._sampler = GroupSampler(
+            policy,
+            pool,
+            environments,
+            tokenizer,
+            config.episode,
+            group_size=config.group_size,
+            seed=config.seed,
+            order=config.order,
+        )
+        self._update = 0
+        self._filling: Filling | None = None
+
+    async def fill(self, update: int, version: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
+        """Sample until there is a batch, or `max_groups_per_update` are reached; nothing if there is one already.
+
+        Args:
+            update: the update that will train on it.
+            version: of the weights that the policy has, and keeps until this returns.
+            on_group: told how many groups are missing after each.
+        """
+        if self._filling is not None:
+            return
+        self._update = update
+        self._buffer.begin(update)
+        self._sampler.begin(version)
+        started = time.perf_counter()
+        filled = await fill(
+            self._buffer,
+            self._sampler,
+            oversample=self.config.oversample,
+            concurrent=self.config.concurrent_groups,
+            max_groups=self.config.max_groups_per_update,
+            deadline_seconds=self.config.deadline_seconds,
+            on_group=lambda group, valid: on_group(self._buffer.missing),
+        )
+        sampler = self._sampler
+        self._filling = Filling(
+            filled=filled,
+            seconds=time.perf_counter() - started,
+            rollout=episode_stats(sampler.finished),
+            counts={
+                "episodes": len(sampler.finished),
+                "voided_episodes": sampler.voided,
+                "cancelled_episodes": sampler.cancelled,
+            },
+        )
+
+    def take(self) -> Batch | None:
+        """The batch, which leaves the buffer; None when it could not be filled."""
+        filling, self._filling = self._filling, None
+        assert filling is not None, "fill first"
+        if not filling.filled:
+            return None
+        groups = self._buffer.take()
+        filling.counts |= self._buffer.metrics(groups, self._update)
+        return Batch(groups, filling)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "buffer": self._buffer.state(),
+            "next_index": self._sampler.next_index,
+            "update": self._update,
+            "filling": msgspec.to_builtins(self._filling),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._buffer.load(state["buffer"])
+        self._sampler.next_index, self._update = state["next_index"], state["update"]
+        filling = msgspec.convert(state["filling"], Filling | None)
+        self._filling = filling if filling is not None and filling.filled else None  # else it is tried again
+
+
+def on_every_host(batch: Batch | None) -> Batch | None:
+    """The first host's batch; all hosts must call it."""
+    if jax.process_count() == 1:
+        return batch
+    return msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(batch)), type=Batch | None)

@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching on the trainer's own devices."""

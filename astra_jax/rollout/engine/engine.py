@@ -1,0 +1,410 @@
+"""The embedded inference engine: continuous batching in JAX, behind the same interface as an external server.
+
+A fixed number of *slots* share one KV cache. A slot belongs to a session (an episode) and outlives its turns, so a turn
+prefills only the tokens that the slot has not seen. A prompt that begins like what another slot holds (a group's
+episodes share theirs) has those K/V rows copied instead of computed.
+
+The loop is an asyncio task: it admits what waits, runs one device step in a thread (so that sandbox calls go on
+meanwhile), and delivers. All shapes are static; the compiled programs are {prefill, decode, copy} x a few row counts x
+a few key windows (`EngineConfig`), each compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from astra_jax.models.qwen3.modules import init_cache, unstacked
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.engine import device_steps as device
+from astra_jax.rollout.engine.slots import EngineConfig, EngineStats, Request, Slot
+from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
+
+MIN_SHARED = 16
+"""Copying a row costs about as much as prefilling a few tokens; shorter common prefixes are computed again."""
+
+MAX_STOPS = 4
+"""Stop ids of one request (a static shape)."""
+
+
+class EngineError(RuntimeError):
+    """The engine's loop has failed or is closed; the cause is chained."""
+
+
+class Engine:
+    """Continuous batching over one parameter tree. Implements `StreamingPolicy`."""
+
+    def __init__(
+        self, params: Any, model: Qwen3Config, config: EngineConfig | None = None, *, version: int = 0
+    ) -> None:
+        """
+        Args:
+            params: the model's parameters, on their devices; not copied, but for CPUs (`modules.unstacked`).
+            version: stamped on completions until `update`.
+        """
+        self.config = config or EngineConfig()
+        self.model = model
+        self.version = version
+        self.stats = EngineStats()
+        self._on_cpu = next(iter(jax.tree.leaves(params)[0].devices())).platform == "cpu"
+        self._params = params
+        self._cache = init_cache(model, self.config.slots, self.config.max_length, stacked=not self._on_cpu)
+        self._slots = [Slot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
+        self._queue: list[Request] = []
+        self._update: tuple[Any, int, asyncio.Future[None]] | None = None
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._clock = 0
+
+    # ---------------------------------------------------------------------------------------------- public interface
+
+    @property
+    def limits(self) -> PolicyLimits:
+        """See `PolicyLimits`."""
+        return PolicyLimits(self.config.slots, self.config.max_length, MAX_STOPS, self.model.vocab_size)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return sum(slot.request is not None for slot in self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return sum(not request.dropped for request in self._queue)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the loop has ended, or None."""
+        return self._failure
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
+        """See `Policy.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        async for drawn in self.stream(token_ids, sampling, session=session):
+            tokens += drawn.token_ids
+            logprobs += drawn.logprobs
+        assert drawn.finish is not None  # a stream that ends without one raises
+        return Completion(tokens, logprobs, drawn.policy_version, drawn.finish)
+
+    async def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
+    ) -> AsyncGenerator[Drawn, None]:
+        """The new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
+
+        Raises:
+            ValueError: an empty sequence, one that leaves no room in `max_length`, or too many stop ids.
+            EngineError: the loop has failed or is closed.
+        """
+        prompt = np.asarray(token_ids, np.int32)
+        if not 1 <= len(prompt) < self.config.max_length:
+            raise ValueError(
+                f"a sequence of {len(prompt)} tokens leaves no room to sample: "
+                f"EngineConfig.max_length is {self.config.max_length}"
+            )
+        if len(sampling.stop_ids) > MAX_STOPS:
+            raise ValueError(f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOPS} are supported")
+        self._start()
+        request = Request(prompt, sampling, session)
+        self._queue.append(request)
+        self._wake.set()
+        shown, finish = 0, None
+        try:
+            while finish is None:
+                await request.news.wait()
+                request.news.clear()
+                if request.failure is not None:
+                    raise request.failure
+                part = slice(shown, request.delivered)
+                shown, finish = part.stop, request.finish
+                yield Drawn(request.tokens[part], request.logprobs[part], request.version, finish)
+        finally:
+            request.dropped = True
+            self._wake.set()
+
+    def release(self, session: str) -> None:
+        """Give a session's slot back. Its K/V stay until the slot is used again, so they can still be copied."""
+        for slot in self._slots:
+            if session and slot.session == session:
+                slot.session = ""
+
+    async def update(self, params: Any, version: int) -> None:
+        """Swap the weights: running requests finish under the old ones, later ones wait, all cached K/V are dropped."""
+        self._start()
+        if self._update is not None:
+            raise EngineError(f"an update to version {self._update[1]} is still under way; await it first")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._update = (params, version, done)
+        self._wake.set()
+        await done
+
+    async def close(self) -> None:
+        """Stop the loop; what waits fails with `EngineError`."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._failure = self._failure or EngineError("the engine is closed")
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def _start(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine has stopped: {self._failure}") from self._failure
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._drop_cancelled()
+                active = any(slot.request is not None for slot in self._slots)
+                if self._update is not None and not active:
+                    self._apply_update()
+                if self._update is None:
+                    self._admit()
+                if any(slot.request is not None for slot in self._slots):
+                    # Not cancellable half-way: a device step leaves host and cache in agreement only at its end.
+                    step = asyncio.ensure_future(asyncio.to_thread(self._step))
+                    try:
+                        await asyncio.shield(step)
+                    except asyncio.CancelledError:
+                        await step
+                        raise
+                    self._deliver()
+                elif not self._queue and self._update is None:
+                    self._wake.clear()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        for request in [*self._queue, *(slot.request for slot in self._slots if slot.request is not None)]:
+            request.failure = _stopped(error)
+            request.news.set()
+        if self._update is not None and not self._update[2].done():
+            self._update[2].set_exception(_stopped(error))
+
+    def _apply_update(self) -> None:
+        assert self._update is not None
+        params, version, done = self._update
+        self._params, self.version, self._update = params, version, None
+        for slot in self._slots:
+            slot.cached = slot.length = 0  # K/V of the old weights must not be attended to
+        if not done.done():
+            done.set_result(None)
+
+    def _drop_cancelled(self) -> None:
+        self._queue = [request for request in self._queue if not request.dropped]
+        for slot in self._slots:
+            if slot.request is not None and slot.request.dropped:
+                self._idle(slot)
+
+    def _idle(self, slot: Slot) -> None:
+        slot.length, slot.request, slot.donor = slot.cached, None, None
+        self._clock += 1
+        slot.used = self._clock
+
+    # ----------------------------------------------------------------------------------------------------- admission
+
+    def _admit(self) -> None:
+        """Give waiting requests a slot, in order of arrival; one whose slot is busy does not hold up the others."""
+        waiting = []
+        for request in self._queue:
+            slot = self._slot_for(request)
+            if slot is None:
+                waiting.append(request)
+                continue
+            n = len(request.prompt)
+            own = min(_common(slot.ids[: slot.cached], request.prompt), n - 1)
+            donor, shared = self._best_donor(slot, request.prompt)
+            slot.cached, slot.length, slot.ids[:n] = own, n, request.prompt
+            slot.session, slot.request = request.session, request
+            slot.donor = donor if shared - own >= MIN_SHARED else None
+            self.stats.requests += 1
+            self.stats.prompt_tokens += n
+        self._queue = waiting
+
+    def _slot_for(self, request: Request) -> Slot | None:
+        if request.session:
+            own = next((slot for slot in self._slots if slot.session == request.session), None)
+            if own is not None:
+                return own if own.request is None else None
+        idle = [slot for slot in self._slots if slot.request is None]
+        free = [slot for slot in idle if not slot.session]
+        if free:
+            return min(free, key=lambda slot: slot.used)
+        if idle:  # every idle slot waits for its session's next turn: the one that waits longest prefills again later
+            self.stats.evictions += 1
+            return min(idle, key=lambda slot: slot.used)
+        return None
+
+    def _best_donor(self, taker: Slot, prompt: np.ndarray) -> tuple[Slot | None, int]:
+        """The slot that holds, or is about to hold, the longest prefix of `prompt`."""
+        best, shared = None, 0
+        for slot in self._slots:
+            if slot is taker or slot.donor is not None:  # who waits for a donor is none itself: no cycles
+                continue
+            held = slot.cached if slot.request is None else slot.length - 1
+            common = min(_common(slot.ids[:held], prompt), len(prompt) - 1)
+            if common > shared:
+                best, shared = slot, common
+        return best, shared
+
+    def _share(self) -> None:
+        """Copy K/V to the slots whose donor has computed them by now."""
+        takers, donors = [], []
+        for slot in self._slots:
+            donor = slot.donor
+            if donor is None or donor.prefilling:
+                continue
+            slot.donor = None
+            # The donor may have been given other work meanwhile: what it holds *now* is what counts.
+            shared = min(_common(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
+            if shared > slot.cached:
+                self.stats.copied_tokens += shared - slot.cached
+                slot.cached = shared
+                takers.append(slot)
+                donors.append(donor)
+        rows = self.config.prefill_rows_for(self.config.slots)
+        for start in range(0, len(takers), rows):
+            some = takers[start : start + rows]
+            target = _pad([slot.index for slot in some], rows, self.config.slots)
+            source = _pad([slot.index for slot in donors[start : start + rows]], rows, 0)
+            window = self.config.window_for(max(slot.cached for slot in some))
+            self._cache = device.copy(self._cache, source, target, window=window)
+
+    # --------------------------------------------------------------------------------------------------- device steps
+
+    def _step(self) -> None:
+        """Prefill until more than half of the active slots can decode, then decode one chunk. Runs in a thread."""
+        if self._on_cpu and not isinstance(self._params["layers"], tuple):
+            self._params = unstacked(self._params, self.model)
+        while True:
+            self._share()
+            active = [slot for slot in self._slots if slot.request is not None]
+            pending = [slot for slot in active if slot.prefilling and slot.donor is None]
+            ready = [slot for slot in active if not slot.prefilling]
+            if not pending or len(ready) > len(active) - len(ready):
+                break
+            self._prefill(pending)
+        if pending:
+            self._prefill(pending)
+        if ready:
+            self._decode(ready)
+
+    def _prefill(self, pending: list[Slot]) -> None:
+        started = time.perf_counter()
+        rows = self.config.prefill_rows_for(len(pending))
+        pending = pending[:rows]
+        chunk = self.config.prefill_chunk
+        tokens = np.zeros((rows, chunk), np.int32)
+        positions = np.full((rows, chunk), -1, np.int32)
+        for row, slot in enumerate(pending):
+            n = min(chunk, slot.length - 1 - slot.cached)
+            tokens[row, :n] = slot.ids[slot.cached : slot.cached + n]
+            positions[row, :n] = np.arange(slot.cached, slot.cached + n)
+            slot.cached += n
+            self.stats.prefilled_tokens += n
+        window = self.config.window_for(max(slot.cached for slot in pending))
+        index = _pad([slot.index for slot in pending], rows, self.config.slots)
+        self._cache = device.prefill(
+            self._params, self._cache, index, tokens, positions, model=self.model, window=window
+        )
+        jax.block_until_ready(self._cache)
+        self.stats.prefill_seconds += time.perf_counter() - started
+
+    def _decode(self, ready: list[Slot]) -> None:
+        started = time.perf_counter()
+        count, steps = self.config.decode_rows_for(len(ready)), self.config.decode_chunk
+        whole = count == self.config.slots
+        placed = [
+            (slot.index if whole else row, slot, slot.request)
+            for row, slot in enumerate(ready)
+            if slot.request is not None
+        ]
+        rows = device.DecodeRows(
+            index_r=np.full(count, self.config.slots, np.int32),
+            last_r=np.zeros(count, np.int32),
+            positions_r=np.zeros(count, np.int32),
+            budget_r=np.zeros(count, np.int32),
+            seeds_r=np.zeros(count, np.uint32),
+            temperature_r=np.ones(count, np.float32),
+            top_p_r=np.ones(count, np.float32),
+            stops_rk=np.full((count, MAX_STOPS), -1, np.int32),
+        )
+        for row, slot, request in placed:
+            sampling = request.sampling
+            rows.index_r[row] = slot.index
+            rows.last_r[row] = slot.ids[slot.length - 1]
+            rows.positions_r[row] = slot.length - 1
+            rows.budget_r[row] = min(sampling.max_tokens - len(request.tokens), self.config.max_length - slot.length)
+            rows.seeds_r[row] = sampling.seed % 2**32
+            rows.temperature_r[row] = sampling.temperature
+            rows.top_p_r[row] = sampling.top_p
+            rows.stops_rk[row, : len(sampling.stop_ids)] = sampling.stop_ids
+        window = self.config.window_for(max(slot.length for slot in ready) + steps - 1)
+        self._cache, tokens, logps = device.decode(
+            self._params,
+            self._cache,
+            rows,
+            model=self.model,
+            window=window,
+            steps=steps,
+            nucleus=bool((rows.top_p_r < 1).any()),
+            whole=whole,
+        )
+        tokens, logps = np.asarray(tokens), np.asarray(logps)
+        for row, slot, request in placed:
+            new = tokens[row][tokens[row] >= 0]
+            request.tokens += new.tolist()
+            request.logprobs += logps[row][: len(new)].tolist()
+            slot.ids[slot.length : slot.length + len(new)] = new
+            slot.length += len(new)
+            slot.cached = slot.length - 1
+            self.stats.decoded_tokens += len(new)
+        self.stats.decode_seconds += time.perf_counter() - started
+
+    def _deliver(self) -> None:
+        for slot in self._slots:
+            request = slot.request
+            if request is None or len(request.tokens) == request.delivered:
+                continue
+            stopped = request.tokens[-1] in request.sampling.stop_ids
+            full = len(request.tokens) >= request.sampling.max_tokens or slot.length >= self.config.max_length
+            request.delivered, request.version = len(request.tokens), self.version
+            if stopped or full:
+                request.finish = "stop" if stopped else "length"
+                self._idle(slot)
+            request.news.set()
+
+
+def _stopped(cause: BaseException) -> EngineError:
+    error = EngineError(f"the engine has stopped: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def _pad(values: Sequence[int], length: int, fill: int) -> np.ndarray:
+    return np.asarray([*values, *[fill] * (length - len(values))], np.int32)
+
+
+def _common(held: np.ndarray, prompt: np.ndarray) -> int:
+    """Length of the common prefix."""
+    n = min(len(held), len(prompt))
+    different = np.flatnonzero(held[:n] != prompt[:n])
+    return int(different[0]) if len(different) else n

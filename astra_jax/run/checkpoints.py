@@ -1,0 +1,279 @@
+"""Checkpoints: the paper's rule, weights at high frequency and the full training state only for the last one or two.
+
+Two folders, each an Orbax checkpoint manager's:
+
+    dir/params/<step>/    the weights; all kept unless `keep_params` says otherwise
+    dir/states/<step>/    the optimizer's state and a JSON `extra` (data iterator, configs, …); the newest `keep_states`
+
+A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
+marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+
+from synthesis.core.datasets import Folder
+from synthesis.core.files import first_line, in_bucket, location
+
+PyTree = Any
+
+SAVED = "_CHECKPOINT_METADATA"
+"""A file of each step, which says when it was saved."""
+
+
+class CheckpointError(Exception):
+    """There is no such checkpoint, or it does not fit what it is to be restored into; the message says why."""
+
+
+class Checkpointer:
+    """Saves and restores a training run's weights and state under one folder.
+
+    Args:
+        dir: made if it is not there; left-overs of interrupted saves in it are removed.
+        reading: nothing is written, made or removed there, where a run may be saving.
+        keep_states: so many of the newest full states are kept, at least 1.
+        keep_params: so many of the newest weights are kept; None keeps all. Never fewer than `keep_states`.
+    """
+
+    def __init__(
+        self, dir: Folder, *, reading: bool = False, keep_states: int = 2, keep_params: int | None = None
+    ) -> None:
+        if keep_states < 1:
+            raise ValueError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
+        self.dir = location(dir)
+        if keep_params is not None:
+            keep_params = max(keep_params, keep_states)
+        arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
+        self._params = _manager(self.dir / "params", keep_params, {"params": arrays()}, reading)
+        self._states = _manager(self.dir / "states", keep_states, {"state": arrays(), "extra": json()}, reading)
+
+    def save(
+        self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
+    ) -> float:
+        """Save a step in the background, replacing it if it is there. The arrays may be donated once this returns.
+
+        Args:
+            step: ascending over a run.
+            params: the weights, a pytree of arrays.
+            state: the rest of the training state, e.g. the optimizer's; None saves the weights alone.
+            extra: JSON, saved with `state`; only with it.
+
+        Returns:
+            Seconds until it returned: what the caller waited for.
+
+        Raises:
+            ValueError: `extra` without `state`.
+            CheckpointError: this or the save before could not be written; what was saved earlier is whole.
+        """
+        if extra is not None and state is None:
+            raise ValueError("extra is part of the full state: pass state with it, or neither")
+        started = time.perf_counter()
+        with self._writing():
+            self._save(step, params, state, extra)
+        return time.perf_counter() - started
+
+    def _save(self, step: int, params: PyTree, state: PyTree | None, extra: dict[str, Any] | None) -> None:
+        for manager in (self._states, self._params):
+            if step in manager.all_steps():  # from a run that died after it, before its next full state
+                manager.wait_until_finished()
+                manager.delete(step)
+        self._params.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)), force=True)
+        if state is not None:
+            items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra or {})}
+            self._states.save(step, args=ocp.args.Composite(**items), force=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Names the folder in errors of the file system, such as a full disk; Orbax may say them a save later."""
+        try:
+            yield
+        except Exception as error:
+            if not in_bucket(self.dir) and not isinstance(error, (OSError, ValueError, RuntimeError)):
+                raise  # what clients of buckets say has no common base
+            remedy = "see to the bucket" if in_bucket(self.dir) else "make room there"
+            raise CheckpointError(
+                f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
+                "command again: it goes on from the last whole one"
+            ) from error
+
+    def latest(self) -> int | None:
+        """The newest step that can be resumed from, or None. Waits for saves under way."""
+        self.wait()
+        return max(set(self._params.all_steps()) & set(self._states.all_steps()), default=None)
+
+    def params_steps(self) -> list[int]:
+        """The steps whose weights are there, ascending. Waits for saves under way."""
+        self.wait()
+        return sorted(self._params.all_steps())
+
+    def restore(self, step: int, like: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        """The full state of a step.
+
+        Args:
+            step: from `latest()`.
+            like: `(params, state)`: arrays or `jax.ShapeDtypeStruct`s of the structure, shapes, types and shardings
+                that are wanted.
+
+        Returns:
+            `(params, state, extra)`.
+
+        Raises:
+            CheckpointError: the step is not there, or differs from `like` in structure, shape or type.
+        """
+        params_like, state_like = like
+        params = self.restore_params(step, params_like)
+        self._require(self._states, step, "full state")
+        self._check(self._states, step, "state", state_like)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(_abstract(state_like)), extra=ocp.args.JsonRestore())
+        restored = self._states.restore(step, args=args)
+        return params, restored["state"], restored["extra"]
+
+    def restore_latest(
+        self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
+    ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
+        """The newest full state that can be read; one that cannot is left out, with a warning that names it.
+
+        Args:
+            like: as for `restore`.
+            check: given `extra` before anything else is read; what it raises is raised.
+
+        Returns:
+            (step, params, state, extra), or None: there is no checkpoint.
+
+        Raises:
+            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read.
+        """
+        self.wait()
+        steps = sorted(set(self._params.all_steps()) & set(self._states.all_steps()), reverse=True)
+        for step in steps:
+            try:
+                extra = self.read_extra(step)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                _warn(self.dir, step, error)
+                continue
+            check(extra)
+            try:
+                return step, *self.restore(step, like)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                _warn(self.dir, step, error)
+        if steps:
+            raise CheckpointError(
+                f"{self.dir}: none of the checkpoints there can be read: {', '.join(map(str, steps))}"
+            )
+        return None
+
+    def read_extra(self, step: int) -> dict[str, Any]:
+        """The `extra` of a step's full state, without its arrays.
+
+        Raises:
+            CheckpointError: the step has no full state.
+        """
+        self._require(self._states, step, "full state")
+        return self._states.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+
+    def restore_params(self, step: int, like: PyTree) -> PyTree:
+        """The weights of a step; `like` and the errors as for `restore`."""
+        self._require(self._params, step, "weights")
+        self._check(self._params, step, "params", like)
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(like)))
+        return self._params.restore(step, args=args)["params"]
+
+    def wait(self) -> None:
+        """Return when all saves are on disk. Raises `CheckpointError` if one could not be written."""
+        with self._writing():
+            self._params.wait_until_finished()
+            self._states.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait, and free the background threads. Raises as `wait` does."""
+        with self._writing():
+            self._params.close()
+            self._states.close()
+
+    def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
+        self.wait()
+        if step not in manager.all_steps():
+            there = ", ".join(map(str, sorted(manager.all_steps()))) or "none"
+            raise CheckpointError(f"{manager.directory}: there is no {what} of step {step}; steps there: {there}")
+
+    def _check(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> None:
+        saved, wanted = _leaves(manager.item_metadata(step)[item].tree), _leaves(like)
+        where = f"{manager.directory}, step {step}"
+        remedy = "it is of another model or optimizer config: use that config, or another workdir"
+        if saved.keys() != wanted.keys():
+            name = sorted(saved.keys() ^ wanted.keys())[0]
+            side = "the checkpoint has" if name in saved else "the checkpoint lacks"
+            raise CheckpointError(f"{where}: {side} {name!r}; {remedy}")
+        for name, wanted_leaf in wanted.items():
+            if saved[name] != wanted_leaf:
+                raise CheckpointError(
+                    f"{where}: {name!r} is {_show(saved[name])} in the checkpoint, {_show(wanted_leaf)} is asked for; "
+                    f"{remedy}"
+                )
+
+
+def _warn(dir: epath.Path, step: int, error: Exception) -> None:
+    kind, first = type(error).__name__, first_line(error)
+    logging.warning("%s: step %d cannot be read and is left out: %s: %s", dir, step, kind, first)
+
+
+def _manager(
+    dir: epath.Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler], reading: bool
+) -> ocp.CheckpointManager:
+    options = manager_options(dir.name, keep, reading=reading)
+    # Without the handlers a new process could not read the metadata of what an earlier one saved.
+    return ocp.CheckpointManager(dir, options=options, item_handlers=handlers)
+
+
+def manager_options(name: str, keep: int | None, *, reading: bool = False) -> ocp.CheckpointManagerOptions:
+    """Options of a checkpoint manager that goes on with what an earlier process left.
+
+    Args:
+        name: another one for each manager of a process: on several hosts their saves wait for each other by name, and
+            two managers that save the same step at once would meet at one barrier.
+        keep: so many of the newest steps; None is all.
+        reading: it neither makes its folder nor clears away what an interrupted save left.
+    """
+    hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+    return ocp.CheckpointManagerOptions(
+        max_to_keep=keep, create=not reading, cleanup_tmp_directories=not reading, multiprocessing_options=hosts
+    )
+
+
+def _abstract(tree: PyTree) -> PyTree:
+    def leaf(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+
+    return jax.tree.map(leaf, tree)
+
+
+def _leaves(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
+    """(shape, dtype) by path, as plain names: Orbax gives namedtuples back as dicts, tuples as lists."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {".".join(_key(k) for k in path): (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in leaves}
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _show(leaf: tuple[tuple[int, ...], str]) -> str:
+    shape, dtype = leaf
+    return f"{dtype}[{','.join(map(str, shape))}]"

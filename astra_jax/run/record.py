@@ -1,0 +1,80 @@
+"""`run.json`: of what a run was made, for whoever asks a year later."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+import astra_jax
+from synthesis.core.files import write_text
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "array-record", "tokenizers", "numpy")
+
+
+def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
+    """Write `workdir/run.json`: the configuration, versions, hardware, and a line for each start of the run.
+
+    Args:
+        config: a dataclass, all of whose settings are JSON.
+    """
+    path = workdir / "run.json"
+    starts = json.loads(path.read_bytes())["starts"] if path.exists() else []
+    record = {
+        "config": asdict(config),
+        "starts": [*starts, start_of_run()],
+    }
+    write_text(path, json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def start_of_run() -> dict[str, Any]:
+    """When, by which command, of which commit, with which versions, on what: JSON."""
+    import jax  # here, so that benchmarks can ask for the commit without it
+
+    device = jax.devices()[0]
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(Path(astra_jax.__file__).parent),
+        "versions": {"astra-jax": astra_jax.__version__, "python": platform.python_version(), **_versions()},
+        "hardware": {
+            "platform": device.platform,
+            "device": device.device_kind,
+            "devices": jax.device_count(),
+            "hosts": jax.process_count(),
+            "machine": platform.machine(),
+        },
+    }
+
+
+def commit(folder: Path) -> str | None:
+    """The commit of the checkout that a folder is in, with a `+` if tracked files were changed; None outside of one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

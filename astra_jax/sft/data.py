@@ -1,0 +1,297 @@
+"""SFT batches from a trajectory dataset: render, tokenise, shuffle, pack, batch; a Grain pipeline that can resume.
+
+    ArrayRecord of Trajectory ─ render + encode ─ drop or cut what is too long ─ shuffle (each epoch anew) ─ repeat
+        ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches of `rows` rows
+
+Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
+resumed run sees exactly the batches that it would have seen. On several hosts each makes the whole batch and uses its
+part: the batches do not depend on how many hosts there are, and a run may go on with another number of them. Making a
+batch is cheap beside training on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grain
+import msgspec
+import numpy as np
+from flax import struct
+from grain.experimental import FirstFitPackIterDataset
+
+from astra_jax.sft.rename_entities import rename_entities
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import render
+from synthesis.core.datasets import DatasetError, Folder, read_card, records_file
+from synthesis.core.records import Message, ToolSpec, Trajectory, decode
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How trajectories become batches.
+
+    Attributes:
+        seq_len: tokens in a row; static, so that nothing recompiles.
+        rows: rows in a batch, over all processes.
+        keep_reasoning: keep the thinking of every turn (see `chat.render`). Ours: True, because a rollout is
+            append-only and so the policy will see its earlier thinking.
+        too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
+            assistant turn that fits. Both are counted.
+        tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
+            a random number of the others, in random order, drawn anew in each epoch; `none`. Less than all is a
+            curriculum for tiny models: short rows teach the dialogue first.
+        thinking: False leaves all reasoning out.
+        rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
+            (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
+        workers: processes that make batches ahead, in turn; 0 makes them in this process, when they are needed. Each
+            packs its own part of the data, so another number is another order.
+        packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
+            32k tokens) and mix neighbouring epochs a little.
+        seed: of the shuffle.
+    """
+
+    seq_len: int
+    rows: int
+    keep_reasoning: bool = True
+    too_long: Literal["drop", "cut"] = "cut"
+    tools: Literal["all", "some", "none"] = "all"
+    thinking: bool = True
+    rename_entities: float = 0.0
+    workers: int = 0
+    packing_bins: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rename_entities <= 1:
+            raise ValueError(f"rename_entities is {self.rename_entities}; it is a share: use 0 to 1")
+        if self.workers < 0:
+            raise ValueError(f"workers is {self.workers}; use 0 or more")
+        for name in ("seq_len", "rows", "packing_bins"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@struct.dataclass
+class Batch:
+    """Packed rows, int32, each `[rows, seq_len]`; numpy from the iterator, and a pytree, so it may be put on devices.
+
+    Attributes:
+        tokens_bt: token ids; 0 on padding.
+        loss_mask_bt: 1 on the tokens that the model must emit. It belongs to the token itself: the loss of predicting
+            token t+1 from token t counts where `loss_mask_bt[t+1]` is 1 and both are in one segment.
+        segment_ids_bt: 0 on padding, then 1, 2, … for the documents of a row.
+        positions_bt: within the document, from 0.
+    """
+
+    tokens_bt: Array
+    loss_mask_bt: Array
+    segment_ids_bt: Array
+    positions_bt: Array
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """What a dataset gives under a config, counted once, before training, and before any renaming.
+
+    Attributes:
+        lengths: tokens of each kept conversation, in the dataset's order; with `tools="some"` at their longest.
+        trainable: how many of all those tokens are trained on.
+        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`).
+        cut: conversations that were shortened.
+    """
+
+    lengths: tuple[int, ...]
+    trainable: int
+    dropped: dict[str, int]
+    cut: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenised conversation; without tokens when it is dropped, and then `dropped` says why."""
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    cut: bool = False
+    dropped: str = ""
+
+
+def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], list[ToolSpec]]:
+    """The messages and the tool documents that a config shows of a trajectory."""
+    messages = trajectory.messages
+    if not config.thinking:
+        messages = [msgspec.structs.replace(message, reasoning="") for message in messages]
+    return messages, [] if config.tools == "none" else trajectory.tools
+
+
+def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
+    """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
+    messages, tools = shown(trajectory, config)
+    segments = render(messages, tools, keep_reasoning=config.keep_reasoning)
+    ids, mask = tokenizer.encode_segments(segments)
+    cut = len(ids) > config.seq_len
+    if cut and config.too_long == "drop":
+        return _dropped("too_long")
+    if cut:
+        # Every assistant turn ends with a trainable <|im_end|>; the last one that fits ends the conversation.
+        ends = [t for t in range(config.seq_len) if mask[t] and not (t + 1 < len(mask) and mask[t + 1])]
+        if not ends:
+            return _dropped("too_long")
+        ids, mask = ids[: ends[-1] + 1], mask[: ends[-1] + 1]
+    if not any(mask):
+        return _dropped("no_assistant_turn")
+    return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
+
+
+def trajectories(path: Folder) -> Iterator[Trajectory]:
+    """A dataset's trajectories in its order, each read when it is asked for. Raises `DatasetError` as `scan` does."""
+    source = _source(path)
+    for index in range(len(source)):
+        yield _decode(path, index, source[index])
+
+
+def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
+    """Tokenise the whole dataset once and count.
+
+    Raises:
+        DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
+    """
+    lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
+    for trajectory in trajectories(path):
+        example = tokenise(trajectory, tokenizer, config)
+        if example.dropped:
+            dropped[example.dropped] += 1
+            continue
+        lengths.append(len(example.tokens))
+        trainable += int(example.loss_mask.sum())
+        cut += example.cut
+    if not lengths:
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
+        raise DatasetError(
+            f"{path}: no conversation can be trained on ({why}); raise seq_len ({config.seq_len}) or add data"
+        )
+    return DataStats(tuple(lengths), trainable, dict(dropped), cut)
+
+
+def steps_for_epochs(stats: DataStats, config: DataConfig, epochs: float) -> int:
+    """How many batches `epochs` passes over the data fill; found by packing conversations of the scanned lengths."""
+    whole = math.ceil(epochs)
+    examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
+    packed = _pack(grain.MapDataset.source(examples).seed(config.seed).shuffle().repeat(whole), config)
+    rows = sum(1 for _ in packed)
+    return max(1, math.ceil(rows * epochs / whole / config.rows))
+
+
+class BatchIterator(Iterator[Batch]):
+    """Endless batches of a dataset.
+
+    Args:
+        path: a dataset of `Trajectory` records.
+
+    Raises:
+        DatasetError: missing, of another kind, or empty.
+    """
+
+    def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> None:
+        source = _source(path)
+        if len(source) == 0:
+            raise DatasetError(f"{path}: the dataset is empty")
+
+        # Lazy: a record is read, renamed and tokenised when its shuffled turn comes.
+        examples = (
+            grain.MapDataset.source(source)
+            .map_with_index(lambda i, data: _decode(path, i, data))
+            .seed(config.seed)
+            .shuffle()
+            .repeat()
+            .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
+        )
+        batches = _pack(examples, config).batch(config.rows, drop_remainder=True).map(_to_batch)
+        if config.workers:
+            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers))
+        self._iterator = iter(batches)
+
+    def __next__(self) -> Batch:
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config."""
+        return self._iterator.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._iterator.set_state(state)
+
+    def close(self) -> None:
+        """End the workers; the iterator gives nothing more."""
+        self._iterator.close()
+
+
+def _source(path: Folder) -> Sequence[bytes]:
+    card = read_card(path)
+    if card["kind"] != Trajectory.__name__:
+        raise DatasetError(f"{path} holds {card['kind']} records; SFT needs {Trajectory.__name__} records")
+    if card["count"] == 0:
+        return []
+    source = grain.sources.ArrayRecordDataSource(records_file(path))
+    if len(source) != card["count"]:
+        raise DatasetError(
+            f"{path} is corrupt: {len(source)} records, its card says {card['count']}; synthesise it again"
+        )
+    return source
+
+
+def _decode(path: Folder, index: int, data: bytes) -> Trajectory:
+    try:
+        return decode(data, Trajectory)
+    except msgspec.MsgspecError as error:
+        raise DatasetError(f"{path}: record {index} is corrupt ({error}); synthesise the dataset again") from None
+
+
+def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
+    # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
+    rows = examples.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=64))
+    lengths = {"tokens": config.seq_len, "loss_mask": config.seq_len}
+    return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
+
+
+def _to_batch(packed: dict[str, np.ndarray]) -> Batch:
+    return Batch(
+        tokens_bt=packed["tokens"],
+        loss_mask_bt=packed["loss_mask"],
+        segment_ids_bt=packed["tokens_segment_ids"],
+        positions_bt=packed["tokens_positions"],
+    )
+
+
+def _arrays(
+    trajectory: Trajectory, rng: np.random.Generator, tokenizer: ChatTokenizer, config: DataConfig
+) -> dict[str, np.ndarray] | None:
+    if config.rename_entities and rng.random() < config.rename_entities:
+        trajectory = rename_entities(trajectory, rng)
+    if config.tools == "some":
+        trajectory = _with_some_tools(trajectory, rng)
+    made = tokenise(trajectory, tokenizer, config)
+    return None if made.dropped else {"tokens": made.tokens, "loss_mask": made.loss_mask}
+
+
+def _with_some_tools(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
+    called = {call.name for message in trajectory.messages for call in message.tool_calls}
+    others = [tool for tool in trajectory.tools if tool.name not in called]
+    kept = rng.permutation(len(others))[: rng.integers(len(others) + 1)]
+    tools = [tool for tool in trajectory.tools if tool.name in called] + [others[i] for i in kept]
+    return msgspec.structs.replace(trajectory, tools=[tools[i] for i in rng.permutation(len(tools))])
+
+
+def _dropped(reason: str) -> Example:
+    empty = np.zeros(0, np.int32)
+    return Example(empty, empty, dropped=reason)

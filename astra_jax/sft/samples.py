@@ -1,0 +1,136 @@
+"""What a model that is being trained says: greedy next turns to the openings of a few conversations.
+
+They are drawn where the weights are, over any mesh and any number of hosts, with the programs of the embedded engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from astra_jax.models.qwen3.modules import Params, forward_cached, init_cache
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.engine.device_steps import DecodeRows, decode
+from astra_jax.sft.data import DataConfig, shown
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import render
+from synthesis.core.records import Trajectory
+
+_CHUNK = 256
+"""Tokens of a prompt that are prefilled at once; prompts are padded to a multiple."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One opening, the turn that the dataset has there, and the one that the model says."""
+
+    id: str
+    prompt: str
+    wanted: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"=== {self.id}\n{self.prompt}\n--- the dataset\n{self.wanted}\n--- the model\n{self.said}\n"
+
+
+class Sampler:
+    """Draws the same openings' next turns whenever it is asked.
+
+    Args:
+        trajectories: the first `count` whose opening, up to the first assistant turn, and `max_tokens` more fit into
+            `data.seq_len` are taken.
+        mesh: where the weights are; on several hosts all must ask.
+    """
+
+    def __init__(
+        self,
+        trajectories: Iterable[Trajectory],
+        tokenizer: ChatTokenizer,
+        model: Qwen3Config,
+        data: DataConfig,
+        *,
+        count: int,
+        max_tokens: int,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._tokenizer, self._model, self._mesh, self._max_tokens = tokenizer, model, mesh, max_tokens
+        self._openings: list[tuple[str, list[int], str]] = []
+        for trajectory in trajectories:
+            if len(self._openings) == count:
+                break
+            messages, tools = shown(trajectory, data)
+            first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
+            if not first:
+                continue
+            opened = render(messages[:first], tools, add_generation_prompt=True)
+            segments = render(messages[: first + 1], tools)
+            ids, _ = tokenizer.encode_segments(opened)
+            if len(ids) + max_tokens <= data.seq_len:
+                wanted = "".join(segment.text for segment in segments if segment.trainable)
+                self._openings.append((trajectory.id, ids, wanted))
+
+    def draw(self, params: Params) -> list[Sample]:
+        """One sample for each opening; none, if none fits."""
+        if not self._openings:
+            return []
+        lengths_r = np.array([len(ids) for _, ids, _ in self._openings], np.int32)
+        tokens_rt = np.zeros((len(lengths_r), -(-lengths_r.max() // _CHUNK) * _CHUNK), np.int32)
+        for row, (_, ids, _) in enumerate(self._openings):
+            tokens_rt[row, : len(ids)] = ids
+        drawn_rt = _next_turns(
+            params,
+            tokens_rt,
+            lengths_r,
+            model=self._model,
+            steps=self._max_tokens,
+            stop=self._tokenizer.eos_id,
+            mesh=self._mesh,
+        )
+        said = [[int(token) for token in row if token >= 0] for row in np.asarray(drawn_rt)]
+        return [
+            Sample(id, self._tokenizer.decode(ids), wanted, self._tokenizer.decode(drawn))
+            for (id, ids, wanted), drawn in zip(self._openings, said, strict=True)
+        ]
+
+
+@partial(jax.jit, static_argnames=("model", "steps", "stop", "mesh"))
+def _next_turns(
+    params: Params, tokens_rt: Any, lengths_r: Any, *, model: Qwen3Config, steps: int, stop: int, mesh: Mesh | None
+) -> jax.Array:
+    """Greedy tokens, [R, steps]; -1 behind a row's end. Every host gets all of them."""
+    rows, padded = tokens_rt.shape
+    # All but the last token of each row are prefilled; decoding begins with that one.
+    places_t = jnp.arange(padded)
+    positions_rt = jnp.where(places_t < lengths_r[:, None] - 1, places_t, -1)
+
+    def chunk(i: Any, cache: Any) -> Any:
+        tokens, positions = (
+            jax.lax.dynamic_slice_in_dim(x_rt, i * _CHUNK, _CHUNK, axis=1) for x_rt in (tokens_rt, positions_rt)
+        )
+        return forward_cached(params, model, tokens, positions, cache)[1]
+
+    cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, init_cache(model, rows, padded + steps))
+    every_r = jnp.zeros(rows, jnp.int32)
+    to_draw = DecodeRows(
+        index_r=jnp.arange(rows),
+        last_r=jnp.take_along_axis(tokens_rt, lengths_r[:, None] - 1, axis=1)[:, 0],
+        positions_r=lengths_r - 1,
+        budget_r=every_r + steps,
+        seeds_r=every_r.astype(jnp.uint32),
+        temperature_r=every_r.astype(jnp.float32),
+        top_p_r=every_r + 1.0,
+        stops_rk=every_r[:, None] + stop,
+    )
+    _, drawn_rt, _ = decode(
+        params, cache, to_draw, model=model, window=padded + steps, steps=steps, nucleus=False, whole=True
+    )
+    if mesh is not None:
+        drawn_rt = jax.lax.with_sharding_constraint(drawn_rt, NamedSharding(mesh, PartitionSpec()))
+    return drawn_rt

@@ -1,0 +1,62 @@
+"""How many environments an hour relational synthesis makes: the offline teacher, the real sandbox, every check.
+
+Prints a row; `--save` appends it.
+
+    python -m benchmarks.environment_synthesis --count=11600
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks import rows
+
+_COUNT = flags.DEFINE_integer("count", 600, "Questions asked for.", lower_bound=10)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the run.", lower_bound=0)
+_SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/environments.jsonl.")
+
+
+async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
+    from sandbox import SandboxConfig, SandboxPool
+    from synthesis.core.stages import Journal
+    from synthesis.environments.config import EnvironmentsConfig
+    from synthesis.environments.pipeline import synthesize
+    from synthesis.offline.teacher import OfflineTeacher
+    from synthesis.pipeline.executors import LocalExecutor
+
+    config = EnvironmentsConfig(count=count)
+    async with SandboxPool(SandboxConfig()) as pool:
+        with Journal(folder / "journal.sqlite") as journal:
+            started = time.perf_counter()
+            summary = await synthesize(
+                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=folder, seed=seed
+            )
+            seconds = time.perf_counter() - started
+    made = sum(summary.counts.values())
+    refused = sum(summary.rejected.get("verify", {}).values())
+    return {
+        "asked": count,
+        "environments": made,
+        "minutes": round(seconds / 60, 2),
+        "environments_per_minute": round(made / seconds * 60, 1),
+        "duplicates_removed": summary.rejected.get("distinct", {}).get("duplicate", 0),
+        "share_surviving_verification": round(made / (made + refused), 5),
+        "rejected": summary.rejected,
+        "train": summary.statistics["train"],
+    }
+
+
+def main(argv: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(measure(_COUNT.value, _SEED.value, Path(folder)))
+    rows.report("environments", figures, save=_SAVE.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

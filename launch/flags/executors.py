@@ -1,0 +1,72 @@
+"""The flags of every program that synthesises: where its stages run, with which teacher, embedder and sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from launch.flags import cli, sandboxes, teachers
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.pipeline.executors import Executor
+
+flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(teachers)
+
+_EXECUTOR = flags.DEFINE_enum(
+    "executor",
+    "local",
+    ["local", "ray"],
+    "Where the stages run: in this process, or in Ray's workers (pip install '.[ray]'), which gives the same bytes.",
+)
+_ADDRESS = flags.DEFINE_string(
+    "ray_address",
+    None,
+    "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
+)
+_WORKERS = flags.DEFINE_integer(
+    "ray_workers", None, "Workers of --executor=ray, a CPU each; by default as many as there are CPUs.", lower_bound=1
+)
+
+
+@asynccontextmanager
+async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
+    """The executor, with the teacher, the embedder and the sandbox of their flags.
+
+    Args:
+        workdir: of the run.
+
+    Raises:
+        cli.UsageError: flags contradict each other or have bad values.
+    """
+    make_endpoint = teachers.endpoint_maker_from_flags(workdir)
+    make_embedder = teachers.embedder_maker_from_flags()
+    if _EXECUTOR.value == "ray":
+        from synthesis.pipeline.ray_executor import RayExecutor
+
+        if (_ADDRESS.value or "").startswith("ray://"):
+            raise cli.UsageError(
+                f"--{_ADDRESS.name}={_ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
+                f"with --{_ADDRESS.name}=auto"
+            )
+        yield RayExecutor(
+            sandbox=sandboxes.sandbox_maker_from_flags(one_a_cpu=True),
+            endpoint=make_endpoint,
+            embedder=make_embedder,
+            address=_ADDRESS.value,
+            count=_WORKERS.value,
+        )
+        return
+    from synthesis.offline.teacher import OfflineTeacher
+    from synthesis.pipeline.executors import LocalExecutor
+
+    of_ray: tuple[flags.FlagHolder[Any], ...] = (_ADDRESS, _WORKERS)
+    if given := next((flag.name for flag in of_ray if flag.value is not None), None):
+        raise cli.UsageError(f"--{given} is for --{_EXECUTOR.name}=ray: give that too")
+    teacher = make_endpoint() if make_endpoint else OfflineTeacher()
+    async with sandboxes.sandbox_from_flags() as pool:
+        yield LocalExecutor(teacher, pool, make_embedder())

@@ -1,0 +1,129 @@
+"""What a training program starts from and runs on: flags, and the weights, tokenizer, mesh and hosts that they name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from launch.flags import cli
+
+if TYPE_CHECKING:
+    from etils import epath
+    from jax.sharding import Mesh
+
+    from astra_jax.models.qwen3.modules import Params
+    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.tokenizer import ChatTokenizer
+
+CONFIG = flags.DEFINE_string("config", None, "A file with CONFIG, such as configs/sft_qwen3_14b.py.", required=True)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run, or gs://BUCKET/FOLDER; made if it is not there.", required=True
+)
+_WEIGHTS = flags.DEFINE_string(
+    "weights", None, "The model to start from: a Hugging Face folder, or one of Orbax checkpoints.", required=True
+)
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as fsdp=8,context=2; by default one device.")
+_MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
+_HOSTS = flags.DEFINE_integer("hosts", None, "How many; with --coordinator.")
+_HOST = flags.DEFINE_integer("host", None, "This one's number, from 0; with --coordinator.")
+_DEADLINE = flags.DEFINE_float("host_deadline", 60.0, "Seconds without a sign of life after which a host is gone.")
+
+_LATER = 60.0
+"""Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
+
+
+@contextlib.contextmanager
+def hosts() -> Iterator[None]:
+    """Find the other hosts, before anything else of JAX is used; what is done inside ends when one of them is gone.
+
+    Raises:
+        UsageError: some of the flags are missing, or there are several hosts without a mesh.
+    """
+    import jax
+
+    from astra_jax.run.hosts import HostWatch
+
+    given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
+    if given and len(given) < 3:
+        raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
+    if _DEADLINE.value <= 0:
+        raise cli.UsageError(f"--host_deadline={_DEADLINE.value:g}: it is a number of seconds above 0")
+    if given or _MULTIHOST.value:
+        jax.distributed.initialize(
+            _COORDINATOR.value,
+            _HOSTS.value,
+            _HOST.value,
+            heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
+        )
+    with HostWatch(_DEADLINE.value):
+        if jax.process_count() > 1 and not _MESH.value:
+            raise cli.UsageError("several hosts want a --mesh of all their devices")
+        yield
+
+
+def workdir() -> epath.Path:
+    """The folder of --workdir. Raises `UsageError`: it cannot be used."""
+    return cli.folder(WORKDIR, written=True)
+
+
+def tokenizer_folder() -> epath.Path:
+    """The folder of --tokenizer, or --weights."""
+    return cli.folder(_TOKENIZER if _TOKENIZER.value else _WEIGHTS)
+
+
+def mesh() -> Mesh | None:
+    """The mesh of --mesh, or None: one device.
+
+    Raises:
+        UsageError: an axis that there is not, or no number.
+    """
+    from astra_jax.mesh import AXES, make_mesh
+
+    if not _MESH.value:
+        return None
+    sizes: dict[str, int] = {}
+    for item in _MESH.value:
+        axis, _, size = item.partition("=")
+        if axis not in AXES or not size.lstrip("-").isdigit():
+            raise cli.UsageError(f"--mesh={item}: write AXIS=SIZE, the axes are {', '.join(AXES)}")
+        sizes[axis] = int(size)
+    return make_mesh(*(sizes.get(axis, 1) for axis in AXES))
+
+
+def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
+    """The weights of --weights on their devices, and the tokenizer.
+
+    Raises:
+        UsageError: the weights are of another model than the configuration's.
+        WeightsError, CheckpointError, TokenizerError: they cannot be read.
+    """
+    from astra_jax.models.qwen3 import weights
+    from astra_jax.models.qwen3.sharding import param_shardings
+    from astra_jax.tokenizer import ChatTokenizer
+
+    source = cli.folder(_WEIGHTS)
+    stored = weights.read_config(source)
+    # Training may stretch the context and choose dtypes; all else is the model.
+    for name, found in vars(stored).items():
+        wanted = getattr(model, name)
+        if found != wanted and name not in ("max_positions", "yarn", "dtype", "param_dtype"):
+            raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
+    shardings = None if mesh is None else param_shardings(model, mesh)
+    return weights.load(source, model, shardings=shardings), ChatTokenizer.load(tokenizer_folder())
+
+
+def mends() -> tuple[type[Exception], ...]:
+    """Errors of all of these whose messages say what to do."""
+    from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.run.checkpoints import CheckpointError
+    from astra_jax.run.identity import WorkdirError
+    from astra_jax.tokenizer import TokenizerError
+    from synthesis.core.datasets import DatasetError
+    from synthesis.core.files import StorageError
+
+    return (CheckpointError, DatasetError, StorageError, TokenizerError, ValueError, WeightsError, WorkdirError)

@@ -1,0 +1,87 @@
+"""What a program that only samples from a model starts from: flags, and the weights and tokenizer that they name."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from launch.flags import cli
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    from astra_jax.models.qwen3.modules import Params
+    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.tokenizer import ChatTokenizer
+
+_WEIGHTS = flags.DEFINE_string(
+    "weights", None, "A Hugging Face folder, or one of Orbax checkpoints such as a run's checkpoints/.", required=True
+)
+_STEP = flags.DEFINE_integer("step", None, "Step of Orbax checkpoints; by default the newest.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
+
+
+def source() -> epath.Path:
+    """The folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
+    return cli.folder(_WEIGHTS)
+
+
+@cache  # a run that is still training may save a newer one meanwhile
+def step() -> int | None:
+    """The step that `load` reads; None for a Hugging Face folder.
+
+    Raises:
+        UsageError: --step with a Hugging Face folder.
+        WeightsError: there are no weights.
+    """
+    from astra_jax.models.qwen3 import weights
+
+    found = weights.stored_step(source(), _STEP.value)
+    if found is None and _STEP.value is not None:
+        raise cli.UsageError(f"--step={_STEP.value}: --weights={source()} is a Hugging Face folder, which has no steps")
+    return found
+
+
+def read() -> tuple[Qwen3Config, ChatTokenizer]:
+    """The model, without its weights, and the tokenizer.
+
+    Raises:
+        UsageError: the tokenizer has more tokens than the model.
+        WeightsError, TokenizerError, ValueError: they cannot be read.
+    """
+    from astra_jax.models.qwen3 import weights
+    from astra_jax.tokenizer import ChatTokenizer
+
+    dtype = _DTYPE.value or weights.stored_dtype(source())
+    model = weights.read_config(source(), dtype=dtype, param_dtype=dtype)
+    tokenizer = ChatTokenizer.load(cli.folder(_TOKENIZER) if _TOKENIZER.value else source())
+    if tokenizer.vocab_size > model.vocab_size:
+        raise cli.UsageError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "
+            "--tokenizer"
+        )
+    return model, tokenizer
+
+
+def load(model: Qwen3Config) -> Params:
+    """The weights, on the first device.
+
+    Raises:
+        UsageError: as `step`.
+        WeightsError, CheckpointError: they cannot be read.
+    """
+    from astra_jax.models.qwen3 import weights
+
+    return weights.load(source(), model, step=step())
+
+
+def mends() -> tuple[type[Exception], ...]:
+    """Errors of all of these whose messages say what to do."""
+    from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.run.checkpoints import CheckpointError
+    from astra_jax.tokenizer import TokenizerError
+
+    return (CheckpointError, TokenizerError, ValueError, WeightsError)

@@ -1,0 +1,65 @@
+"""The flags of every program that runs tool code: where it runs, and how well isolated it has to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from launch.flags import cli
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from sandbox import Sandbox, SandboxPool
+
+_URL = flags.DEFINE_string(
+    "sandbox_url", None, "Sandbox service (launch.sandbox_server) in which tool code runs; by default this machine."
+)
+_TOKEN_FILE = flags.DEFINE_string("sandbox_token_file", None, "File whose first line is the service's token.")
+_TIER = flags.DEFINE_enum(
+    "sandbox_tier",
+    "C",
+    ["A", "B", "C", "D", "strict"],
+    "Weakest isolation to accept, see docs/sandbox.md; strict is A. D trusts the code.",
+)
+
+_CALLS_A_CPU = 4
+"""At once; what a pool that has the machine to itself gives to each."""
+
+
+def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:
+    """The sandbox, not yet open. Raises `cli.UsageError`."""
+    return sandbox_maker_from_flags()()
+
+
+def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], AbstractAsyncContextManager[Sandbox]]:
+    """What makes the sandbox, not yet open, in this process or (it can be pickled) in another on another machine.
+
+    Args:
+        one_a_cpu: a pool on the machine itself is one of as many as it has CPUs, and takes that part of it.
+
+    Raises:
+        cli.UsageError: flags contradict each other.
+    """
+    unisolated = _TIER.value == "D"
+    if _URL.value:
+        from sandbox.remote import RemotePool
+
+        token = cli.token_of(_TOKEN_FILE)
+        return partial(RemotePool, _URL.value, token=token, minimum_tier=_TIER.value, allow_unisolated=unisolated)
+    if _TOKEN_FILE.value:
+        raise cli.UsageError("--sandbox_token_file is for a service: give --sandbox_url too")
+    return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, one_a_cpu=one_a_cpu)
+
+
+def _pool(*, one_a_cpu: bool, **config: Any) -> SandboxPool:
+    """The configuration is made where the pool is: it names that machine's interpreter, and shares its memory."""
+    from sandbox import SandboxConfig, SandboxPool
+
+    if one_a_cpu:
+        cpus = os.cpu_count() or 1
+        config |= {"concurrency": _CALLS_A_CPU, "memory_share": SandboxConfig.memory_share / cpus}
+    return SandboxPool(SandboxConfig(**config))

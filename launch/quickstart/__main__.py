@@ -1,0 +1,64 @@
+"""The main job: all of ASTRA, end to end and small, on embedded defaults.
+
+Collects tool documents from real MCP servers and from relational facts, synthesises trajectories and environments with
+the offline teacher, trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox,
+and evaluates the untrained model, SFT and GRPO on held-out environments. Writes summary.json and report.html.
+
+Run the same command again after an interruption: finished work is not done again.
+
+Settings are changed with --config.NAME=VALUE, for example --config.grpo.updates=40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from absl import flags
+
+from launch.flags import cli, sandboxes
+
+flags.adopt_module_key_flags(sandboxes)
+
+PROFILES = ("quick", "full", "ci")
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of synthesis, initialisation, shuffling and sampling.", lower_bound=0)
+_PROFILE = flags.DEFINE_enum(
+    "profile",
+    "quick",
+    PROFILES,
+    "quick: at most 15 minutes on 2 cores. full: at most 60. ci: 3, too short to learn much.",
+)
+
+
+def main() -> None:
+    from configs.quickstart import PROFILES, seeded
+    from launch.quickstart import report, stages, summary
+    from launch.quickstart.ledger import Ledger
+
+    config = cli.overridden(seeded(PROFILES[_PROFILE.value](), _SEED.value))
+    workdir = cli.local_folder(_WORKDIR)
+    ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
+    try:
+        asyncio.run(stages.Quickstart(config, workdir, ledger).run(sandboxes.sandbox_from_flags()))
+        result = summary.write(workdir, ledger, config, _PROFILE.value)
+        report.write(workdir, result)
+    finally:
+        ledger.close()
+    print(summary.table(result))
+    print(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
+
+
+def _mends() -> tuple[type[Exception], ...]:
+    from astra_jax.run.checkpoints import CheckpointError
+    from astra_jax.run.identity import WorkdirError
+    from astra_jax.tokenizer import TokenizerError
+    from sandbox import SandboxError
+    from synthesis.core.datasets import DatasetError
+
+    return (CheckpointError, DatasetError, SandboxError, TokenizerError, ValueError, WorkdirError)
+
+
+if __name__ == "__main__":
+    cli.with_cpu_environment("launch.quickstart")
+    cli.run(main, mends=_mends)

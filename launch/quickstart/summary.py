@@ -1,0 +1,102 @@
+"""`summary.json`: what a run of the main job came to, gathered from its ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+import astra_jax
+from astra_jax.run.identity import run_identity
+from configs.quickstart import QuickstartConfig
+from launch.quickstart.ledger import Ledger, write_json
+from synthesis.core.datasets import read_dataset
+from synthesis.core.records import McpExecution, ToolServer
+
+MODELS = ("untrained", "sft", "grpo")
+_MEASURED = ("seconds", "peak_rss_bytes", "sandbox")  # what every stage has beside its own results
+
+
+def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
+    """What the workdir must share with this run: version, profile, seed and every setting."""
+    settings = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
+    return run_identity(version=astra_jax.__version__, profile=profile, config=settings)
+
+
+def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str) -> dict[str, Any]:
+    """Write `workdir/summary.json` atomically and return its content.
+
+    `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets'
+    content and of the tokenizer; `seconds` is the stages' sum, over all processes that took part in the run.
+    """
+    stages = ledger.results()
+    servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
+    held_out = {name: dict(stages[f"evaluate_{name}"]) for name in MODELS}
+    for result in held_out.values():
+        for name in ("samples", *_MEASURED):
+            result.pop(name)
+    digests = {
+        name: digest
+        for stage in ("trajectories", "environments", "tokenizer")
+        for name, digest in stages[stage]["digests"].items()
+    }
+    summary = {
+        "version": astra_jax.__version__,
+        "profile": profile,
+        "seed": config.seed,
+        "held_out": held_out,
+        "seconds": sum(stage["seconds"] for stage in stages.values()),
+        "peak_rss_bytes": max(stage["peak_rss_bytes"] for stage in stages.values()),
+        "digests": digests,
+        "servers": len(servers),
+        "tools": sum(len(server.tools) for server in servers),
+        "mcp_servers": sum(isinstance(server.execution, McpExecution) for server in servers),
+        "trajectories": stages["trajectories"]["counts"]["trajectories"],
+        "environments": stages["environments"]["counts"],
+        "rejected": {name: stages[name]["rejected"] for name in ("trajectories", "environments")},
+        "sandbox": stages["environments"]["sandbox"],
+        "parameters": _parameters(config),
+        "stages": {name: {"seconds": stage["seconds"]} for name, stage in stages.items()},
+        "training": {name: _scalars(stages[name]) for name in ("sft_dialogue", "sft_tools", "grpo")},
+        "machine": {
+            "cpus": len(os.sched_getaffinity(0)),
+            "architecture": platform.machine(),
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "devices": [device.device_kind for device in jax.devices()],
+        },
+    }
+    write_json(workdir / "summary.json", summary)
+    return summary
+
+
+def _parameters(config: QuickstartConfig) -> int:
+    from astra_jax.models.qwen3.modules import abstract_params
+
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
+
+
+def _scalars(result: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in result.items() if isinstance(value, int | float | str) and name not in _MEASURED
+    }
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The result for a terminal."""
+    lines = [f"{'held-out':<10} {'F1':>6} {'recall':>7} {'precision':>10} {'episodes':>9}"]
+    for name in MODELS:
+        row = summary["held_out"][name]
+        lines.append(
+            f"{name:<10} {row['f1']:>6.3f} {row['recall']:>7.3f} {row['precision']:>10.3f} {row['episodes']:>9}"
+        )
+    lines.append(
+        f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB, "
+        f"sandbox tier {summary['sandbox']['tier']}, {summary['servers']} servers with {summary['tools']} tools"
+    )
+    return "\n".join(lines)

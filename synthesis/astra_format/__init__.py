@@ -1,0 +1,1 @@
+"""The original's released records, read and written."""

@@ -1,0 +1,239 @@
+"""Conversations as other programs write them: Qwen-Agent's messages and OpenAI's, both ways.
+
+Qwen-Agent has one assistant message for the text of a turn and one more for each of its calls, then the results:
+
+    {"role": "assistant", "content": "…", "reasoning_content": "…"}
+    {"role": "assistant", "content": "", "function_call": {"name": "…", "arguments": "{…}"}, "extra": {…}}
+    {"role": "function", "name": "…", "content": "…", "extra": {"function_id": "1"}}
+
+OpenAI has one assistant message with `tool_calls`, and a `tool` message with `tool_call_id` for each result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from synthesis.astra_format.records import Defect
+from synthesis.core.records import Message, ToolCall
+from synthesis.core.stages import Rejected
+
+ERROR = "[ERROR:"
+"""How the last message of a run begins that the original wrote down although it had failed."""
+_THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Out
+
+
+def to_qwen(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Qwen-Agent's messages. Ids go into `extra.function_id`, where Qwen-Agent has them too."""
+    every: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role == "tool":
+            extra = {"function_id": message.tool_call_id}
+            every.append({"role": "function", "name": message.name, "content": message.content, "extra": extra})
+            continue
+        if message.content or message.reasoning or not message.tool_calls:
+            one: dict[str, Any] = {"role": message.role, "content": message.content}
+            if message.reasoning:
+                one["reasoning_content"] = message.reasoning
+            every.append(one)
+        for call in message.tool_calls:
+            function = {"name": call.name, "arguments": _json(call.arguments)}
+            extra = {"function_id": call.id}
+            every.append({"role": "assistant", "content": "", "function_call": function, "extra": extra})
+    return every
+
+
+def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """OpenAI's messages; thinking is `reasoning_content`, as compatible servers call it."""
+    every: list[dict[str, Any]] = []
+    for message in messages:
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            one["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            one["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json(call.arguments)}}
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            one |= {"tool_call_id": message.tool_call_id, "name": message.name}
+        every.append(one)
+    return every
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Given(msgspec.Struct):
+    """A message of either form."""
+
+    role: Literal["system", "user", "assistant", "function", "tool"]
+    content: str | list[Any] | None = None
+    reasoning_content: str | list[Any] | None = None
+    function_call: _Function | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    extra: dict[str, Any] | None = None
+
+    def function_id(self) -> str:
+        given = (self.extra or {}).get("function_id")
+        return given if isinstance(given, str) else ""
+
+
+@dataclass
+class _Open:
+    """A call that waits for its result; `given` is the id that the source has for it, if any."""
+
+    call: ToolCall
+    given: str
+
+
+@dataclass
+class _Reader:
+    messages: list[Message] = field(default_factory=list)
+    defects: list[Defect] = field(default_factory=list)
+    open: list[_Open] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+
+    def add(self, given: _Given) -> None:
+        if given.role == "assistant":
+            self._assistant(given)
+        elif given.role in ("function", "tool"):
+            self._result(given)
+        else:
+            self.close()
+            self.messages.append(Message("system" if given.role == "system" else "user", _text(given.content)))
+
+    def _assistant(self, given: _Given) -> None:
+        content, reasoning = _text(given.content), _text(given.reasoning_content)
+        if not reasoning and (thought := _THINKING.match(content)):
+            content, reasoning = content[thought.end() :], thought[1].strip()
+        last = self.messages[-1] if self.messages else None
+        # OpenAI's form has a turn in one message; Qwen-Agent's has one for its text, then one for each call.
+        goes_on = given.tool_calls is None and given.function_call is not None
+        if last is None or last.role != "assistant" or not goes_on:
+            self.close()
+            last = Message("assistant", "")
+            self.messages.append(last)
+        calls = [(one.function, one.id or "") for one in given.tool_calls or []]
+        if given.function_call is not None:
+            calls.append((given.function_call, given.function_id()))
+        self.messages[-1] = msgspec.structs.replace(
+            last,
+            content="\n".join(filter(None, (last.content, content))),
+            reasoning="\n".join(filter(None, (last.reasoning, reasoning))),
+            tool_calls=[*last.tool_calls, *(self._call(function, id) for function, id in calls)],
+        )
+
+    def _call(self, function: _Function, given: str) -> ToolCall:
+        id = given
+        if given in self.ids:
+            self.defects.append(Defect("repeated_call_id", f"{given} is the id of two calls; the later has a new one"))
+        if not given or given in self.ids:
+            number = len(self.ids) + 1
+            while (id := f"call_{number}") in self.ids:
+                number += 1
+        self.ids.add(id)
+        call = ToolCall(id, function.name, self._arguments(function))
+        self.open.append(_Open(call, given))
+        return call
+
+    def _arguments(self, function: _Function) -> dict[str, Any]:
+        given = function.arguments
+        if isinstance(given, dict):
+            return given
+        try:
+            return msgspec.json.decode(given, type=dict[str, Any]) if given and given.strip() else {}
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            self.defects.append(Defect("bad_arguments", f"{function.name}: no JSON object: {given!r:.80}"))
+            return {}
+
+    def _result(self, given: _Given) -> None:
+        id, name = given.tool_call_id or given.function_id(), given.name or ""
+        fitting = [
+            one
+            for one in self.open
+            if (not id or not one.given or one.given == id) and (not name or one.call.name == name)
+        ]
+        if not fitting:
+            self.defects.append(Defect("result_without_call", f"of {name or 'no tool'}, id {id or 'missing'}"))
+            return
+        found = fitting[0]
+        self.open.remove(found)
+        content = _text(given.content)
+        self.messages.append(Message("tool", content, tool_call_id=found.call.id, name=found.call.name))
+
+    def close(self) -> None:
+        """The turn is over: calls that are still open stay without a result."""
+        self.defects += [Defect("call_without_result", f"{one.call.name}, id {one.call.id}") for one in self.open]
+        self.open.clear()
+
+
+def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
+    """Messages of either form as ours, and what is wrong with them.
+
+    `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; `{}` stands for them),
+    `repeated_call_id` (mended), `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message).
+    A result belongs to the first open call of its turn with its id, or with its name where there are no ids.
+
+    Raises:
+        Rejected: `bad_record`: a message that is none.
+    """
+    reader = _Reader()
+    for index, one in enumerate(given):
+        try:
+            reader.add(msgspec.convert(one, _Given))
+        except msgspec.ValidationError as error:
+            raise Rejected("bad_record", f"message {index}: {error}") from None
+    reader.close()
+    messages, defects = reader.messages, reader.defects
+    if not any(message.role == "user" and message.content.strip() for message in messages):
+        defects.append(Defect("no_question", "no message of the user says anything"))
+    last = messages[-1] if messages else Message("user", "")
+    if last.content.lstrip().startswith(ERROR):
+        defects.append(Defect("ends_in_error", last.content.strip()[:100]))
+    elif last.role != "assistant" or last.tool_calls or not last.content.strip():
+        defects.append(Defect("no_final_answer", f"the last message is of the role {last.role} and is no answer"))
+    return messages, defects
+
+
+def _text(content: str | list[Any] | None) -> str:
+    """Qwen-Agent's content may be a list of items; those that are no text have no place in ours.
+
+    Raises:
+        Rejected: `bad_record`: an item that is no text, such as an image.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for one in content:
+        text = one.get("text") if isinstance(one, dict) else one
+        if not isinstance(text, str):
+            raise Rejected("bad_record", f"the content has an item that is no text: {one!r:.100}")
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,312 @@
+"""The released ASTRA-RL record (`ASTRA-RL-1k` on Hugging Face): its four columns, and what is wrong with one.
+
+    prompt        [{"role": "user", "content": …}]
+    tool_schema   JSON string: OpenAI tools, needed and irrelevant ones mixed
+    tool_dict     JSON string: tool name → Python source
+    sub_qa_dict   tool name → its gold answers; needed tools only
+
+The record has neither the reference calls nor the sub-questions; `astra_rl` finds them again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from synthesis.core.matching import contains
+from synthesis.core.quantities import quantities
+from synthesis.core.records import Answer, ToolSpec
+from synthesis.core.stages import Rejected
+from synthesis.environments.implement import check_source
+
+COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+
+Scalar = str | int | float | bool
+Value = Scalar | list[str]
+
+
+class AstraRecord(msgspec.Struct, frozen=True):
+    """A row with its JSON strings opened. `row` counts from 0; `schemas` are as they were given, unchecked."""
+
+    row: int
+    question: str
+    schemas: list[Any]
+    code: dict[str, str]
+    answers: dict[str, list[Value]]
+
+
+class Defect(msgspec.Struct, frozen=True):
+    """Something wrong with a record that shows without running anything; `detail` is one line for a person."""
+
+    name: str
+    detail: str
+
+
+class _Message(msgspec.Struct):
+    role: Literal["user"]
+    content: str
+
+
+class _Row(msgspec.Struct):
+    prompt: list[_Message]
+    tool_schema: str | list[Any]
+    tool_dict: str | dict[str, Any]
+    sub_qa_dict: str | dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def read_records(path: Path | str) -> list[AstraRecord]:
+    """All records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file.
+
+    Raises:
+        ValueError: the file cannot be read, or a row is broken; the message names the file, the row and the column.
+    """
+    try:
+        return [parse(data, row, path) for row, data in enumerate(read_rows(path))]
+    except Rejected as rejection:
+        raise ValueError(rejection.detail) from None
+
+
+def read_rows(path: Path | str) -> list[bytes]:
+    """The rows of a file as JSON, unchecked; for a reader that counts broken rows.
+
+    Raises:
+        ValueError: there is no such file, its name has none of the suffixes, or it is no such file inside.
+    """
+    path = Path(path)
+    if not path.name.endswith(SUFFIXES):
+        raise ValueError(f"{path}: the suffix says what a file is; give one of {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file; give the released records as one file")
+    try:
+        if path.suffix == ".parquet":
+            rows = parquet(path).read_table(path).to_pylist()
+            return [msgspec.json.encode(row) for row in rows]
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if path.suffix == ".json":
+            return [bytes(row) for row in msgspec.json.decode(data, type=list[msgspec.Raw])]
+        return [line for line in data.split(b"\n") if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
+        # msgspec's and pyarrow's errors are ValueErrors; so is our own about pyarrow, which says enough.
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path} cannot be read ({error}); fetch or write it again") from None
+
+
+def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as a .jsonl or .parquet file, whole or not at all; returns how many.
+
+    Raises:
+        ValueError: another suffix, or .parquet without pyarrow.
+    """
+    path = Path(path)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ValueError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    try:
+        if path.suffix == ".parquet":
+            module = parquet(path)
+            import pyarrow
+
+            every = list(rows)
+            count = len(every)
+            module.write_table(pyarrow.Table.from_pylist(every), partial)
+        else:
+            with open(partial, "w", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    count += 1
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def parquet(path: Path) -> Any:
+    """`pyarrow.parquet`. Raises `ValueError` where pyarrow is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{path}: .parquet needs pyarrow; pip install pyarrow, or give a .jsonl file") from None
+    return pyarrow.parquet
+
+
+def parse(data: bytes, row: int, path: Path | str) -> AstraRecord:
+    """One row, checked.
+
+    Raises:
+        Rejected: `bad_record`; the detail names the file, the row and the column.
+    """
+
+    def broken(column: str, problem: object) -> Rejected:
+        where = f", column {column}" if column else ""
+        return Rejected("bad_record", f"{path}: row {row}{where}: {problem}; correct the row or delete it")
+
+    try:
+        given = msgspec.json.decode(data, type=_Row)
+    except msgspec.ValidationError as error:
+        column = next((one for one in COLUMNS if f"$.{one}" in str(error) or f"`{one}`" in str(error)), "")
+        raise broken(column, error) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise broken("", f"not JSON ({error})") from None
+    if len(given.prompt) != 1 or not given.prompt[0].content.strip():
+        raise broken("prompt", f"{len(given.prompt)} messages; expected one of the user that is not empty")
+
+    def opened(column: str, kind: Any) -> Any:
+        value = getattr(given, column)
+        try:
+            return msgspec.json.decode(value, type=kind) if isinstance(value, str) else msgspec.convert(value, kind)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+            raise broken(column, error) from None
+
+    answers: dict[str, list[Value] | Scalar | None] = opened("sub_qa_dict", dict[str, list[Value] | Scalar | None])
+    return AstraRecord(
+        row=row,
+        question=given.prompt[0].content,
+        schemas=opened("tool_schema", list[Any]),
+        code=opened("tool_dict", dict[str, str]),
+        # Columnar files fill the tools that a row does not have with null.
+        answers={tool: _listed(one) for tool, one in answers.items() if one is not None},
+    )
+
+
+def _listed(given: list[Value] | Scalar) -> list[Value]:
+    return [*given] if isinstance(given, list) else [given]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers and documents
+
+# With a sign in its exponent, as programs print it: 1e20 may be anything.
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.(\d+))?([eE][-+]\d+)?(?![\d,.])")
+_CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "", "￥": ""}
+
+
+def answer_text(answer: Answer) -> str:
+    """An answer as the record has it: a bare value, which the released reward looks for in what a tool prints."""
+    value = answer.value
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def typed_answer(value: Value) -> Answer:
+    """A gold answer with its type: a written number is one, with its unit; a decimal is as exact as it is written."""
+    if not isinstance(value, str):
+        return Answer(value)
+    text = value.strip()
+    if text.casefold() in ("true", "false"):
+        return Answer(text.casefold() == "true")
+    if text.startswith("["):
+        try:
+            return Answer(msgspec.json.decode(text, type=list[str]))
+        except msgspec.MsgspecError:
+            return Answer(value)
+    unit = _CURRENCIES.get(text[:1])
+    number = _NUMBER.match(text if unit is None else text[1:].lstrip())
+    if number is None:
+        return Answer(value)
+    rest = number.string[number.end() :].strip()
+    if rest:
+        found = quantities(text)
+        # One word after it, all of which is a unit: "450 km", not "450 km long" and not "5 May".
+        if unit is not None or len(found) != 1 or not found[0].unit or not re.fullmatch(r"[^\W\d]+[23²³]?|[%°]", rest):
+            return Answer(value)
+        unit = found[0].unit
+    digits = number[0].replace(",", "")
+    if not number[1] and not number[2]:
+        return Answer(int(digits), unit=unit or "")
+    tolerance = 0.5 * 10.0 ** -len(number[1]) if not number[2] else 0.0
+    return Answer(float(digits), unit=unit or "", tolerance=tolerance)
+
+
+def spec_of(schema: Any) -> ToolSpec:
+    """The tool of a `tool_schema` entry; a bare function without its `type` is taken too.
+
+    Raises:
+        Rejected: `bad_schema`.
+    """
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+        raise Rejected("bad_schema", f"no tool with a name: {json.dumps(schema, ensure_ascii=False)[:100]}")
+
+    def bad(problem: str) -> Rejected:
+        return Rejected("bad_schema", f"{name}: {problem}")
+
+    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
+        raise bad("a name has 1 to 64 letters, digits, _ and -")
+    parameters = function.get("parameters") or {}
+    description = function.get("description") or ""
+    if not isinstance(description, str):
+        raise bad(f"the description is no text but {type(description).__name__}")
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise bad("parameters are no schema of type object")
+    # Readers of environments rely on these three being there.
+    parameters = {**parameters, "type": "object"}
+    properties, required = parameters.setdefault("properties", {}), parameters.setdefault("required", [])
+    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
+        raise bad("properties are not an object of schemas")
+    if not isinstance(required, list) or not all(isinstance(one, str) and one in properties for one in required):
+        raise bad(f"required {required} names no properties, which are {list(properties)}")
+    return ToolSpec(name, description, parameters)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Defects
+
+
+def defects(record: AstraRecord) -> list[Defect]:
+    """What is wrong with a record, found without running it; each name at most once.
+
+    `bad_schema`, `colliding_names` (two schemas share a name, so one of them has no code), `missing_tool` (a schema or
+    a gold tool without code, or code without schema), `bad_code`, `no_answers`, `empty_answer`.
+    """
+    found: dict[str, list[str]] = {}
+    for name, detail in _defects(record):
+        found.setdefault(name, []).append(detail)
+    return [Defect(name, "; ".join(details)) for name, details in found.items()]
+
+
+def _defects(record: AstraRecord) -> Iterator[tuple[str, str]]:
+    names: list[str] = []
+    for schema in record.schemas:
+        try:
+            names.append(spec_of(schema).name)
+        except Rejected as rejection:
+            yield rejection.reason, rejection.detail
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield "colliding_names", f"{count} schemas share the name {name}; a call cannot say which it means"
+    for name in dict.fromkeys([*names, *record.answers]):
+        if name not in record.code:
+            yield "missing_tool", f"{name} has no code in tool_dict"
+    for name in record.answers:
+        if name not in names and name in record.code:
+            yield "missing_tool", f"{name} has answers but no schema"
+    for name, code in record.code.items():
+        if name not in names and name not in record.answers:
+            yield "missing_tool", f"{name} has code but no schema"
+        try:
+            check_source(code, name)
+        except Rejected as rejection:
+            yield "bad_code", f"{name}: {rejection.detail}"
+    if not record.answers:
+        yield "no_answers", "sub_qa_dict names no tool; nothing could be scored"
+    for name, values in record.answers.items():
+        typed = [typed_answer(value) for value in values]
+        if not typed or not all(contains(answer.value, answer) for answer in typed):
+            yield "empty_answer", f"{name} has an answer that holds nothing to look for: {values}"

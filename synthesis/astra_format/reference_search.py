@@ -1,0 +1,232 @@
+"""The calls behind gold answers that come without any: arguments are tried until an output holds the answer, proven."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sandbox import validate_call
+from synthesis.astra_format.candidates import Sources, candidates, combinations, leaves, names_value
+from synthesis.core.matching import contains
+from synthesis.core.records import Answer, CodeTool
+from synthesis.core.stages import Rejected
+from synthesis.environments.proof import Case, nonsense, play, prove_case, shown, without_default
+
+if TYPE_CHECKING:
+    from sandbox import Sandbox
+
+_BATCH = 64
+"""Calls in one process: few enough that a likely call does not wait for all the others."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How long to search.
+
+    Attributes:
+        calls_per_answer: most calls tried for one gold answer in one round. There is a further round for as long as the
+            last one found a call whose output may hold an argument of those still missing.
+        proofs_per_answer: how many calls that give an answer are tried to prove before it counts as not reachable.
+    """
+
+    calls_per_answer: int = 512
+    proofs_per_answer: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("calls_per_answer", "proofs_per_answer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is too small; use at least 1")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A proven call of `tool`, and the rule by which its output holds the answer."""
+
+    tool: str
+    answer: Answer
+    arguments: dict[str, Any]
+    output: Any
+    rule: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that was tried, whether it succeeded, and the places of the answers in its output."""
+
+    arguments: dict[str, Any]
+    ok: bool
+    holds: frozenset[int]
+
+
+@dataclass
+class _Tried:
+    """What is known of one tool: its calls so far, and the places of the answers that are still missing."""
+
+    tool: CodeTool
+    answers: Sequence[Answer]
+    missing: list[int]
+    calls: list[_Call] = field(default_factory=list)
+    seen: set[bytes] = field(default_factory=set)
+    refused: dict[int, list[Rejected]] = field(default_factory=dict)
+    proofs: set[tuple[int, bytes]] = field(default_factory=set)
+
+
+async def find_calls(
+    tools: Mapping[str, CodeTool],
+    answers: Mapping[str, Sequence[Answer]],
+    question: str,
+    pool: Sandbox,
+    config: SearchConfig,
+) -> list[Found]:
+    """A proven call for every gold answer, in the order of `answers`.
+
+    Args:
+        tools: by name; each name of `answers` is among them.
+        answers: tool name → the answers that calls of it give.
+        question: names most arguments; the others come from the tools' sources and from outputs of other calls.
+        pool: an open sandbox.
+        config: the bounds.
+
+    Raises:
+        Rejected: `unreachable_answer` where no call that was tried gives an answer, `shared_call` where only one call
+            gives two answers, or the reason of `proof.prove_case` for which the first call that does was refused.
+        Transient: the sandbox itself failed.
+    """
+    state = {name: _Tried(tools[name], wanted, list(range(len(wanted)))) for name, wanted in answers.items()}
+    found: dict[tuple[str, int], Found] = {}
+    gold = [value for wanted in answers.values() for answer in wanted for value in _values(answer)]
+    progress = True
+    while progress and any(one.missing for one in state.values()):
+        progress = False
+        for name, one in state.items():
+            if not one.missing:
+                continue
+            known = [*gold, *(leaf for other in found.values() for leaf in leaves(other.output, sentences=True))]
+            sources = Sources.of(one.tool, question, known)
+            calls = _untried(one, sources)
+            calls = itertools.islice(calls, config.calls_per_answer * len(one.missing))
+            while one.missing and (batch := list(itertools.islice(calls, _BATCH))):
+                made = await play([one.tool], [(name, arguments) for arguments in batch], pool)
+                for arguments, call in zip(batch, made, strict=True):
+                    holds = (i for i, answer in enumerate(one.answers) if call.ok and contains(call.output, answer))
+                    one.calls.append(_Call(arguments, call.ok, frozenset(holds)))
+                for place, proven in await _settle(one, question, found, pool, config):
+                    found[name, place] = proven
+                    progress = True
+    for one in state.values():
+        if one.missing:
+            raise await _unreached(one, question, pool)
+    return [found[name, place] for name, wanted in answers.items() for place in range(len(wanted))]
+
+
+def _values(answer: Answer) -> list[Any]:
+    return answer.value if isinstance(answer.value, list) else [answer.value]
+
+
+def _untried(one: _Tried, sources: Sources) -> Iterator[dict[str, Any]]:
+    """Calls with the required arguments, likely ones first; with all arguments where none is required."""
+    schemas = one.tool.spec.parameters["properties"]
+    required = one.tool.spec.parameters["required"]
+    needed = without_default(one.tool)
+    names = [name for name in schemas if name in required or name in needed] or list(schemas)
+    for arguments in combinations({name: candidates(name, schemas[name], sources) for name in names}):
+        key = _key(arguments)
+        if key not in one.seen:
+            one.seen.add(key)
+            yield arguments
+
+
+async def _settle(
+    one: _Tried,
+    question: str,
+    found: Mapping[tuple[str, int], Found],
+    pool: Sandbox,
+    config: SearchConfig,
+) -> list[tuple[int, Found]]:
+    """Calls for missing answers among those tried, proven; they are missing no longer."""
+    name = one.tool.spec.name
+    used = {_key(call.arguments) for (tool, _), call in found.items() if tool == name}
+    settled: list[tuple[int, Found]] = []
+    hits = {place: _hits(one, place, question) for place in one.missing}
+    for place in sorted(one.missing, key=lambda place: len(hits[place])):
+        answer = one.answers[place]
+        for arguments in hits[place]:
+            key = _key(arguments)
+            refused = one.refused.setdefault(place, [])
+            if len(refused) >= config.proofs_per_answer:
+                break
+            if key in used or (place, key) in one.proofs:
+                continue
+            one.proofs.add((place, key))
+            try:
+                case = Case(place, arguments, _other(one, arguments, place), answer)
+                proven = await prove_case(one.tool, case, pool)
+            except Rejected as rejection:
+                refused.append(rejection)
+                continue
+            used.add(key)
+            settled.append((place, Found(name, answer, arguments, proven.output, proven.rule)))
+            one.missing.remove(place)
+            break
+    return settled
+
+
+def _hits(one: _Tried, place: int, question: str) -> list[dict[str, Any]]:
+    """The calls whose outputs hold an answer; first those that hold no other answer of the tool."""
+    # Who has to give the answer to get it has asked nothing; but the largest of five numbers is one of the five.
+    hits = [
+        call
+        for call in one.calls
+        if place in call.holds and not _gives_away(call.arguments, one.answers[place], question)
+    ]
+    return [call.arguments for call in sorted(hits, key=lambda call: len(call.holds))]
+
+
+def _gives_away(arguments: Mapping[str, Any], answer: Answer, question: str) -> bool:
+    return any(contains(one, answer) and not names_value(question, one) for one in leaves(dict(arguments)))
+
+
+def _other(one: _Tried, arguments: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """Other arguments that must not give the answer: such that succeeded before such that failed, else nonsense.
+
+    Raises:
+        Rejected: `ignores_arguments`: all others that were tried give it.
+    """
+    others = [call for call in one.calls if call.arguments != arguments]
+    without = [call for call in others if place not in call.holds]
+    if without:
+        return next((call for call in without if call.ok), without[0]).arguments
+    if not others:
+        return {name: nonsense(value) for name, value in arguments.items()}
+    raise Rejected(
+        "ignores_arguments",
+        f"all {len(others)} other calls of {one.tool.spec.name} that were tried give "
+        f"{one.answers[place].value!r} too, as {shown(one.tool, arguments)} does",
+    )
+
+
+async def _unreached(one: _Tried, question: str, pool: Sandbox) -> Rejected:
+    """Why the first missing answer has no call."""
+    place = one.missing[0]
+    answer, name = one.answers[place], one.tool.spec.name
+    if refused := one.refused.get(place):
+        return refused[0]
+    if _hits(one, place, question):
+        return Rejected("shared_call", f"{name} gives {answer.value!r} only in a call that stands for another answer")
+    ok = next((call.arguments for call in one.calls if call.ok), None)
+    why = f"; {sum(call.ok for call in one.calls)} of them succeeded"
+    if ok is not None:
+        validation = await validate_call(pool, one.tool.code, name, ok)
+        if validation.finding is not None:
+            why += f"; {shown(one.tool, ok)} {validation.finding.reason.value}: {validation.finding.detail}"
+    return Rejected(
+        "unreachable_answer", f"no call of {name} that was tried gives {answer.value!r} ({len(one.calls)} calls{why})"
+    )
+
+
+def _key(arguments: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(arguments, order="sorted")

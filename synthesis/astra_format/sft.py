@@ -1,0 +1,321 @@
+"""Trajectories from and to the released ASTRA-SFT record (`ASTRA-SFT-1k` on Hugging Face), and `{tools, messages}`.
+
+    write_records("sft.jsonl", trajectories, servers=servers, tasks=tasks)       # export, Qwen-Agent's messages
+    write_records("chat.jsonl", trajectories, form="openai")                     # export, {tools, messages}
+    imported = import_dataset("sft.jsonl")                                       # import of either
+    imported.trajectories, imported.rejected, imported.defects
+
+The released columns are JSON strings: `query_info` (the task), `mcp_info` (`base_info` with the server and its tools,
+`call_info`, `features`) and `trajectory` (Qwen-Agent's messages). On export the seven axes stand in a column `reward`
+of the shape that the original's scorer writes, and what only we have in `features`, which nothing there reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from synthesis.astra_format.messages import read_messages, to_openai, to_qwen
+from synthesis.astra_format.records import Defect, read_rows, spec_of, write_rows
+from synthesis.core.records import (
+    AxisScore,
+    CallError,
+    EmulatedExecution,
+    InjectedFailure,
+    Language,
+    Message,
+    Task,
+    ToolServer,
+    ToolSpec,
+    Trajectory,
+)
+from synthesis.core.stages import Rejected
+from synthesis.pipeline.languages import language_of
+
+__all__ = ["Imported", "import_dataset", "import_record", "to_chat_record", "to_record", "write_records"]
+
+AXIS_NAMES: Mapping[str, str] = {
+    "query_understanding": "query_understand",
+    "query_planning": "query_plan",
+    "tool_response_understanding": "tool_understand",
+    "response_conditioned_planning": "tool_plan",
+    "tool_call_status": "tool_call",
+    "conciseness": "tool_concise",
+    "final_answer": "final_answer",
+}
+"""Our axis → the original's."""
+MENDED = ("repeated_call_id",)
+"""Defects that an import repairs."""
+_BEYOND_REPAIR = ("bad_arguments", "no_question")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Export
+
+
+def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task: Task | None = None) -> dict[str, Any]:
+    """The released columns; without the server or the task, what the trajectory knows of them."""
+    query = {
+        "have_plan": task is not None and task.mode == "chain",
+        "mode": "single_server",
+        "target_tools": task.tools if task else [],
+        "generated_question": _question(trajectory.messages),
+    }
+    group = {
+        "server_title": server.title if server else trajectory.server_id,
+        "server_name": trajectory.server_id,
+        "server_description": server.description if server else "",
+        "domain": trajectory.domain,
+    }
+    tools = [{"name": one.name, "description": one.description, "parameters": one.parameters}
+             for one in trajectory.tools]  # fmt: skip
+    features = {
+        "id": trajectory.id,
+        "task_id": trajectory.task_id,
+        "language": trajectory.language,
+        "injected_failures": trajectory.injected_failures,
+        "failures": msgspec.to_builtins(trajectory.failures),
+        "errors": msgspec.to_builtins(trajectory.errors),
+    }
+    emulated = server is not None and isinstance(server.execution, EmulatedExecution)
+    info = {
+        "base_info": {"group_info": group, "tool_list": tools},
+        "call_info": {"mock_tool": True} if emulated else {},
+        "features": features,
+    }
+    reward: dict[str, Any] = {
+        AXIS_NAMES[axis]: {"score": given.score, "extra_info": {"reason": given.reason}}
+        for axis, given in trajectory.scores.items()
+    }
+    reward["overall_score"] = trajectory.reward
+    columns = {"query_info": query, "mcp_info": info, "trajectory": to_qwen(trajectory.messages), "reward": reward}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in columns.items()}
+
+
+def to_chat_record(trajectory: Trajectory) -> dict[str, Any]:
+    """`{tools, messages}` in OpenAI's form, the input of the original's scorer; it has nothing else."""
+    return {
+        "tools": [tool.to_openai() for tool in trajectory.tools],
+        "messages": to_openai(trajectory.messages),
+    }
+
+
+def write_records(
+    path: Path | str,
+    trajectories: Iterable[Trajectory],
+    *,
+    form: Literal["qwen", "openai"] = "qwen",
+    servers: Mapping[str, ToolServer] | None = None,
+    tasks: Mapping[str, Task] | None = None,
+) -> int:
+    """Write trajectories as a .jsonl or .parquet file, whole or not at all; returns how many.
+
+    Args:
+        form: `qwen`: the released record; `openai`: `{tools, messages}`.
+        servers: by id, for the record's title, description and execution.
+        tasks: by id, for the record's target tools.
+
+    Raises:
+        ValueError: another form or suffix, or .parquet without pyarrow.
+    """
+    if form == "openai":
+        chats = (to_chat_record(one) for one in trajectories)
+        if Path(path).suffix == ".parquet":  # a column has one schema; tools have one each
+            chats = ({name: json.dumps(value, ensure_ascii=False) for name, value in one.items()} for one in chats)
+        return write_rows(path, chats)
+    if form != "qwen":
+        raise ValueError(f"form: unknown {form!r}; use qwen or openai")
+    by_server, by_task = servers or {}, tasks or {}
+    return write_rows(
+        path,
+        (to_record(one, server=by_server.get(one.server_id), task=by_task.get(one.task_id)) for one in trajectories),
+    )
+
+
+def _question(messages: Iterable[Message]) -> str:
+    return next((message.content for message in messages if message.role == "user"), "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Import
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a file.
+
+    Attributes:
+        trajectories: in the order of the rows.
+        rejected: how many rows were dropped, by the first defect that was not accepted; `bad_record` for those that
+            are no record.
+        details: one example for each reason.
+        defects: in how many rows each named defect is, kept rows included.
+        rows: all rows of the file.
+    """
+
+    trajectories: list[Trajectory]
+    rejected: Counter[str]
+    details: dict[str, str]
+    defects: Counter[str]
+    rows: int
+
+
+class _Group(msgspec.Struct):
+    server_name: str | None = None
+    server_title: str | None = None
+    domain: str | None = None
+
+
+class _Base(msgspec.Struct):
+    group_info: _Group = msgspec.field(default_factory=_Group)
+    tool_list: list[Any] = []
+
+
+class _Features(msgspec.Struct):
+    id: str = ""
+    task_id: str = ""
+    language: Language | None = None
+    injected_failures: int = 0
+    failures: list[InjectedFailure] = []
+    errors: list[CallError] = []
+
+
+class _Info(msgspec.Struct):
+    base_info: _Base = msgspec.field(default_factory=_Base)
+    features: _Features | None = None
+
+
+class _Row(msgspec.Struct):
+    trajectory: str | list[Any] | None = None
+    messages: str | list[Any] | None = None
+    tools: str | list[Any] | None = None
+    mcp_info: str | dict[str, Any] | None = None
+    reward: str | dict[str, Any] | None = None
+
+
+def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Imported:
+    """The records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in either form, as trajectories.
+
+    Args:
+        accept: defects that do not reject a record; see `import_record`.
+
+    Raises:
+        ValueError: the file cannot be read; see `astra_records.read_rows`.
+    """
+    found: list[Trajectory] = []
+    rejected: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    details: dict[str, str] = {}
+    rows = read_rows(path)
+    for row, data in enumerate(rows):
+        try:
+            trajectory, defects = import_record(data, row)
+            named.update({defect.name for defect in defects})
+            for defect in defects:
+                unusable = defect.name in _BEYOND_REPAIR
+                if unusable or (defect.name not in accept and defect.name not in MENDED):
+                    raise Rejected(defect.name, defect.detail)
+        except Rejected as rejection:
+            rejected[rejection.reason] += 1
+            details.setdefault(rejection.reason, f"{path}: row {row}: {rejection.detail}")
+        else:
+            found.append(trajectory)
+    return Imported(found, rejected, details, named, len(rows))
+
+
+def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
+    """One row, whatever is wrong with it, and the defects with their names.
+
+    The defects are those of `foreign_messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
+    not list), `colliding_names` (two tools share one; the first is kept) and `bad_schema` (a tool that is left out).
+    A record without scores has none, and the reward 0.
+
+    Raises:
+        Rejected: `bad_record`: it is no record; the detail names the column.
+    """
+    try:
+        given = msgspec.json.decode(data, type=_Row)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Rejected("bad_record", f"no record ({error})") from None
+    column = "messages" if given.trajectory is None else "trajectory"
+    if getattr(given, column) is None:
+        raise Rejected("bad_record", "it has neither the column trajectory nor messages")
+    info: _Info = _opened(given, "mcp_info", _Info) or _Info()
+    features = info.features or _Features()
+    tools, defects = _tools([*info.base_info.tool_list, *(_opened(given, "tools", list[Any]) or [])])
+    messages, found = read_messages(_opened(given, column, list[Any]))
+    defects += found
+    known = {tool.name for tool in tools}
+    called = dict.fromkeys(call.name for message in messages for call in message.tool_calls)
+    defects += [Defect("unknown_tool", repr(name)) for name in called if name not in known]
+    scores, reward = _scores(_opened(given, "reward", dict[str, Any]) or {})
+    group = info.base_info.group_info
+    id = features.id or f"astra-sft-{row:06d}"
+    trajectory = Trajectory(
+        id=id,
+        task_id=features.task_id or id,
+        server_id=group.server_name or group.server_title or "",
+        domain=group.domain or "",
+        language=features.language or language_of(_question(messages)),
+        tools=tools,
+        messages=messages,
+        injected_failures=features.injected_failures,
+        scores=scores,
+        reward=reward,
+        failures=features.failures,
+        errors=features.errors,
+    )
+    return trajectory, defects
+
+
+def _opened(row: _Row, column: str, kind: Any) -> Any:
+    """A column that may be a JSON string.
+
+    Raises:
+        Rejected: `bad_record`.
+    """
+    value = getattr(row, column)
+    if value is None:
+        return None
+    try:
+        return msgspec.json.decode(value, type=kind) if isinstance(value, str) else msgspec.convert(value, kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise Rejected("bad_record", f"column {column}: {error}; correct the row or delete it") from None
+
+
+def _tools(schemas: Iterable[Any]) -> tuple[list[ToolSpec], list[Defect]]:
+    tools: dict[str, ToolSpec] = {}
+    defects: list[Defect] = []
+    for schema in schemas:
+        try:
+            spec = spec_of(schema)
+        except Rejected as rejection:
+            defects.append(Defect(rejection.reason, rejection.detail))
+            continue
+        if spec.name in tools:
+            defects.append(Defect("colliding_names", f"two tools share the name {spec.name}"))
+            continue
+        parameters = schema.get("function", schema).get("parameters") or {}
+        # Environments need `required` to be there; here a tool stays as it was given.
+        kept = {key: value for key, value in spec.parameters.items() if key in parameters or key != "required"}
+        tools[spec.name] = msgspec.structs.replace(spec, parameters=kept)
+    return list(tools.values()), defects
+
+
+def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float]:
+    scores: dict[str, AxisScore] = {}
+    for axis, name in AXIS_NAMES.items():
+        one = given.get(name)
+        if not isinstance(one, Mapping) or not isinstance(score := one.get("score"), int | float):
+            continue
+        extra = one.get("extra_info")
+        reason = extra.get("reason", "") if isinstance(extra, Mapping) else ""
+        scores[axis] = AxisScore(float(score), str(reason))
+    overall = given.get("overall_score")
+    return scores, float(overall) if isinstance(overall, int | float) else 0.0

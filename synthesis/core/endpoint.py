@@ -1,0 +1,452 @@
+"""Chat completions over HTTP that outlive a flaky endpoint: limits, budget, retries, and an end when nothing answers.
+
+aiohttp is spoken to directly: the `openai` package takes 2 ms of processor time a request, so that one process makes
+500 a second at best; aiohttp takes a tenth of that (`benchmarks/teacher.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+import urllib.parse
+import urllib.request
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from synthesis.core.progress import TRAFFIC
+from synthesis.core.rate_limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
+from synthesis.core.recording import Recording
+from synthesis.core.stages import Stopped
+
+
+@dataclass(frozen=True)
+class OpenAITeacherConfig:
+    """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
+
+    Attributes:
+        base_url: ends in `/v1`.
+        model: the served model's name.
+        api_key: sent as a bearer token; local servers take any.
+        temperature: of sampling.
+        max_tokens: of one answer, thinking included.
+        timeout_seconds: of one request.
+        tries: how many bad answers (truncated, malformed, not of the schema) before `TeacherError`.
+        concurrency: requests in flight at most.
+        requests_per_minute: None is no limit.
+        tokens_per_minute: of prompts and answers; estimated before a request and corrected by the answer's `usage`.
+            None is no limit.
+        backoff_seconds: first pause after a failure (429, 5xx, a timeout, a dropped connection, a body that is no
+            completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
+        longest_backoff_seconds: see there.
+        failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
+        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`.
+        token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
+        money_budget: the same in money; wants prices.
+        price_prompt: of a million prompt tokens, in any one currency.
+        price_completion: of a million completion tokens.
+
+    Raises:
+        ValueError: a number is out of range, or a budget in money has no prices.
+    """
+
+    base_url: str
+    model: str
+    api_key: str = "EMPTY"
+    temperature: float = 1.0
+    max_tokens: int = 16_384
+    timeout_seconds: float = 300.0
+    tries: int = 4
+    concurrency: int = 256
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    backoff_seconds: float = 0.5
+    longest_backoff_seconds: float = 60.0
+    failures: int = 12
+    outage_seconds: float = 3600.0
+    token_budget: int | None = None
+    money_budget: float | None = None
+    price_prompt: float = 0.0
+    price_completion: float = 0.0
+
+    def __post_init__(self) -> None:
+        zero_is_fine = {"temperature", "price_prompt", "price_completion", "token_budget", "money_budget"}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and (value < 0 or value == 0 and field.name not in zero_is_fine):
+                raise ValueError(f"{field.name}={value}: must be above zero")
+        if self.money_budget is not None and not (self.price_prompt or self.price_completion):
+            raise ValueError(
+                f"money_budget={self.money_budget}: without price_prompt and price_completion nothing costs anything; "
+                "give the prices of a million tokens"
+            )
+
+
+class EndpointDown(Stopped):
+    """The endpoint has answered nothing for `outage_seconds`, or asks to be left alone for longer."""
+
+
+class EndpointRefuses(Stopped):
+    """The endpoint refuses whatever it is asked: a wrong key, a wrong model, an account without money."""
+
+
+class Refused(Exception):
+    """The endpoint will not answer this request, and asking it again does not help; others it would answer."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One completion.
+
+    Attributes:
+        text: the message's content; "" where it has none.
+        finish_reason: as the endpoint gave it (`stop`, `length`, `tool_calls`, ...); "" where it gave none.
+        usage: tokens as the endpoint counted them, estimated by size where it did not.
+        sent: the message's JSON.
+    """
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    sent: msgspec.Raw
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut it off."""
+        return self.finish_reason == "length"
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message with all that the endpoint put in it (`role`, `content`, `tool_calls`, `reasoning_content`, ...).
+
+        Decoded at each access: who only wants the text does not pay for it.
+        """
+        return msgspec.json.decode(self.sent, type=dict[str, Any])
+
+
+class _Failure(Exception):
+    """A try that another may mend."""
+
+    def __init__(self, problem: str, *, busy: bool = False, wait: float | None = None) -> None:
+        super().__init__(problem)
+        self.busy = busy
+        self.wait = wait
+
+
+class _Refusal(Exception):
+    """A status with which a request is refused, whoever is to blame."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"status {status}: {said}")
+        self.status = status
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: msgspec.Raw
+    finish_reason: str | None = None
+
+
+class _Counts(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Counts | None = None
+
+
+_completions = msgspec.json.Decoder(_Completion)
+_messages = msgspec.json.Decoder(_Message)
+
+
+@dataclass
+class _Line:
+    """What belongs to one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    session: Any
+    slots: asyncio.Semaphore
+    judging: asyncio.Lock
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
+    budget: Budget
+
+
+class Endpoint:
+    """A chat completions endpoint.
+
+    Args:
+        recording: keeps what was spent; without it a restart counts from zero.
+    """
+
+    BYTES_PER_TOKEN = 4
+    """Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
+
+    TRANSIENT = frozenset({408, 409, 425, 429})
+    """Statuses below 500 that another try may mend."""
+
+    OF_THE_CALLER = frozenset({401, 402, 407})
+    """Statuses that are about the key, the account or the proxy: no other request would fare better."""
+
+    OF_THE_ENDPOINT = frozenset({403, 404, 405, 410})
+    """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
+
+    def __init__(self, config: OpenAITeacherConfig, recording: Recording | None = None) -> None:
+        self.config = config
+        self.spent = recording.spent(config.model) if recording else Spent()
+        self._recording = recording
+        self._url = f"{config.base_url.rstrip('/')}/chat/completions"
+        self._headers = {"Authorization": f"Bearer {config.api_key}", "Content-Type": "application/json"}
+        self._proxy = _proxy_of(config.base_url)
+        self._opened: _Line | None = None
+        self._mean: dict[str, float] = {}
+        self._paused_until = 0.0
+        self._answered = 0.0
+        self._probed = 0.0
+        self._refusal: _Refusal | None = None
+
+    async def complete(self, kind: str, body: bytes, rng: random.Random) -> Reply:
+        """Send a request until it is answered.
+
+        Args:
+            kind: of the answer; answers of a kind are about as long.
+            body: the request, JSON.
+            rng: of the jitter of pauses.
+
+        Raises:
+            Refused: this request is refused while others would not be; or it fails again and again while others are
+                answered.
+            EndpointRefuses: any request would be refused.
+            EndpointDown: no request at all is answered.
+            BudgetSpent: too little is left for it.
+        """
+        config = self.config
+        first_failure = 0.0
+        failures = faults = 0
+        while True:
+            try:
+                return await self._try(kind, body)
+            except _Refusal as refusal:
+                failure = await self._judged(refusal, body)
+            except _Failure as problem:
+                failure = problem
+            now = time.monotonic()
+            failures, faults = failures + 1, faults + (not failure.busy)
+            first_failure = first_failure or now
+            pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
+            if failure.wait is not None:
+                # It speaks for the endpoint, not for the request: nobody asks before.
+                self._paused_until = max(self._paused_until, now + failure.wait)
+                pause = failure.wait + config.backoff_seconds * rng.random()
+            if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
+                raise Refused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
+            silent = now - max(first_failure, self._answered)
+            if max(silent, failure.wait or 0.0) > config.outage_seconds:
+                raise EndpointDown(
+                    f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
+                    + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
+                    f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
+                    "command again to go on",
+                )
+            await asyncio.sleep(pause)
+
+    async def close(self) -> None:
+        """Hang up; also done when nobody uses the endpoint any more."""
+        if self._opened is not None:
+            await self._opened.session.close()
+            self._opened = None
+
+    async def _try(self, kind: str, body: bytes) -> Reply:
+        line = self._line()
+
+        def expected() -> Usage:
+            """Asked anew while waiting: the first answer of its kind tells the length of the others."""
+            return Usage(len(body) // self.BYTES_PER_TOKEN, round(self._mean.get(kind, self.config.max_tokens)))
+
+        async with line.slots:
+            if self._refusal is not None:
+                raise self._refuses(self._refusal)
+            reserved = await line.budget.reserve(expected)
+            reply: Reply | None = None
+            try:
+                while (wait := self._paused_until - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                if line.requests is not None:
+                    await line.requests.take(lambda: 1)
+                taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
+                try:
+                    reply = await self._send(body)
+                finally:
+                    if line.tokens is not None:
+                        line.tokens.give_back(taken - (reply.usage.tokens if reply else 0))
+            finally:
+                line.budget.settle(reserved, reply.usage if reply else None)
+        used = reply.usage
+        self._answered = time.monotonic()
+        TRAFFIC.tokens += used.tokens
+        seen = self._mean.get(kind, float(used.completion))
+        self._mean[kind] = seen + (used.completion - seen) / 32
+        if self._recording is not None:
+            self._recording.touch()
+        return reply
+
+    async def _send(self, body: bytes) -> Reply:
+        import aiohttp
+
+        TRAFFIC.requests += 1
+        try:
+            async with self._line().session.post(
+                self._url, data=body, headers=self._headers, proxy=self._proxy
+            ) as response:
+                status, data = response.status, await response.read()
+                asked_wait = retry_after(response.headers.get("Retry-After")) if status != 200 else None
+        except TimeoutError:
+            raise _Failure(f"no answer in {self.config.timeout_seconds:g} s") from None
+        except aiohttp.InvalidURL:
+            raise EndpointRefuses(
+                f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Failure(f"{type(error).__name__}: {error}") from None
+        if status in self.TRANSIENT or status >= 500:
+            raise _Failure(f"status {status}: {_shown(data)}", busy=status == 429, wait=asked_wait)
+        if status != 200:
+            raise _Refusal(status, _shown(data))
+        try:
+            completion = _completions.decode(data)
+            choice = completion.choices[0]
+            text = _messages.decode(choice.message).content or ""
+        except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
+            raise _Failure(f"the body is no chat completion ({error}): {_shown(data)}") from None
+        counts = completion.usage or _Counts()
+        prompt, written = counts.prompt_tokens, counts.completion_tokens
+        used = Usage(
+            len(body) // self.BYTES_PER_TOKEN if prompt is None else prompt,
+            len(text.encode()) // self.BYTES_PER_TOKEN if written is None else written,
+        )
+        return Reply(text, choice.finish_reason or "", used, choice.message)
+
+    async def _judged(self, refusal: _Refusal, body: bytes) -> _Failure:
+        """What a refusal means: the failure that kept the endpoint from telling.
+
+        Raises:
+            Refused: it is about the request.
+            EndpointRefuses: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
+                the simplest request with the same settings is refused as well.
+        """
+        if refusal.status in self.OF_THE_CALLER:
+            raise self._refuses(refusal)
+        async with self._line().judging:  # one after the other: the first may speak for all
+            telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
+            if not telling and (failure := await self._probe(body)) is not None:
+                return failure
+        raise Refused(f"{self.config.base_url} refused the request with {refusal}")
+
+    async def _answers(self, body: bytes) -> bool:
+        """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""
+        now = time.monotonic()
+        if self._probed and now - self._probed < self.config.longest_backoff_seconds:
+            return False
+        self._probed = now
+        return await self._probe(body) is None
+
+    async def _probe(self, body: bytes) -> _Failure | None:
+        """Ask the simplest of questions with a request's settings; why there was no answer.
+
+        Raises:
+            EndpointRefuses: the endpoint refuses even this.
+        """
+        settings = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for of_the_request in ("tools", "tool_choice", "parallel_tool_calls"):
+            settings.pop(of_the_request, None)
+        simplest = msgspec.json.encode({**settings, "messages": [{"role": "user", "content": "Say yes."}]})
+        try:
+            await self._try("probe", simplest)
+        except _Refusal as refusal:
+            raise self._refuses(refusal) from None
+        except _Failure as failure:
+            return failure
+        return None
+
+    def _refuses(self, refusal: _Refusal) -> EndpointRefuses:
+        """The end of the run; requests that are still to be sent learn of it."""
+        self._refusal = refusal
+        config, status = self.config, refusal.status
+        remedy = f"see to model={config.model!r}, max_tokens={config.max_tokens} and whatever else the message names"
+        if status in (401, 403):
+            remedy = f"give a key that may use model={config.model!r}: the flag that ends in key_file names its file"
+        elif status == 402:
+            remedy = "see to the account behind the key"
+        elif status == 407:
+            remedy = "give the proxy's user and password in the environment (http_proxy, https_proxy)"
+        elif status in self.OF_THE_ENDPOINT:
+            remedy = (
+                f"see that model={config.model!r} is the name of a served model ({config.base_url.rstrip('/')}/models "
+                "lists them) and that base_url ends in /v1"
+            )
+        return EndpointRefuses(
+            f"{config.base_url} refuses every request with {refusal}",
+            f"{remedy}, and run the same command again to go on",
+        )
+
+    def _line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        if self._opened is None or self._opened.loop is not loop:
+            import aiohttp  # a quarter of a second, and the offline teacher needs none of it
+
+            config = self.config
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
+                timeout=aiohttp.ClientTimeout(total=config.timeout_seconds),
+            )
+            weakref.finalize(self, _hang_up, session)
+            self._opened = _Line(
+                loop,
+                session,
+                asyncio.Semaphore(config.concurrency),
+                asyncio.Lock(),
+                TokenBucket(config.requests_per_minute) if config.requests_per_minute else None,
+                TokenBucket(config.tokens_per_minute) if config.tokens_per_minute else None,
+                Budget(
+                    tokens=config.token_budget,
+                    money=config.money_budget,
+                    prices=(config.price_prompt, config.price_completion),
+                    spent=self.spent,
+                ),
+            )
+        return self._opened
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an address; aiohttp would look it up for each request, in a thread."""
+    address = urllib.parse.urlsplit(url)
+    if not address.hostname or urllib.request.proxy_bypass(address.hostname):
+        return None
+    return urllib.request.getproxies().get(address.scheme)
+
+
+def _hang_up(session: Any) -> None:
+    """Close a session that nobody closed, without a loop to wait in."""
+    import aiohttp
+
+    if not session.closed:
+        connector = session.connector
+        session.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, but has closed them already
+            if asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
+                waiting.close()
+
+
+def _shown(data: bytes) -> str:
+    """The beginning of a body, for a person."""
+    return " ".join(data[:500].decode(errors="replace").split())

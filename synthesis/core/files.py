@@ -1,0 +1,146 @@
+"""Files of a run, on disk or in a bucket of Google Cloud Storage: each is there whole or not at all.
+
+A bucket's objects come into being whole, and cannot be appended to. What only knows folders on disk writes into one,
+and its files are copied up (`copy_files`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from etils import epath
+
+from synthesis.core.datasets import Folder
+
+_BUCKETS = "gs://"
+_PATIENCE = 60.0
+"""Seconds; by itself tensorstore tries for much longer."""
+
+
+class StorageError(Exception):
+    """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
+
+
+def in_bucket(path: Folder) -> bool:
+    """Whether it is `gs://BUCKET/...`."""
+    return os.fspath(path).startswith(_BUCKETS)
+
+
+def location(path: Folder) -> epath.Path:
+    """A folder or file: on disk, absolute, or in a bucket.
+
+    Raises:
+        ValueError: it is a URL of another kind, names no folder in its bucket, or gcsfs is not installed.
+    """
+    text = os.fspath(path)
+    if "://" not in text:
+        return epath.Path(Path(text).absolute())
+    if not in_bucket(text):
+        raise ValueError(f"{text} is neither a folder nor {_BUCKETS}BUCKET/FOLDER; give one of these")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ValueError(f"{text} wants gcsfs, which is not installed: pip install 'astra-jax[gcs]'")
+    if not all(text.removeprefix(_BUCKETS).partition("/")[::2]):
+        raise ValueError(f"{text} names no folder in a bucket; write {_BUCKETS}BUCKET/FOLDER")
+    import fsspec
+
+    # Other hosts write there too, and so does tensorstore: a listing that is kept hides what they wrote.
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    return epath.Path(text)
+
+
+def check_writable(folder: epath.Path) -> None:
+    """See that a run can keep its files in a bucket, with all three clients that will; a folder on disk always passes.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    if not in_bucket(folder):
+        return
+    import tensorstore
+    from google.api_core.exceptions import NotFound
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+
+    bucket, mark = folder.parts[2], folder / f".writable-{uuid.uuid4().hex}"
+    try:
+        storage.Client().get_bucket(bucket)  # Orbax asks for its kind
+        store = tensorstore.KvStore.open(f"{folder}/").result()
+        store.write(mark.name, b"writable").result(timeout=_PATIENCE)  # as arrays are written
+        if mark.read_bytes() != b"writable" or mark not in folder.iterdir():  # as all else is
+            raise OSError(f"{mark} was written and is not there")
+        mark.unlink()
+    except NotFound:
+        raise StorageError(
+            f"{folder}: there is no bucket {bucket}; make it (gcloud storage buckets create {_BUCKETS}{bucket}), or "
+            "give another"
+        ) from None
+    except DefaultCredentialsError as error:
+        raise StorageError(
+            f"{folder}: there are no credentials ({first_line(error)}); run gcloud auth application-default login, or "
+            "name a key's file in GOOGLE_APPLICATION_CREDENTIALS"
+        ) from None
+    except Exception as error:  # of three libraries, without a common base
+        raise StorageError(
+            f"{folder} cannot be used ({first_line(error)}); see that the service can be reached from here, and that "
+            "the account has roles/storage.objectUser and roles/storage.legacyBucketReader on the bucket"
+        ) from error
+
+
+def write_text(path: Path | epath.Path, text: str) -> None:
+    """Write UTF-8 as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path | epath.Path, data: bytes) -> None:
+    """Write a file atomically: a reader sees the old one or the new one, also after a crash. Makes the folder.
+
+    Raises:
+        StorageError: it could not be written to a bucket.
+        OSError: or to the disk.
+    """
+    if in_bucket(path):
+        try:
+            path.write_bytes(data)
+        except Exception as error:
+            raise StorageError(
+                f"{path} could not be written ({first_line(error)}); see to the bucket and run the same command again"
+            ) from error
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def copy_files(source: Path, target: epath.Path) -> None:
+    """Copy all files below a folder on disk to the same names below another. Raises as `write_bytes` does."""
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            write_bytes(target / file.relative_to(source), file.read_bytes())
+
+
+@contextlib.contextmanager
+def on_disk(folder: epath.Path) -> Iterator[Path]:
+    """A folder to write into with what knows no buckets: `folder` itself, or one whose files are copied there after."""
+    if not in_bucket(folder):
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="astra-") as made:
+        try:
+            yield Path(made)
+        finally:
+            copy_files(Path(made), folder)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

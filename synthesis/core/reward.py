@@ -1,0 +1,110 @@
+"""The trajectory-level reward (paper eq. 30-31): F1 of sub-task recall and call precision.
+
+Decided by rules from the sandbox's outputs alone. A sub-task is solved when its typed answer appears in the output of a
+successful call to its own tool; the words of the final answer are not rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from synthesis.core.matching import contains
+from synthesis.core.records import SubQuestion, ToolEnvironment
+
+RewardKind = Literal["f1", "recall", "precision"]
+
+
+class Reward(msgspec.Struct, frozen=True):
+    """A scored episode: `value` is trained on; `recall` = solved/needed, `precision` = solved/(calls + epsilon)."""
+
+    value: float
+    recall: float
+    precision: float
+    solved: int
+    needed: int
+    calls: int
+
+
+def f1_reward(*, solved: int, needed: int, calls: int, epsilon: float = 1e-6, kind: RewardKind = "f1") -> Reward:
+    """Score an episode from three counts.
+
+    Args:
+        solved: distinct sub-tasks solved.
+        needed: sub-tasks that need a tool, >= 1.
+        calls: all calls the policy made: failed, malformed and irrelevant ones too.
+        epsilon: keeps the precision of an episode without calls finite.
+        kind: `f1`, or one of its two parts alone (the paper's ablation).
+
+    Returns:
+        The reward; all parts are 0 when nothing is solved.
+
+    Raises:
+        ValueError: counts that no episode can have.
+    """
+    if needed < 1:
+        raise ValueError(f"needed is {needed}: an environment without tool sub-questions cannot be scored; drop it")
+    if not 0 <= solved <= needed:
+        raise ValueError(f"solved is {solved}, which is not in 0..{needed} (needed)")
+    if solved and not calls:
+        raise ValueError(f"solved is {solved} with no calls; only a call can solve a sub-task")
+    recall = solved / needed
+    precision = solved / (calls + epsilon)
+    f1 = 2 * recall * precision / (recall + precision) if solved else 0.0
+    value = {"f1": f1, "recall": recall, "precision": precision}[kind]
+    return Reward(value=value, recall=recall, precision=precision, solved=solved, needed=needed, calls=calls)
+
+
+def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestion]]:
+    """tool name -> the sub-questions that its reference calls answer.
+
+    Raises:
+        ValueError: a sub-question needs a tool but no reference call answers it, or no sub-question needs one; such an
+            environment cannot be scored.
+    """
+    tool_of = {call.sub_question: call.tool for call in environment.reference_calls}
+    by_tool: dict[str, list[SubQuestion]] = {}
+    for sub in environment.sub_questions:
+        if not sub.needs_tool:
+            continue
+        if sub.id not in tool_of:
+            raise ValueError(
+                f"environment {environment.id}: sub-question {sub.id} needs a tool but has no reference call; "
+                "drop the environment or synthesise it again"
+            )
+        by_tool.setdefault(tool_of[sub.id], []).append(sub)
+    if not by_tool:
+        raise ValueError(f"environment {environment.id}: no sub-question needs a tool, nothing can be scored; drop it")
+    return by_tool
+
+
+def solved_by(sub_tasks: Mapping[str, list[SubQuestion]], tool: str, output: Any) -> list[int]:
+    """Ids of the sub-questions that a successful call solves.
+
+    Args:
+        sub_tasks: from `sub_tasks_by_tool`.
+        tool: the called tool.
+        output: the JSON value that the call returned, whole (not the text the model is shown, which may be truncated).
+    """
+    return [sub.id for sub in sub_tasks.get(tool, ()) if contains(output, sub.answer)]
+
+
+class MadeCall(NamedTuple):
+    """A call of a policy and what came of it."""
+
+    tool: str
+    ok: bool
+    output: Any = None
+
+
+def score(environment: ToolEnvironment, calls: Sequence[MadeCall], *, epsilon: float = 1e-6) -> Reward:
+    """The F1 reward of an episode that made these calls.
+
+    Raises:
+        ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
+    """
+    sub_tasks = sub_tasks_by_tool(environment)
+    solved = {id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output)}
+    return f1_reward(solved=len(solved), needed=sum(map(len, sub_tasks.values())), calls=len(calls), epsilon=epsilon)

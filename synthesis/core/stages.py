@@ -1,0 +1,245 @@
+"""One life for every synthesis stage: bounded concurrency, retries, a journal, rejected records kept with their reason.
+
+A stage is an async function `record -> records` that raises `Rejected` for a record to be dropped. `run_stage` feeds
+it; each finished input is written to an SQLite journal, so a killed run goes on where it stopped and every input counts
+exactly once. Outputs come back in the order of the inputs, whatever the order of completion: same seed, same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from synthesis.core.journal import Journal, Row
+from synthesis.core.progress import Progress
+
+__all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
+
+_COLLECT_AFTER = (50_000, 20, 100)
+"""New objects that the collector waits for, and young and middle collections before it looks at older objects."""
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Rejected(Exception):
+    """Raised by a stage to drop its record.
+
+    Attributes:
+        reason: a short snake_case code that is counted, e.g. `no_tools`.
+        detail: one line for a person.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+class Transient(Exception):
+    """Raised by a stage for a failure that another try may mend (a busy endpoint, a dropped connection)."""
+
+
+class Stopped(Exception):
+    """Raised by a stage to end the whole run where nothing is wrong with its record: it is neither done nor rejected.
+
+    Attributes:
+        problem: why the run cannot go on.
+        remedy: what to do before the same command is run again.
+        finished: what is done and where it is kept; the runner fills it in.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+        self.finished = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.problem, self.finished, self.remedy) if part)
+
+
+@dataclass
+class StageResult(Generic[Out]):
+    """What a stage made of its inputs.
+
+    Attributes:
+        outputs: in the order of the inputs; empty where a sink took them.
+        rejected: how many inputs were dropped, by reason.
+        details: one example detail for each reason.
+        resumed: how many inputs were taken from the journal.
+    """
+
+    outputs: list[Out]
+    rejected: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)
+    resumed: int = 0
+
+
+def rng_for(seed: int, *parts: object) -> random.Random:
+    """A random generator that depends on the seed and the parts alone, never on the order of work."""
+    material = "\x1f".join(str(part) for part in (seed, *parts))
+    return random.Random(int.from_bytes(hashlib.sha256(material.encode()).digest()[:8], "big"))
+
+
+async def run_stage(
+    name: str,
+    function: Callable[[In], Awaitable[Sequence[Out]]],
+    inputs: Iterable[In],
+    *,
+    key: Callable[[In], str],
+    out: type[Out],
+    journal: Journal,
+    concurrency: int = 32,
+    retries: int = 3,
+    backoff_seconds: float = 0.5,
+    description: str = "",
+    sink: Callable[[Out], object] | None = None,
+) -> StageResult[Out]:
+    """Run one stage over all its inputs.
+
+    Encoded outputs are kept in the journal only. With `sink` and inputs that are made as they are taken (a generator),
+    memory holds the keys and what is in work.
+
+    Args:
+        name: the stage's name in the journal; unique in a run.
+        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be tried again, `Stopped` to
+            end the run.
+        inputs: a sequence, or any iterable, which is taken from only as work begins.
+        key: names an input; must be unique and the same in every run.
+        out: the type of the outputs, to read them back from the journal.
+        retries: how often a `Transient` failure is tried again before the input is rejected as `transient_failure`.
+        backoff_seconds: the first pause; doubles with each try, with seeded jitter.
+        description: the progress bar's label; the name when empty.
+        sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
+
+    Raises:
+        ValueError: two inputs have the same key; for a sequence before any work.
+        Stopped: a stage ended the run; no further input was begun, what was in work was finished where it could be.
+        Exception: whatever else `function` raises; finished inputs stay in the journal.
+    """
+    total = len(inputs) if isinstance(inputs, Sequence) else None
+    keys = _Keys(name)
+    known = journal.keys(name)
+    resumed = 0
+    if isinstance(inputs, Sequence):
+        for item in inputs:
+            keys.add(key(item))
+        resumed = sum(item_key in known for item_key in keys.order)
+        keys.seen.clear()
+    encoder = msgspec.json.Encoder()
+    progress = Progress(description or name, total, resumed)
+    finished, dropped = resumed, 0
+    stopped: Stopped | None = None
+
+    def unfinished() -> Iterator[tuple[str, In]]:
+        nonlocal resumed, finished
+        for index, item in enumerate(inputs):
+            item_key = keys.order[index] if total is not None else keys.add(key(item))
+            if item_key not in known:
+                yield item_key, item
+            elif total is None:
+                resumed, finished = resumed + 1, finished + 1
+                progress.count(rejected=False)
+
+    async def one(item_key: str, item: In) -> Row:
+        for attempt in range(retries + 1):
+            try:
+                return encoder.encode(list(await function(item))), "", ""
+            except Rejected as rejection:
+                return None, rejection.reason, rejection.detail
+            except Transient as failure:
+                last = str(failure)
+                jitter = rng_for(attempt, name, item_key).uniform(0.5, 1.5)
+                if attempt < retries:
+                    await asyncio.sleep(backoff_seconds * 2**attempt * jitter)
+        return None, "transient_failure", last
+
+    async def worker() -> None:
+        nonlocal finished, dropped, stopped
+        for item_key, item in todo:  # a shared iterator is the queue: each input is taken once
+            try:
+                row = await one(item_key, item)
+            except Stopped as stop:
+                stopped = stopped or stop
+                return
+            journal.add(name, item_key, *row)
+            finished, dropped = finished + 1, dropped + (row[0] is None)
+            progress.count(rejected=row[0] is None)
+            if stopped is not None:  # others still finish what they have begun: it may be paid for
+                return
+
+    todo = unfinished()
+    ticking = asyncio.create_task(progress.ticking())
+    try:
+        async with _fewer_collections(), asyncio.TaskGroup() as group:
+            for _ in range(concurrency if total is None else min(concurrency, max(1, total))):
+                group.create_task(worker())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        ticking.cancel()
+        journal.commit()
+        progress.close()
+    if stopped is not None:
+        of = "" if total is None else f" of {total}"
+        rejections = f" ({dropped} rejected since it began)" if dropped else ""
+        stopped.finished = f"stage {name}: {finished}{of} inputs are finished{rejections} and kept in {journal.path}"
+        raise stopped
+
+    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    result: StageResult[Any] = StageResult(outputs=[], resumed=resumed)
+    for outputs, reason, detail in journal.rows(name, keys.order):
+        if outputs is None:
+            result.rejected[reason] += 1
+            result.details.setdefault(reason, detail)
+        elif sink is None:
+            result.outputs.extend(decoder.decode(outputs))
+        else:
+            for output in decoder.decode(outputs):
+                sink(output)
+    return result
+
+
+@asynccontextmanager
+async def _fewer_collections() -> AsyncIterator[None]:
+    """Look for reference cycles less often than after every 700 objects.
+
+    A stage makes thousands of objects for each record and hardly a cycle: the search takes an eighth to a sixth of the
+    processor time of a stage that asks an endpoint (`benchmarks/teacher.py`).
+    """
+    before = gc.get_threshold()
+    if before[0]:  # else nobody looks at all
+        gc.set_threshold(*map(max, before, _COLLECT_AFTER))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _Keys:
+    """The keys of a stage's inputs in their order, each once."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.order: list[str] = []
+        self.seen: set[str] = set()
+
+    def add(self, key: str) -> str:
+        if key in self.seen:
+            raise ValueError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
+        self.seen.add(key)
+        self.order.append(key)
+        return key

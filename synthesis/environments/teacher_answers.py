@@ -1,0 +1,218 @@
+"""What the teacher answers in the environment pipeline: one struct a request, whose JSON schema the endpoint enforces.
+
+Reasons stand before verdicts, so that a model argues before it decides. Parameters and arguments are lists of named
+values, not free-form objects: strict structured output allows no open objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from synthesis.core.records import Answer, ToolSpec
+
+ParameterType = Literal["string", "integer", "number", "boolean"]
+
+
+class SubQuestionAnswer(msgspec.Struct, frozen=True):
+    """One step: a question that one atomic tool call answers."""
+
+    id: int
+    question: str
+    answer: Answer
+    depends_on: list[int]
+    hop: int
+    intent: str
+    """Snake-case name of what is looked up, without the subject: `capital_of_country`."""
+    domain: str
+    subjects: list[str]
+    """The named things the question is about, as the main question or an earlier answer spells them."""
+
+
+class DecompositionAnswer(msgspec.Struct, frozen=True):
+    """A question, its answer and the steps that lead there."""
+
+    question: str
+    answer: Answer
+    domain: str
+    sub_questions: list[SubQuestionAnswer]
+
+
+class Argument(msgspec.Struct, frozen=True):
+    name: str
+    value: str | int | float | bool
+
+
+class AugmentedStep(SubQuestionAnswer, frozen=True, kw_only=True):
+    """One step of a new question over given tools: which of them answers it, with which arguments.
+
+    `other_arguments` are those of a valid call with another answer.
+    """
+
+    tool: str
+    arguments: list[Argument]
+    other_arguments: list[Argument]
+
+
+class AugmentedQuestionAnswer(msgspec.Struct, frozen=True):
+    """A new question over given tools, its answer and the steps that lead there."""
+
+    question: str
+    answer: Answer
+    domain: str
+    sub_questions: list[AugmentedStep]
+
+
+class Necessity(msgspec.Struct, frozen=True):
+    id: int
+    reason: str
+    tool_needed: bool
+
+
+class ToolNecessityAnswer(msgspec.Struct, frozen=True):
+    """One entry for each sub-question, in their order."""
+
+    steps: list[Necessity]
+
+
+class DependencyConsistencyAnswer(msgspec.Struct, frozen=True):
+    """Whether the listed dependencies supply exactly what one sub-question refers to."""
+
+    reason: str
+    verdict: Literal["matched", "missing", "redundant"]
+
+
+class Atomicity(msgspec.Struct, frozen=True):
+    id: int
+    reason: str
+    atomic: bool
+
+
+class AtomicityAnswer(msgspec.Struct, frozen=True):
+    """One entry for each sub-question, in their order."""
+
+    steps: list[Atomicity]
+
+
+class SequentialRationalityAnswer(msgspec.Struct, frozen=True):
+    """Steps that wait for others without need."""
+
+    reason: str
+    needlessly_sequential: list[int]
+
+
+class CompletenessAnswer(msgspec.Struct, frozen=True):
+    """Whether the sub-questions cover all that the main question asks."""
+
+    requirements: list[str]
+    missing: list[str]
+    complete: bool
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    name: str
+    type: ParameterType
+    description: str
+    required: bool
+    enum: list[str] = []
+
+
+class ToolDocumentAnswer(msgspec.Struct, frozen=True):
+    """A general tool that can answer the sub-question."""
+
+    name: str
+    description: str
+    parameters: list[Parameter]
+
+
+class HarderToolDocumentAnswer(msgspec.Struct, frozen=True):
+    """The same tool, harder to use: every call of the plain one stays valid, optional parameters are added."""
+
+    name: str
+    description: str
+    parameters: list[Parameter]
+
+
+class ReferenceCallAnswer(msgspec.Struct, frozen=True):
+    """The call that answers the sub-question, and the arguments of a call to the same tool with a different answer."""
+
+    arguments: list[Argument]
+    other_arguments: list[Argument]
+
+
+class ToolCodeAnswer(msgspec.Struct, frozen=True):
+    """A Python module, standard library only, with a function of the tool's name."""
+
+    code: str
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    intent: str
+    ids: list[int]
+
+
+class IntentClustersAnswer(msgspec.Struct, frozen=True):
+    """Every sub-question in exactly one cluster; one cluster asks the same of different subjects."""
+
+    clusters: list[Cluster]
+
+
+class MergedToolAnswer(msgspec.Struct, frozen=True):
+    """One module for a cluster, and the call that answers each member, in the members' order."""
+
+    code: str
+    calls: list[list[Argument]]
+
+
+ANSWERS: tuple[type[msgspec.Struct], ...] = (
+    DecompositionAnswer,
+    AugmentedQuestionAnswer,
+    ToolNecessityAnswer,
+    DependencyConsistencyAnswer,
+    AtomicityAnswer,
+    SequentialRationalityAnswer,
+    CompletenessAnswer,
+    ToolDocumentAnswer,
+    HarderToolDocumentAnswer,
+    ReferenceCallAnswer,
+    ToolCodeAnswer,
+    IntentClustersAnswer,
+    MergedToolAnswer,
+)
+"""Every request of this pipeline; each has a prompt in `prompts/en` and `prompts/zh`."""
+
+
+def arguments(given: list[Argument]) -> dict[str, Any]:
+    """The arguments of a call as the mapping the sandbox takes."""
+    return {one.name: one.value for one in given}
+
+
+def listed(given: dict[str, Any]) -> list[Argument]:
+    """The inverse of `arguments`."""
+    return [Argument(name, value) for name, value in given.items()]
+
+
+def to_spec(document: ToolDocumentAnswer | HarderToolDocumentAnswer) -> ToolSpec:
+    """The document as an OpenAI tool."""
+    properties: dict[str, Any] = {}
+    for one in document.parameters:
+        properties[one.name] = {"type": one.type, "description": one.description}
+        if one.enum:
+            properties[one.name]["enum"] = one.enum
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": [one.name for one in document.parameters if one.required],
+        "additionalProperties": False,
+    }
+    return ToolSpec(document.name, document.description, parameters)
+
+
+def to_parameters(spec: ToolSpec) -> list[Parameter]:
+    """The inverse of `to_spec`, for tools of flat parameters."""
+    required = spec.parameters.get("required", [])
+    return [
+        Parameter(name, schema["type"], schema.get("description", ""), name in required, schema.get("enum", []))
+        for name, schema in spec.parameters["properties"].items()
+    ]

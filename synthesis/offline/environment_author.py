@@ -1,0 +1,391 @@
+"""The offline teacher's rules for environment synthesis: questions are plans over real relations, verdicts computed.
+
+The judges here do not trust the decomposition that this module made: they parse its texts back into plans and compare.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from synthesis.core.matching import contains, same
+from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.environments import fact_tools
+from synthesis.environments.teacher_answers import (
+    Atomicity,
+    AtomicityAnswer,
+    AugmentedQuestionAnswer,
+    AugmentedStep,
+    Cluster,
+    CompletenessAnswer,
+    DecompositionAnswer,
+    DependencyConsistencyAnswer,
+    HarderToolDocumentAnswer,
+    IntentClustersAnswer,
+    MergedToolAnswer,
+    Necessity,
+    Parameter,
+    ReferenceCallAnswer,
+    SequentialRationalityAnswer,
+    SubQuestionAnswer,
+    ToolCodeAnswer,
+    ToolDocumentAnswer,
+    ToolNecessityAnswer,
+    listed,
+    to_parameters,
+)
+from synthesis.facts.relations import Relation, all_relations, joinable
+from synthesis.facts.servers import tool_spec
+from synthesis.offline import grammar
+from synthesis.pipeline.partition import Partition, Side
+
+Variables = Mapping[str, Any]
+
+_DRAWS = 400
+"""How often a plan is drawn before a side of the partition counts as too small for what was asked."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decompose
+
+
+def _decomposition(variables: Variables, language: Language, rng: random.Random) -> DecompositionAnswer:
+    """A question over any relations; or the given one, where it is of the grammar."""
+    given = variables["question"]
+    plan = grammar.parse(given, language) if given else _plan_on_side(variables, rng)
+    steps = _steps(plan, language, rng)
+    final, domain = _final(plan, steps)
+    return DecompositionAnswer(given or grammar.question(plan, rng, language), final, domain, steps)
+
+
+def _steps(plan: grammar.Plan, language: Language, rng: random.Random) -> list[SubQuestionAnswer]:
+    values = grammar.evaluate(plan)
+    steps: list[SubQuestionAnswer] = []
+    for index, step in enumerate(plan):
+        relation = all_relations()[step.relation]
+        before = step.argument if isinstance(step.argument, int) else None
+        subject = str(step.argument) if before is None else str(values[before])
+        steps.append(
+            SubQuestionAnswer(
+                id=index + 1,
+                question=grammar.sub_question(plan, index, rng, language),
+                answer=fact_tools.answer_of(relation, subject),
+                depends_on=[] if before is None else [before + 1],
+                hop=1 if before is None else steps[before].hop + 1,
+                intent=relation.id,
+                domain=relation.domain,
+                subjects=[subject],
+            )
+        )
+    return steps
+
+
+def _final(plan: grammar.Plan, steps: Sequence[SubQuestionAnswer]) -> tuple[Answer, str]:
+    """The final answer, and the domain of the question."""
+    ends = [steps[index] for index in grammar.terminals(plan)]
+    final = ends[0].answer if len(ends) == 1 else Answer([str(end.answer.value) for end in ends])
+    return final, ends[0].domain
+
+
+def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
+    """A plan whose entities and signature all lie on the wanted side of the partition."""
+    partition: Partition = variables["partition"]
+    side, structure = variables["side"], variables["structure"]
+    relations = [
+        relation
+        for relation in all_relations().values()
+        if (not variables["relations"] or relation.id in variables["relations"])
+        and (not variables["domain"] or relation.domain == variables["domain"])
+        # No need to draw what would be thrown away: a single hop's signature is its relation.
+        and partition.side_of_intent(relation.id) in (side, None)
+        and (structure != "single_hop" or partition.side_of_signature(relation.id) == side)
+    ]
+    for _ in range(_DRAWS):
+        plan = grammar.random_plan(
+            rng,
+            structure,
+            relations,
+            variables["max_hops"],
+            branches=(variables["min_branches"], variables["max_branches"]),
+            keep=lambda entity: partition.side_of_entity(entity) == side,
+        )
+        longest = max(len(relations) for _, relations in grammar.chains(plan))
+        deep_enough = longest >= variables["min_hops"] or not structure.endswith("multi_hop")
+        if deep_enough and partition.side_of_signature(grammar.signature(plan)) == side:
+            return plan
+    raise ValueError(f"no {structure} plan on the side {side} in {_DRAWS} draws; allow more relations")
+
+
+_CHAINS = 2_000
+
+
+def _augmented_question(variables: Variables, language: Language, rng: random.Random) -> AugmentedQuestionAnswer:
+    """A question over the rows that an environment's tools hold."""
+    environment: ToolEnvironment = variables["environment"]
+    partition: Partition = variables["partition"]
+    relations = all_relations()
+    if unknown := [tool.spec.name for tool in environment.tools if tool.spec.name not in relations]:
+        raise ValueError(f"the tools {unknown} are no relations; only a model knows what they can answer")
+    tables = {
+        tool.spec.name: set(fact_tools.subjects_of(relations[tool.spec.name], tool)) for tool in environment.tools
+    }
+    asked = (environment.signature, set(environment.entities))
+    chains = list(_chains_within(tables, variables["max_hops"], partition, variables["side"], rng))
+    for _ in range(_DRAWS if chains else 0):
+        parallel = variables["structure"].startswith("parallel")
+        count = rng.randint(variables["min_branches"], variables["max_branches"]) if parallel else 1
+        plan = grammar.from_chains(rng.sample(chains, min(count, len(chains))))
+        ends = [str(grammar.evaluate(plan)[index]).casefold() for index in grammar.terminals(plan)]
+        fits = grammar.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
+        new = (grammar.signature(plan), set(_arguments(plan))) != asked
+        if fits and new and partition.side_of_signature(grammar.signature(plan)) == variables["side"]:
+            break
+    else:
+        raise ValueError(f"no new {variables['structure']} question over the tools {sorted(tables)}; ask for another")
+    steps = _steps(plan, language, rng)
+    final, domain = _final(plan, steps)
+    called = []
+    for step in steps:
+        relation = relations[step.intent]
+        (subject,) = step.subjects
+        other = fact_tools.other_subject(relation, subject, sorted(tables[step.intent] - {subject}), variables["seed"])
+        called.append(
+            AugmentedStep(
+                **msgspec.structs.asdict(step),
+                tool=step.intent,
+                arguments=listed({relation.parameter: relation.argument(subject)}),
+                other_arguments=listed({relation.parameter: relation.argument(other)}),
+            )
+        )
+    return AugmentedQuestionAnswer(grammar.question(plan, rng, language), final, domain, called)
+
+
+def _arguments(plan: grammar.Plan) -> list[str]:
+    values = grammar.evaluate(plan)
+    return [step.argument if isinstance(step.argument, str) else str(values[step.argument]) for step in plan]
+
+
+def _chains_within(
+    tables: Mapping[str, set[str]], max_hops: int, partition: Partition, side: Side, rng: random.Random
+) -> list[grammar.Chain]:
+    """Chains of which every step is a row of the tables and every entity on the side; a random part where they are
+    many."""
+    relations = all_relations()
+    kept = {
+        name: {subject for subject in rows if partition.side_of_entity(subject) == side}
+        for name, rows in tables.items()
+    }
+    found: list[grammar.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]
+    longest = found
+    for _ in range(max_hops - 1):
+        longest = [
+            (entity, (*path, following))
+            for entity, path in longest
+            for following in kept
+            if following not in path
+            and joinable(relations[path[-1]], relations[following])
+            and (value := _value_of(entity, path)) in kept[following]
+            and value not in _trail(entity, path[:-1])
+        ]
+        found += longest
+    return found if len(found) <= _CHAINS else rng.sample(found, _CHAINS)
+
+
+def _trail(entity: str, path: Sequence[str]) -> list[str]:
+    trail = [entity]
+    for name in path:
+        trail.append(str(all_relations()[name].rows[trail[-1]]))
+    return trail
+
+
+def _value_of(entity: str, path: Sequence[str]) -> str:
+    return _trail(entity, path)[-1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Validate
+
+
+def _one_step(step: SubQuestion, language: Language) -> tuple[Relation, str]:
+    """The relation and the subject that a sub-question asks for.
+
+    Raises:
+        ValueError: it is not one question about one known fact.
+    """
+    plan = grammar.parse(step.question, language)
+    if len(plan) != 1:
+        raise ValueError(f"sub-question {step.id} asks for {len(plan)} facts: {step.question!r}")
+    return all_relations()[plan[0].relation], str(plan[0].argument)
+
+
+def _necessity(variables: Variables, language: Language, rng: random.Random) -> ToolNecessityAnswer:
+    decomposition: Decomposition = variables["decomposition"]
+
+    def judge(step: SubQuestion) -> Necessity:
+        try:
+            relation, _ = _one_step(step, language)
+        except ValueError as error:
+            return Necessity(step.id, f"no reference data answers it: {error}", False)
+        return Necessity(step.id, f"the value is a row of {relation.server}, which the question does not give", True)
+
+    return ToolNecessityAnswer([judge(step) for step in decomposition.sub_questions])
+
+
+def _dependency_consistency(
+    variables: Variables, language: Language, rng: random.Random
+) -> DependencyConsistencyAnswer:
+    step: SubQuestion = variables["step"]
+    dependencies: Sequence[SubQuestion] = variables["dependencies"]
+    try:
+        _, subject = _one_step(step, language)
+    except ValueError as error:
+        return DependencyConsistencyAnswer(str(error), "missing")
+    useless = [one.id for one in dependencies if not contains(subject, one.answer)]
+    if not useless:
+        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every listed dependency", "matched")
+    # With the subject in the main question the step has all it needs, and the dependency is one too many.
+    known = subject.casefold() in variables["question"].casefold()
+    return DependencyConsistencyAnswer(f"{subject!r} does not come from {useless}", "redundant" if known else "missing")
+
+
+def _atomicity(variables: Variables, language: Language, rng: random.Random) -> AtomicityAnswer:
+    decomposition: Decomposition = variables["decomposition"]
+
+    def judge(step: SubQuestion) -> Atomicity:
+        try:
+            relation, subject = _one_step(step, language)
+        except ValueError as error:
+            return Atomicity(step.id, str(error), False)
+        return Atomicity(step.id, f"one lookup: {relation.id} of {subject}", True)
+
+    return AtomicityAnswer([judge(step) for step in decomposition.sub_questions])
+
+
+def _sequential_rationality(
+    variables: Variables, language: Language, rng: random.Random
+) -> SequentialRationalityAnswer:
+    """A step may wait only for what its own text uses."""
+    decomposition: Decomposition = variables["decomposition"]
+    by_id = {step.id: step for step in decomposition.sub_questions}
+    needless: list[int] = []
+    for step in decomposition.sub_questions:
+        try:
+            _, subject = _one_step(step, language)
+        except ValueError:
+            subject = ""
+        if any(not contains(subject, by_id[dependency].answer) for dependency in step.depends_on):
+            needless.append(step.id)
+    return SequentialRationalityAnswer("the listed steps do not use the answer they wait for", needless)
+
+
+def _completeness(variables: Variables, language: Language, rng: random.Random) -> CompletenessAnswer:
+    """The main question's plan, evaluated, must ask for exactly the sub-questions and come to the stated answers."""
+    decomposition: Decomposition = variables["decomposition"]
+    plan = grammar.parse(decomposition.question, language)
+    values = grammar.evaluate(plan)
+    required: dict[tuple[str, str], Answer] = {}
+    for step in plan:
+        subject = str(values[step.argument]) if isinstance(step.argument, int) else step.argument
+        required[step.relation, subject] = fact_tools.answer_of(all_relations()[step.relation], subject)
+    missing = [f"{relation} of {subject}" for relation, subject in required]
+    for sub in decomposition.sub_questions:
+        try:
+            relation, subject = _one_step(sub, language)
+        except ValueError as error:
+            missing.append(f"instead of: {error}")
+            continue
+        name = f"{relation.id} of {subject}"
+        if name in missing and same(sub.answer, required[relation.id, subject]):
+            missing.remove(name)
+        else:
+            missing.append(f"a right answer instead of {sub.answer.value!r} for {name}")
+    ends = [values[index] for index in grammar.terminals(plan)]
+    final = Answer([str(value) for value in ends]) if len(ends) > 1 else Answer(ends[0])
+    final = msgspec.structs.replace(final, tolerance=decomposition.answer.tolerance)
+    if not contains(decomposition.answer.value, final):
+        missing.append(f"the final answer {final.value!r}")
+    return CompletenessAnswer([f"{relation} of {subject}" for relation, subject in required], missing, not missing)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Implement and merge
+
+_OPTION_TEXT: Mapping[Language, str] = {"en": "Form of the result.", "zh": "结果的形式。"}
+# Examples and ranges that can hold an answer by chance: ", for example NO.", ", 0 to 255.", "（0 到 255）".
+_EXAMPLE = re.compile(
+    r", for example .*(?=\.$)|, \d+ to \d+|^English (?=name)"
+    r"|，例如[^。]*|（\d+ 到 \d+）|英文(?=名称)"
+)
+
+
+def _document(variables: Variables, language: Language, rng: random.Random) -> ToolDocumentAnswer:
+    relation, _ = _one_step(variables["step"], language)
+    spec = tool_spec(relation, language)
+    parameters = to_parameters(spec)
+    description = spec.description
+    if variables["feedback"]:
+        description = _EXAMPLE.sub("", description)
+        parameters = [msgspec.structs.replace(one, description=_EXAMPLE.sub("", one.description)) for one in parameters]
+    return ToolDocumentAnswer(spec.name, description, parameters)
+
+
+def _harder_document(variables: Variables, language: Language, rng: random.Random) -> HarderToolDocumentAnswer:
+    spec: ToolSpec = variables["document"]
+    option = Parameter(fact_tools.OPTION, "string", _OPTION_TEXT[language], False, list(fact_tools.OPTION_VALUES))
+    return HarderToolDocumentAnswer(spec.name, spec.description, [*to_parameters(spec), option])
+
+
+def _reference_call(variables: Variables, language: Language, rng: random.Random) -> ReferenceCallAnswer:
+    relation, subject = _one_step(variables["step"], language)
+    other = fact_tools.other_subject(relation, subject, _table(variables, relation, subject), variables["seed"])
+    return ReferenceCallAnswer(
+        listed({relation.parameter: relation.argument(subject)}), listed({relation.parameter: relation.argument(other)})
+    )
+
+
+def _code(variables: Variables, language: Language, rng: random.Random) -> ToolCodeAnswer:
+    relation, subject = _one_step(variables["step"], language)
+    rows = _table(variables, relation, subject)
+    return ToolCodeAnswer(fact_tools.fact_tool(relation, rows, language, spec=variables["document"]).code)
+
+
+def _table(variables: Variables, relation: Relation, subject: str) -> list[str]:
+    return fact_tools.table_subjects(relation, subject, variables["table_rows"], variables["seed"])
+
+
+def _clusters(variables: Variables, language: Language, rng: random.Random) -> IntentClustersAnswer:
+    clusters: dict[str, list[int]] = {}
+    for step in variables["steps"]:
+        clusters.setdefault(_one_step(step, language)[0].id, []).append(step.id)
+    return IntentClustersAnswer([Cluster(intent, ids) for intent, ids in clusters.items()])
+
+
+def _merged_tool(variables: Variables, language: Language, rng: random.Random) -> MergedToolAnswer:
+    asked = [_one_step(step, language) for step in variables["steps"]]
+    relation = asked[0][0]
+    union = {row for _, subject in asked for row in _table(variables, relation, subject)}
+    tool = fact_tools.fact_tool(relation, sorted(union), language, spec=variables["document"])
+    calls = [listed({relation.parameter: relation.argument(subject)}) for _, subject in asked]
+    return MergedToolAnswer(tool.code, calls)
+
+
+HANDLERS = {
+    "DecompositionAnswer": _decomposition,
+    "AugmentedQuestionAnswer": _augmented_question,
+    "ToolNecessityAnswer": _necessity,
+    "DependencyConsistencyAnswer": _dependency_consistency,
+    "AtomicityAnswer": _atomicity,
+    "SequentialRationalityAnswer": _sequential_rationality,
+    "CompletenessAnswer": _completeness,
+    "ToolDocumentAnswer": _document,
+    "HarderToolDocumentAnswer": _harder_document,
+    "ReferenceCallAnswer": _reference_call,
+    "ToolCodeAnswer": _code,
+    "IntentClustersAnswer": _clusters,
+    "MergedToolAnswer": _merged_tool,
+}
+"""Rules by answer type, for `synthesis.offline.teacher.OfflineTeacher`."""

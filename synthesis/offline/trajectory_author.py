@@ -1,0 +1,367 @@
+"""The offline teacher's rules for the trajectory pipeline: proposals, tasks, the agent and the emulator.
+
+Requests are written by the grammar and the templates and read back by them; the agent follows what it has read, and
+the judges (`synthesis.offline.judges`) hold a run against it. A small seeded share of the agent's turns is careless, so
+that the filter has work to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from synthesis.core.records import Language, Message, Task, ToolCall, ToolServer
+from synthesis.facts.relations import all_relations, joinable
+from synthesis.offline import grammar, judges, sampling, templates
+from synthesis.offline.intents import FactIntent, TemplateIntent, ready, replay, understand, understand_run
+from synthesis.offline.plans import Plan, Value
+from synthesis.offline.wording import COMPLICATIONS, PERSONAS, introduction
+from synthesis.pipeline.partition import Partition
+from synthesis.trajectories import teacher_answers as a
+from synthesis.trajectories.personas import Persona
+
+Variables = Mapping[str, Any]
+Path = tuple[str, ...]
+
+REDUNDANT, GIVE_UP, FORGET = 0.02, 0.04, 0.02
+"""Shares of careless turns: a call repeated for nothing, a failure not retried, an answer that leaves something out."""
+_MAX_HOPS = 3
+_TRIES = 200
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chains
+
+
+@functools.cache
+def paths(relations: Path) -> tuple[Path, ...]:
+    """All chains of up to three joinable relations among the given ones that some subject makes sense of."""
+    table = all_relations()
+    every: list[Path] = []
+    last: list[Path] = [(one,) for one in relations]
+    for _ in range(_MAX_HOPS):
+        last = [path for path in last if sampling.subjects(path)]
+        every += last
+        last = [(*p, one) for p in last for one in relations if one not in p and joinable(table[p[-1]], table[one])]
+    return tuple(every)
+
+
+def _relations(server: ToolServer) -> Path:
+    return tuple(tool.name for tool in server.tools if tool.name in all_relations())
+
+
+def _templates(server: ToolServer) -> list[templates.Template]:
+    return templates.usable([tool.name for tool in server.tools])
+
+
+def propose(variables: Variables, language: Language, rng: random.Random) -> a.TaskChainProposals:
+    server: ToolServer = variables["server"]
+    chains = [path for path in paths(_relations(server)) if len(path) > 1] or list(paths(_relations(server)))
+    fixed = [one for one in _templates(server) if one.dependent]
+    if not chains and not fixed:
+        raise ValueError(f"server {server.id}: none of its tools is known")
+    pairs: list[a.ProposedTask] = []
+    for _ in range(variables["count"]):
+        if chains:
+            path = rng.choice(chains)
+            plan = grammar.from_chains([(rng.choice(sampling.subjects(path)), path)])
+            pairs.append(a.ProposedTask(grammar.question(plan, rng, language), list(path)))
+        else:
+            template = rng.choice(fixed)
+            slots = templates.draw_slots(template, rng, lambda _: True)
+            pairs.append(a.ProposedTask(templates.fill(template, slots, rng, language), template.chain))
+    return a.TaskChainProposals(pairs)
+
+
+def vote(variables: Variables, language: Language, rng: random.Random) -> a.ChainVote:
+    try:
+        query = _chain_question(variables, language, rng)
+    except ValueError as error:
+        return a.ChainVote(str(error), "", False)
+    return a.ChainVote("every call has its argument from the request or from the call before", query, True)
+
+
+def back_translated_query(variables: Variables, language: Language, rng: random.Random) -> a.BackTranslatedQuery:
+    try:
+        return a.BackTranslatedQuery("", _chain_question(variables, language, rng), True)
+    except ValueError as error:
+        return a.BackTranslatedQuery(str(error), "", False)
+
+
+def back_translated_chain(variables: Variables, language: Language, rng: random.Random) -> a.BackTranslatedChain:
+    return a.BackTranslatedChain("", understand(variables["query"], language).tools)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks
+
+
+def chain_task(variables: Variables, language: Language, rng: random.Random) -> a.ChainTask:
+    return a.ChainTask("", _chain_question(variables, language, rng))
+
+
+def _chain_question(variables: Variables, language: Language, rng: random.Random) -> str:
+    """A request that needs exactly the chain.
+
+    Raises:
+        ValueError: nobody would ask for it, or it is held out for evaluation.
+    """
+    server: ToolServer = variables["server"]
+    path: Path = tuple(variables["chain"])
+    keep = _keep(variables)
+    if set(path) <= set(all_relations()):
+        return grammar.question(_chain_plan(path, keep, rng), rng, language)
+    fitting = [one for one in _templates(server) if one.chain == list(path) and one.dependent]
+    if not fitting:
+        raise ValueError(f"no request needs {'>'.join(path)} in this order")
+    template = rng.choice(fitting)
+    return templates.fill(template, templates.draw_slots(template, rng, keep.entity), rng, language)
+
+
+def _chain_plan(path: Path, keep: _Keep, rng: random.Random) -> Plan:
+    table = all_relations()
+    for one, two in zip(path, path[1:], strict=False):
+        if not joinable(table[one], table[two]):
+            raise ValueError(f"{two} needs no value of {one}")
+    every = sampling.subjects(path)
+    if not every:
+        raise ValueError(f"{'>'.join(path)} leads back to where it started, or nowhere")
+    if not keep.signature(">".join(path)):
+        raise ValueError(f"{'>'.join(path)} is held out for evaluation")
+    for _ in range(_TRIES):
+        plan = grammar.from_chains([(rng.choice(every), path)])
+        if keep.plan(plan):
+            return plan
+    raise ValueError(f"{'>'.join(path)}: every subject tried is held out for evaluation")
+
+
+class _Keep:
+    """Which entities and structures may be used: all, or those that are not held out for evaluation."""
+
+    def __init__(self, partition: Partition | None) -> None:
+        self._partition = partition
+
+    def entity(self, entity: str) -> bool:
+        return self._partition is None or self._partition.side_of_entity(entity) == "train"
+
+    def signature(self, signature: str) -> bool:
+        return self._partition is None or self._partition.side_of_signature(signature) == "train"
+
+    def plan(self, plan: Plan) -> bool:
+        if self._partition is None:
+            return True
+        return self.signature(grammar.signature(plan)) and all(map(self.entity, grammar.entities(plan)))
+
+
+def _keep(variables: Variables) -> _Keep:
+    return _Keep(variables.get("partition"))
+
+
+def server_task(variables: Variables, language: Language, rng: random.Random) -> a.ServerTask:
+    server: ToolServer = variables["server"]
+    count: int = variables["tool_count"]
+    relations = _relations(server)
+    if relations:
+        plan = _parallel_plan(paths(relations), count, _keep(variables), rng)
+        return a.ServerTask("", list(dict.fromkeys(FactIntent(plan).tools)), grammar.question(plan, rng, language))
+    fixed = [one for one in _templates(server) if len(one.steps) > 1 and not one.dependent]
+    fitting = [one for one in fixed if len(set(one.chain)) == count] or fixed
+    if not fitting:
+        raise ValueError(f"server {server.id}: no request needs {count} of its tools")
+    template = rng.choice(fitting)
+    slots = templates.draw_slots(template, rng, _keep(variables).entity)
+    return a.ServerTask("", list(dict.fromkeys(template.chain)), templates.fill(template, slots, rng, language))
+
+
+def _parallel_plan(every: Sequence[Path], count: int, keep: _Keep, rng: random.Random) -> Plan:
+    """Two or three independent chains over `count` different tools; about half of them ask of the same subject."""
+    single = [path for path in every if len(path) == 1]
+    for _ in range(_TRIES):
+        branches = rng.choice((2, 2, 3))
+        chosen = [rng.choice(single)] * branches if count == 1 else rng.choices(every, k=branches)
+        if len({tool for path in chosen for tool in path}) != count:
+            continue
+        first = rng.choice(sampling.subjects(chosen[0]))
+        chains = [(first, chosen[0])]
+        for path in chosen[1:]:
+            shared = path != chosen[0] and rng.random() < 0.7 and first in sampling.subjects(path)
+            chains.append((first if shared else rng.choice(sampling.subjects(path)), path))
+        plan = grammar.from_chains(chains)
+        ends = [str(grammar.evaluate(plan)[step]).casefold() for step in grammar.terminals(plan)]
+        if len(set(ends)) == branches and keep.plan(plan):
+            return plan
+    raise ValueError(f"no parallel request over {count} tools was found in {_TRIES} tries")
+
+
+def variation(variables: Variables, language: Language, rng: random.Random) -> a.TaskVariation:
+    task: Task = variables["task"]
+    intent = understand(task.question, language)
+    assert isinstance(intent, FactIntent | TemplateIntent)
+    mode: grammar.Style = variables["mode"]
+    keep = _keep(variables)
+    space = " " if language == "en" else ""
+    persona: str | Persona = variables["persona"]
+    if mode == "persona" and isinstance(persona, Persona):
+        return a.TaskVariation("", f"{introduction(persona, language)}{space}{_plain(intent, language, rng)}")
+    if isinstance(intent, FactIntent):
+        plan = _other_subjects(intent.plan, keep, rng) if mode == "diverse" else intent.plan
+        return a.TaskVariation("", grammar.question(plan, rng, language, mode))
+    slots = templates.draw_slots(intent.template, rng, keep.entity) if mode == "diverse" else dict(intent.slots)
+    text = templates.fill(intent.template, slots, rng, language)
+    if mode == "persona":
+        text = f"{rng.choice(PERSONAS[language])}{space}{text}"
+    elif mode == "complicate":
+        text = f"{text}{space}{rng.choice(COMPLICATIONS[language])}"
+    return a.TaskVariation("", text)
+
+
+def _plain(intent: FactIntent | TemplateIntent, language: Language, rng: random.Random) -> str:
+    if isinstance(intent, FactIntent):
+        return grammar.question(intent.plan, rng, language)
+    return templates.fill(intent.template, dict(intent.slots), rng, language)
+
+
+def _other_subjects(plan: Plan, keep: _Keep, rng: random.Random) -> Plan:
+    """The same structure for other subjects; chains that share a subject go on sharing one where they can."""
+    chains = grammar.chains(plan)
+    for _ in range(_TRIES):
+        renamed: dict[str, str] = {}
+        fresh = []
+        for subject, path in chains:
+            every = sampling.subjects(path)
+            if renamed.get(subject) not in every:
+                renamed[subject] = rng.choice(every)
+            fresh.append((renamed[subject], path))
+        candidate = grammar.from_chains(fresh)
+        if grammar.signature(candidate) == grammar.signature(plan) and keep.plan(candidate):
+            return candidate
+    raise ValueError("no other subjects were found for this request")
+
+
+def rating(variables: Variables, language: Language, rng: random.Random) -> a.TaskRating:
+    """Quality: it can be understood and needs the target tools. Realism: few, short, shallow phrases. Necessity: the
+    answer does not stand in the request already."""
+    task: Task = variables["task"]
+    try:
+        intent = understand(task.question, language)
+    except ValueError as error:
+        return a.TaskRating(str(error), 1, 1, 1)
+    if set(intent.tools) != set(task.tools):
+        return a.TaskRating(f"it needs {', '.join(intent.tools)}, not {', '.join(task.tools)}", 2, 3, 3)
+    truth = intent.truth() or {}
+    given = [value for step in intent.terminals() if (value := truth.get(step)) and _stands_in(value, task.question)]
+    necessity = 2 if given else 5
+    ends = len(intent.terminals())
+    realism = 5 - (ends > 2) - (len(intent.tools) > 3) - (len(intent.tools) > 5) - (len(task.question) > 200)
+    reason = f"the request contains its answer {given[0]!r}" if given else "it needs the tools it was made for"
+    return a.TaskRating(reason, 5, max(1, realism), necessity)
+
+
+def _stands_in(value: Value, question: str) -> bool:
+    text = str(value)
+    return len(text) > 2 and not text.isdigit() and text.casefold() in question.casefold()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The agent and the emulator
+
+_SAYS: Mapping[Language, Mapping[str, str]] = {
+    "en": {
+        "need": "I need {0}.",
+        "first": "I need {0} first.", "next": "Now I need {0}.",
+        "retry": "The call failed. I try again.",
+        "have": "I have the answer.", "broken": "The tool keeps failing.", "check": "I check it again.",
+       
+        "one": "The answer is {0}.", "many": "The answers are {0}.",
+    },
+    "zh": {
+        "need": "我需要查{0}。", "first": "我先查{0}。", "next": "现在查{0}。", "retry": "调用失败，我再试一次。",
+        "have": "我有答案了。", "broken": "工具一直失败。", "check": "我再确认一次。",
+        "one": "答案是{0}。", "many": "答案分别是{0}。",
+    },
+}  # fmt: skip
+
+
+def agent(variables: Variables, language: Language, rng: random.Random) -> a.AgentTurn:
+    messages: Sequence[Message] = variables["messages"]
+    intent = understand_run(messages, language)
+    progress = replay(intent, messages)
+    says = _SAYS[language]
+    careless = rng.random()
+    failed = [step for step in progress.failures if step not in progress.values]
+    if progress.exhausted() or (failed and careless < GIVE_UP):
+        return a.AgentTurn(says["broken"], [], judges.SORRY[language])
+    terminals = intent.terminals()
+    if all(step in progress.values for step in terminals):
+        repeated = [call.call for call in progress.calls if call.kind in ("new", "retry")]
+        if careless < REDUNDANT and not any(call.kind == "redundant" for call in progress.calls):
+            return a.AgentTurn(says["check"], [_agent_call(rng.choice(repeated))], "")
+        stated = [progress.values[step] for step in terminals]
+        if REDUNDANT <= careless < REDUNDANT + FORGET and len(intent.tools) > 1:
+            stated = stated[:-1] or [next(iter(progress.values.values()))]
+        return a.AgentTurn(says["have"], [], final_text(stated, language))
+    calls = ready(intent, progress)
+    phrases = listed([intent.phrase(step, progress.values, language) for step in calls], language)
+    if failed:
+        reasoning = says["retry"]
+    elif progress.values:
+        reasoning = says["next"].format(phrases)
+    else:
+        reasoning = says["need" if len(calls) == len(intent.tools) else "first"].format(phrases)
+    return a.AgentTurn(reasoning, [_agent_call(ToolCall("", intent.tools[s], args)) for s, args in calls.items()], "")
+
+
+def final_text(values: Sequence[Value], language: Language) -> str:
+    """The final answer: one short sentence with the values."""
+    says = _SAYS[language]
+    return says["one" if len(values) == 1 else "many"].format(listed([str(value) for value in values], language))
+
+
+def listed(words: Sequence[str], language: Language) -> str:
+    """`a, b and c`."""
+    *first, last = words
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}" if language == "en" else f"{'、'.join(first)}和{last}"
+
+
+def _agent_call(call: ToolCall) -> a.AgentCall:
+    return a.AgentCall(call.name, json.dumps(call.arguments, ensure_ascii=False))
+
+
+def emulate(variables: Variables, language: Language, rng: random.Random) -> a.EmulatedResult:
+    call: ToolCall = variables["call"]
+    relation = all_relations().get(call.name)
+    if relation is None:
+        raise ValueError(f"no facts are known about the tool {call.name!r}")
+    subject = " ".join(str(call.arguments.get(relation.parameter, "")).split())
+    value = relation.rows.get(subject)
+    if value is None:
+        error = f"unknown {relation.parameter.replace('_', ' ')}: {subject!r}"
+        return a.EmulatedResult("", json.dumps({"error": error}, ensure_ascii=False), True)
+    return a.EmulatedResult("", json.dumps({relation.result: value}, ensure_ascii=False), False)
+
+
+HANDLERS: dict[str, Callable[[Variables, Language, random.Random], msgspec.Struct]] = {
+    "TaskChainProposals": propose,
+    "ChainVote": vote,
+    "BackTranslatedQuery": back_translated_query,
+    "BackTranslatedChain": back_translated_chain,
+    "ChainTask": chain_task,
+    "ServerTask": server_task,
+    "TaskVariation": variation,
+    "TaskRating": rating,
+    "AgentTurn": agent,
+    "EmulatedResult": emulate,
+    "QueryUnderstandingScore": judges.understanding,
+    "QueryPlanningScore": judges.planning,
+    "ToolUnderstandingScore": judges.tool_understanding,
+    "ToolPlanningScore": judges.tool_planning,
+    "ConcisenessScore": judges.conciseness,
+    "FinalAnswerScore": judges.final_answer,
+}

@@ -1,0 +1,63 @@
+"""Which entities and which questions belong to the held-out split: decided by a hash, once and for all.
+
+An environment belongs to a side only if *all* its entities and all of its question do; what straddles belongs to
+neither. So no entity and no question (or none of its intents) of a held-out environment can occur in a training one,
+whatever was generated when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from synthesis.core.matching import fold
+
+Side = Literal["train", "held_out"]
+SplitBy = Literal["intent", "signature"]
+
+_INTENT = re.compile(r"[^>|&()]+")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A fixed partition of entities and of questions.
+
+    Attributes:
+        salt: another salt is another partition.
+        entities: share of the entities that is held out, 0 to 1.
+        questions: share of the intents, or signatures, that is held out, 0 to 1.
+        by: `intent` holds out what is looked up: every tool of a held-out question is unseen. `signature` holds out how
+            the look-ups are put together; each of them may occur in training too.
+    """
+
+    salt: str
+    entities: float
+    questions: float
+    by: SplitBy = "signature"
+
+    def side_of_entity(self, entity: str) -> Side:
+        """Spellings that differ in case, width or spaces are one entity."""
+        return self._side("entity", fold(entity), self.entities)
+
+    def side_of_intent(self, intent: str) -> Side | None:
+        """The side of one intent; None where intents belong to both."""
+        return self._side("intent", intent, self.questions) if self.by == "intent" else None
+
+    def side_of_signature(self, signature: str) -> Side | None:
+        """The side of a question; None where its intents lie on both."""
+        if self.by == "signature":
+            return self._side("signature", signature, self.questions)
+        sides = {self.side_of_intent(intent) for intent in _INTENT.findall(signature)}
+        return sides.pop() if len(sides) == 1 else None
+
+    def side(self, entities: Iterable[str], signature: str) -> Side | None:
+        """The side on which everything lies, or None when the question straddles."""
+        sides = {self.side_of_signature(signature), *map(self.side_of_entity, entities)}
+        return sides.pop() if len(sides) == 1 else None
+
+    def _side(self, kind: str, name: str, fraction: float) -> Side:
+        digest = hashlib.sha256(f"{self.salt}\x1f{kind}\x1f{name}".encode()).digest()
+        return "held_out" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"

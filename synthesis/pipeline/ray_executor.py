@@ -1,0 +1,431 @@
+"""`--executor=ray`: the stages of a run in Ray's workers, on one machine or many.
+
+    executor = RayExecutor(sandbox=SandboxPool, address="auto", count=64)
+
+A worker is an actor with an event loop, a sandbox, and a context of its own; the process of the run (the driver) hands
+it records and writes down what comes back, so the journal, the order and the bytes are those of the local executor.
+
+An endpoint's limits, budget and recording hold for all workers together because one actor, on the driver's machine,
+makes every request. (Shares of the limits would leave those of idle workers unused, and the run would stop at the first
+worker that has spent its share of the budget.) The offline teacher is a pure function, so each worker has one.
+
+A worker that dies loses nothing: its records are given to others. A record that has seen `DEATHS` workers die is worked
+on once more, alone in a worker, so that it is not rejected for another's fault; then it is rejected as `worker_died`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from synthesis.core.progress import TRAFFIC, Progress, Traffic
+from synthesis.core.records import Language
+from synthesis.core.stages import Rejected, Stopped, Transient
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
+from synthesis.pipeline.executors import C, In, MakeContext, Means, Out, Workers
+from synthesis.pipeline.teacher import OpenAITeacher, Teacher, TeacherError, render_prompt
+
+if TYPE_CHECKING:
+    from sandbox import Sandbox
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_log = logging.getLogger(__name__)
+
+DEATHS = 3
+_CALLS = 1_000_000
+"""Of an actor at once: what is in work is bounded by the driver."""
+_CLOSE_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
+
+
+class RayUnavailable(Exception):
+    """Ray is not installed, or no worker stays alive; the message says what to do."""
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    """Of an actor of ours."""
+    # Paths that a machine does not have do no harm there.
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    # Ray's actors run on uvloop where that is installed; the sandbox's transports are asyncio's own.
+    variables = {"PYTHONPATH": paths, "RAY_USE_UVLOOP": "0"}
+    return {"max_concurrency": _CALLS, "runtime_env": {"env_vars": variables}, **options}
+
+
+def _ray() -> ModuleType:
+    """Raises `RayUnavailable`."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when a cluster is started: nothing is reported to anybody
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise RayUnavailable(f"the executor ray needs the package ray ({error}): pip install '.[ray]'") from None
+    return ray
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The actors
+
+
+class _EndpointActor:
+    """Asks an endpoint for all workers."""
+
+    COMMIT_SECONDS = 0.05
+
+    def __init__(self, make: Callable[[], OpenAITeacher]) -> None:
+        self._make = make
+        self._made: OpenAITeacher | None = None
+        self._commit: asyncio.Task[None] | None = None
+
+    def name(self) -> str:
+        return type(self._teacher()).__name__
+
+    def traffic(self) -> Traffic:
+        return TRAFFIC
+
+    async def answer(self, answer: type[T], prompt: str, seed: int) -> T | TeacherError | Stopped:
+        teacher = self._teacher()
+        try:
+            given: T | TeacherError | Stopped = await teacher.answer(answer, prompt, seed)
+        except (TeacherError, Stopped) as problem:
+            given = problem
+        if teacher.mode == "record":
+            # The journal is another process's: an answer that it may build on has to be on the disk before.
+            self._commit = self._commit or asyncio.create_task(self._soon(teacher))
+            await self._commit
+        return given
+
+    async def _soon(self, teacher: OpenAITeacher) -> None:
+        await asyncio.sleep(self.COMMIT_SECONDS)  # one commit for many answers
+        self._commit = None
+        if teacher.recording is not None:
+            teacher.recording.commit()
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await self._made.close()
+            if self._made.recording is not None:
+                self._made.recording.close()
+
+    def _teacher(self) -> OpenAITeacher:
+        self._made = self._made or self._make()
+        return self._made
+
+
+class SharedTeacher:
+    """A `Teacher` that has its requests made by the actor of the endpoint."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
+        """See `OpenAITeacher.ask`."""
+        given = await self._actor.answer.remote(answer, render_prompt(answer, variables, language), seed)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a worker gets what it works with."""
+
+    teacher: Callable[[], Teacher]
+    sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]]
+    embedder: Callable[[], Embedder]
+    make_context: MakeContext[Any]
+
+
+class _WorkerActor:
+    """Works on records."""
+
+    def __init__(self, number: int, recipe: _Recipe) -> None:
+        self._number, self._recipe = number, recipe
+        self._stack = AsyncExitStack()
+        self._context: Any = None
+        self._stage: int | None = None
+        self._function: Any = None
+
+    async def open(self) -> None:
+        recipe = self._recipe
+        pool = await self._stack.enter_async_context(recipe.sandbox())
+        means = Means(recipe.teacher(), pool, recipe.embedder(), self._number)
+        self._context = await self._stack.enter_async_context(recipe.make_context(means))
+
+    async def work(self, stage: int, function: list[Any], item: Any) -> list[bytes] | Rejected | Transient | Stopped:
+        """The outputs' JSON, which is made here because the driver has enough to do.
+
+        Args:
+            function: the reference of the stage's function, which is fetched once a stage.
+        """
+        if self._stage != stage:
+            fetched = await function[0]
+            self._stage, self._function = stage, fetched
+        try:
+            return [msgspec.json.encode(output) for output in await self._function(item, self._context)]
+        except (Rejected, Transient, Stopped) as raised:
+            return raised
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The driver
+
+
+class RayExecutor:
+    """Works in Ray's workers; the same bytes as `LocalExecutor`.
+
+    All arguments that are functions are called in the workers, and have to be pickled: classes, functions of modules,
+    `functools.partial` of them.
+
+    Args:
+        sandbox: makes a sandbox, not yet open.
+        endpoint: makes the teacher behind an endpoint; None: the offline teacher.
+        embedder: makes the embedder.
+        address: of a cluster that runs, as `ray.init` takes it, `auto` on one of its machines; None: one is started on
+            this machine alone, and stopped at the end. Where this process has called `ray.init` itself, that is used.
+        count: workers; None: as many as there are CPUs.
+    """
+
+    def __init__(
+        self,
+        *,
+        sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]],
+        endpoint: Callable[[], OpenAITeacher] | None = None,
+        embedder: Callable[[], Embedder] = SentenceEmbedder,
+        address: str | None = None,
+        count: int | None = None,
+    ) -> None:
+        self.embedder = embedder()
+        self._sandbox, self._endpoint, self._make_embedder = sandbox, endpoint, embedder
+        self._address, self._count = address, count
+
+    @asynccontextmanager
+    async def workers(self, make_context: MakeContext[C]) -> AsyncIterator[Workers[C]]:
+        """See `Executor.workers`.
+
+        Raises:
+            RayUnavailable: Ray is not installed or no cluster answers; or, from a stage, no worker stays alive.
+            Exception: what a worker raises that cannot make its sandbox or context.
+        """
+        ray = _ray()
+        with self._cluster(ray):
+            count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+            async with AsyncExitStack() as stack:
+                teacher: Callable[[], Teacher] = OfflineTeacher
+                name = OfflineTeacher.__name__
+                if self._endpoint is not None:
+                    actor = await stack.enter_async_context(_endpoint_actor(ray, self._endpoint))
+                    teacher, name = _Given(SharedTeacher(actor)), await _unwrapped(ray, actor.name.remote())
+                recipe = _Recipe(teacher, self._sandbox, self._make_embedder, make_context)
+                crew = _Crew(ray, recipe, count, name)
+                stack.push_async_callback(crew.close)
+                crew.start()
+                yield crew
+
+    @contextlib.contextmanager
+    def _cluster(self, ray: ModuleType) -> Iterator[None]:
+        if ray.is_initialized():
+            yield
+            return
+        options: dict[str, Any] = {"logging_level": "error"}
+        if self._address is None:
+            options |= {"address": "local", "num_cpus": self._count, "include_dashboard": False}
+        else:
+            options |= {"address": self._address}
+        try:
+            if self._address and ":" in self._address:  # Ray itself tries for minutes
+                host, _, port = self._address.rpartition(":")
+                socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+            ray.init(**options)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RayUnavailable(
+                f"no Ray cluster at {self._address or 'this machine'} ({error}): start one with `ray start`, and name "
+                "its HOST:PORT, or auto on one of its machines"
+            ) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Gives what it holds: a recipe for what can be pickled itself."""
+
+    what: Any
+
+    def __call__(self) -> Any:
+        return self.what
+
+
+@asynccontextmanager
+async def _endpoint_actor(ray: ModuleType, make: Callable[[], OpenAITeacher]) -> AsyncIterator[Any]:
+    """The actor that asks the endpoint, on this machine: the recording is a file of the run's folder."""
+    here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    # Should it die, what was spent is in the recording, and what was asked of it is asked again.
+    options = _options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    actor = ray.remote(_EndpointActor).options(**options).remote(make)
+
+    async def watch() -> None:
+        before = Traffic()
+        while True:
+            seen = await actor.traffic.remote()
+            # After a restart it counts from zero.
+            TRAFFIC.requests += max(0, seen.requests - before.requests)
+            TRAFFIC.tokens += max(0, seen.tokens - before.tokens)
+            before = seen
+            await asyncio.sleep(Progress.SECONDS)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield actor
+    finally:
+        watching.cancel()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(actor.close.remote(), _CLOSE_SECONDS)
+        ray.kill(actor)
+
+
+async def _unwrapped(ray: ModuleType, call: Any) -> Any:
+    """What an actor's method returns, or its own exception, under which Ray's holds the traceback from there."""
+    try:
+        return await call
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+
+
+@dataclass
+class _Slot:
+    """The place of one worker; the actor in it changes when it dies."""
+
+    number: int
+    cpus: int
+    actor: Any = None
+    ready: bool = False
+    load: int = 0
+    unready_deaths: int = 0
+    opening: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class _Crew:
+    """The workers of one run; see `synthesis.pipeline.executors.Workers`."""
+
+    def __init__(self, ray: ModuleType, recipe: _Recipe, count: int, teacher_name: str) -> None:
+        self.count, self.teacher_name = count, teacher_name
+        self._ray = ray
+        self._recipe = ray.put(recipe)
+        self._slots = [_Slot(number, 1) for number in range(count)]
+        # For records that may have killed a worker; no CPU is kept for it.
+        self._last_resort = _Slot(count, 0)
+        self._stages = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        exceptions = ray.exceptions
+        self._deaths = (exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.OutOfMemoryError)
+
+    def start(self) -> None:
+        for slot in self._slots:
+            self._start(slot)
+
+    def bound(
+        self, function: Callable[[In, C], Awaitable[Sequence[Out]]], concurrency: int
+    ) -> Callable[[In], Awaitable[Sequence[Any]]]:
+        """See `Workers.bound`; what it returns raises `Rejected` with `worker_died` too."""
+        self._stages += 1
+        stage, reference = self._stages, self._ray.put(function)
+
+        async def work(item: In) -> Sequence[Any]:
+            for deaths in range(DEATHS + 1):
+                slot = await (self._free(self._slots, concurrency) if deaths < DEATHS else self._alone())
+                actor = slot.actor
+                try:
+                    given = await _unwrapped(self._ray, actor.work.remote(stage, [reference], item))
+                except self._deaths:
+                    self._replace(slot, actor)
+                else:
+                    if isinstance(given, Exception):
+                        raise given
+                    return [msgspec.Raw(output) for output in given]
+                finally:
+                    slot.load -= 1
+                    self._notify()
+            raise Rejected("worker_died", f"{DEATHS + 1} workers died at it, the last with nothing else in work")
+
+        return work
+
+    async def close(self) -> None:
+        slots = [slot for slot in (*self._slots, self._last_resort) if slot.actor is not None]
+        for slot in slots:
+            if slot.opening is not None:
+                slot.opening.cancel()
+        closing = [asyncio.wait_for(slot.actor.close.remote(), _CLOSE_SECONDS) for slot in slots if slot.ready]
+        await asyncio.gather(*closing, return_exceptions=True)
+        for slot in slots:
+            self._ray.kill(slot.actor)
+
+    async def _free(self, slots: Sequence[_Slot], most: int) -> _Slot:
+        """The least busy worker that is ready and has fewer than `most` records in work; one more is its now."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if free := [slot for slot in slots if slot.ready and slot.load < most]:
+                chosen = min(free, key=lambda slot: slot.load)
+                chosen.load += 1
+                return chosen
+            await self._changed.wait()
+
+    async def _alone(self) -> _Slot:
+        if self._last_resort.actor is None:
+            self._start(self._last_resort)
+        return await self._free([self._last_resort], 1)
+
+    def _start(self, slot: _Slot) -> None:
+        options = _options(num_cpus=slot.cpus, max_restarts=0)
+        slot.actor = self._ray.remote(_WorkerActor).options(**options).remote(slot.number, self._recipe)
+        slot.ready = False
+        slot.opening = asyncio.create_task(self._open(slot, slot.actor))
+
+    async def _open(self, slot: _Slot, actor: Any) -> None:
+        """A worker that no machine has room for yet is waited for here, while others work."""
+        try:
+            await _unwrapped(self._ray, actor.open.remote())
+        except self._deaths as death:
+            slot.unready_deaths += 1
+            if slot.unready_deaths > DEATHS:
+                self._failure = RayUnavailable(f"worker {slot.number} died {DEATHS + 1} times as it began: {death}")
+            else:
+                self._start(slot)
+        except Exception as error:
+            self._failure = error
+        else:
+            slot.ready, slot.unready_deaths = True, 0
+        self._notify()
+
+    def _replace(self, slot: _Slot, dead: Any) -> None:
+        if slot.actor is dead:  # else another of its records has been told first
+            _log.warning("worker %d died; what it had in work is done again", slot.number)
+            with contextlib.suppress(Exception):
+                self._ray.kill(dead)  # it may live, out of reach
+            self._start(slot)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

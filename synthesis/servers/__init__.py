@@ -1,0 +1,1 @@
+"""Tool servers: collected from MCP servers, registries and OpenAPI documents, and brought to one form."""

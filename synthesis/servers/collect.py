@@ -1,0 +1,248 @@
+"""Collect: tool documents from real MCP servers, and from the relational fact tools (paper 2.1.1).
+
+Servers that do not run, of which a registry holds the document, are read in `synthesis.servers.registry`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synthesis.core.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
+from synthesis.core.stages import Rejected
+from synthesis.facts.servers import fact_servers
+from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
+
+PROJECT = "project"
+"""The git repository that the git server serves, relative to the servers' working folder."""
+CLOCK = "2026-01-15T12:00:00+00:00"
+"""The time server's clock stands still here, so that a run gives the same bytes tomorrow."""
+
+
+class ServerSource(msgspec.Struct, frozen=True):
+    """A running MCP server to read tool documents from, over stdio or streamable HTTP."""
+
+    id: str
+    title: str
+    description: str
+    domain: str
+    language: Language
+    execution: McpExecution
+
+
+class RejectedTool(msgspec.Struct, frozen=True):
+    """A tool that was left out: `reason` is counted, `detail` is one line for a person."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+class ServerDocument(msgspec.Struct, frozen=True):
+    """A server's tools as they were found: OpenAI's form, not normalised, anything may be wrong with them.
+
+    `rejected` holds what was read but could not even be brought into that form.
+    """
+
+    id: str
+    title: str
+    description: str
+    domain: str
+    language: Language
+    tools: list[Any]
+    execution: Execution
+    rejected: list[RejectedTool] = []
+
+
+_TIME = StdioExecution(
+    ["python", "-m", "synthesis.servers.pinned_clock", CLOCK, "mcp_server_time", "--local-timezone", "UTC"]
+)
+_GIT = StdioExecution(["mcp-server-git", "--repository", PROJECT])
+
+
+def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[ServerSource]:
+    """The MCP servers that are installed with this package: time and git."""
+    every = [
+        ServerSource("mcp_time", "Time", "Current time and time conversion between zones.", "time", "en", _TIME),
+        ServerSource("mcp_git", "Git", "Read a git repository.", "software", "en", _GIT),
+        ServerSource("mcp_time_zh", "时间", "查询时区的当前时间并换算时间。", "time", "zh", _TIME),
+        ServerSource("mcp_git_zh", "Git 仓库", "读取 git 仓库。", "software", "zh", _GIT),
+    ]
+    return [source for source in every if source.language in set(languages)]
+
+
+def npm_source(package: str, *arguments: str, id: str, title: str, domain: str) -> ServerSource:
+    """A server from npm that is already installed; `npx --no-install` never downloads."""
+    execution = StdioExecution(["npx", "--no-install", package, *arguments])
+    return ServerSource(id, title, title, domain, "en", execution)
+
+
+def source_key(source: ServerSource) -> str:
+    """The journal's key: a server whose command was missing is tried again once the command is there."""
+    if not isinstance(source.execution, StdioExecution):
+        return f"{source.id} {source.execution.url}"
+    if not source.execution.command:
+        return f"{source.id} missing"
+    return f"{source.id} {'found' if find_command(source.execution.command[0]) else 'missing'}"
+
+
+async def collect(source: ServerSource, connections: McpConnections) -> list[ServerDocument]:
+    """The document of one running server.
+
+    Raises:
+        Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
+    """
+    try:
+        tools = await (await connected(source.execution, connections)).list_tools()
+    except ServerUnavailable as error:
+        raise Rejected("mcp_server_unavailable", str(error)) from error
+    return [
+        ServerDocument(
+            source.id,
+            source.title,
+            source.description,
+            source.domain,
+            source.language,
+            [_as_document(tool) for tool in tools],
+            source.execution,
+        )
+    ]
+
+
+async def connected(execution: McpExecution, connections: McpConnections) -> McpConnection:
+    """The running server, which finds what it serves in its folder.
+
+    Raises:
+        Rejected: `mcp_server_unavailable`: it serves the git repository, which cannot be made.
+        ServerUnavailable: it does not start, or cannot be reached.
+    """
+    if isinstance(execution, StdioExecution) and PROJECT in execution.command:
+        make_project(connections.cwd / PROJECT)
+    return await connections.get(execution)
+
+
+def _as_document(tool: Any) -> dict[str, Any]:
+    annotations = tool.annotations
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+        "read_only": None if annotations is None else annotations.read_only_hint,
+    }
+
+
+def fact_documents(
+    languages: Iterable[Language] = ("en", "zh"), *, only: Sequence[str] = (), emulated: Sequence[str] = ()
+) -> list[ServerDocument]:
+    """The fact servers as documents.
+
+    Args:
+        only: ids of the servers to take, without the language's suffix; empty: all.
+        emulated: ids of servers of which only the document is taken: their calls go to the stateful emulator.
+
+    Raises:
+        ValueError: an id that no fact server has.
+    """
+    documents: list[ServerDocument] = []
+    for language in languages:
+        servers = {server.id.removesuffix(f"_{language}"): server for server in fact_servers(language)}
+        for field, ids in (("only", only), ("emulated", emulated)):
+            if unknown := [one for one in ids if one not in servers]:
+                raise ValueError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
+        for name, server in servers.items():
+            if only and name not in only:
+                continue
+            execution: Execution = server.execution
+            if name in emulated:
+                execution = EmulatedExecution()
+            tools: list[Any] = [tool.to_openai() for tool in server.tools]
+            documents.append(
+                ServerDocument(server.id, server.title, server.description, server.domain, language, tools, execution)
+            )
+    return documents
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The git server's repository: small, real, and the same bytes everywhere
+
+_COMMITS = (
+    ("Ada Lindgren", "Start the project", {"README.md": "# Weather\n", "weather/station.py": "STATIONS = []\n"}),
+    ("Bo Chen", "Read station files", {"weather/reader.py": "def read(path):\n    return open(path).read()\n"}),
+    ("Ada Lindgren", "Add the list of stations", {"weather/station.py": 'STATIONS = ["Oslo", "Lima"]\n'}),
+    ("Carla Diaz", "Add unit tests", {"tests/test_reader.py": "def test_read():\n    assert True\n"}),
+    ("Bo Chen", "Document the file format", {"docs/format.md": "# File format\n\nOne line a day.\n"}),
+    ("Dev Patel", "Write daily averages", {"weather/average.py": "def average(x):\n    return sum(x) / len(x)\n"}),
+)
+_BRANCHES = (
+    ("feature/charts", "Carla Diaz", "Draw a chart", {"weather/chart.py": "def chart(x):\n    return x\n"}),
+    ("feature/export", "Dev Patel", "Export to CSV", {"weather/export.py": "def export(x):\n    return x\n"}),
+    ("fix/encoding", "Ada Lindgren", "Read files as UTF-8", {"docs/encoding.md": "# Encoding\n\nUTF-8.\n"}),
+    ("docs/install", "Bo Chen", "Explain the installation", {"docs/install.md": "# Installation\n"}),
+)
+_TAGS = {"v0.1": 1, "v0.2": 3, "v1.0": 5}
+"""Tag → index of its commit on main."""
+
+
+def make_project(path: Path) -> None:
+    """Make the repository at `path` unless it is there: fixed authors and dates, so fixed hashes.
+
+    Raises:
+        Rejected: `mcp_server_unavailable`: git is not installed, or fails.
+    """
+    if (path / ".git").is_dir():
+        return
+    git = shutil.which("git")
+    if git is None:
+        raise Rejected("mcp_server_unavailable", "the git server needs the command `git`; install git")
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _fill(git, partial)
+    except subprocess.CalledProcessError as error:
+        raise Rejected(
+            "mcp_server_unavailable", f"`{' '.join(error.cmd[1:4])}` failed: {error.stderr.strip()}"
+        ) from None
+    partial.rename(path)
+
+
+def _fill(git: str, path: Path) -> None:
+    clock = 1_767_600_000  # 5 January 2026, then one commit a day
+
+    def run(*arguments: str, author: str = "Ada Lindgren") -> None:
+        mail = f"{author.split()[0].lower()}@example.org"
+        people = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER")
+                  for what, value in (("NAME", author), ("EMAIL", mail), ("DATE", f"{clock} +0000"))}  # fmt: skip
+        settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", **people}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | settings
+        subprocess.run([git, *arguments], cwd=path, env=environment, check=True, capture_output=True, text=True)
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(text.encode())
+
+    run("init", "--quiet", "--object-format=sha1", "--initial-branch=main")
+    run("config", "core.autocrlf", "false")
+    for author, message, files in _COMMITS:
+        write(files)
+        run("add", "--all", author=author)
+        run("commit", "--quiet", "--message", message, author=author)
+        clock += 86_400
+    for tag, index in _TAGS.items():
+        run("tag", tag, f"HEAD~{len(_COMMITS) - 1 - index}")
+    for branch, author, message, files in _BRANCHES:
+        run("checkout", "--quiet", "-b", branch, "main")
+        write(files)
+        run("add", "--all", author=author)
+        run("commit", "--quiet", "--message", message, author=author)
+        clock += 86_400
+    run("checkout", "--quiet", "main")
+    write({"docs/roadmap.md": "# Roadmap\n"})
+    run("add", "--all")
+    write({"README.md": "# Weather\n\nDaily averages of many stations.\n"})

@@ -1,0 +1,93 @@
+"""Servers that are there twice: crawled twice, forked, or published again under another name."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from synthesis.core.records import Language, ToolServer, ToolSpec
+from synthesis.servers.collect import RejectedTool, ServerDocument
+from synthesis.servers.normalize import NormalizedServer, normalize
+
+_Signature = tuple[str, ...]
+
+
+def normalize_all(
+    documents: Sequence[ServerDocument],
+    *,
+    min_tools: int = 3,
+    max_tools: int = 128,
+    read_only: bool = True,
+    similarity: float = 0.7,
+) -> list[NormalizedServer]:
+    """All servers in normal form, in their order, without the ones that are there twice.
+
+    Two servers of one language are the same when their tools have the same names, descriptions and parameters
+    (`duplicate_server`), and nearly the same when the share of tools with the same name and parameter names is large
+    (`near_duplicate_server`). The first is kept, so what runs goes before what is only a document.
+
+    Args:
+        documents: their ids may clash: a later one then gets a number behind it.
+        similarity: least Jaccard similarity of near duplicates, 0 to 1, over tools; above 1: none are looked for.
+    """
+    options: dict[str, Any] = {"min_tools": min_tools, "max_tools": max_tools, "read_only": read_only}
+    servers = [normalize(document, **options) for document in with_own_ids(documents)]
+    seen: dict[tuple[Language, frozenset[Any]], str] = {}
+    # Candidates share a signature; a signature that half the servers have (`search(query)`) costs no more than a count.
+    holders: dict[tuple[Language, _Signature], list[int]] = defaultdict(list)
+    sizes: list[int] = []
+    for index, one in enumerate(servers):
+        sizes.append(0)
+        if one.server is None:
+            continue
+        language = one.server.language
+        whole = (language, frozenset(_document(tool) for tool in one.server.tools))
+        signatures = {signature(tool) for tool in one.server.tools}
+        if whole in seen:
+            servers[index] = _rejected(one, one.server, "duplicate_server", f"has the tools of {seen[whole]}")
+            continue
+        shared = Counter(earlier for key in signatures for earlier in holders[language, key])
+        close = {earlier: count / (len(signatures) + sizes[earlier] - count) for earlier, count in shared.items()}
+        nearest = max(close, key=lambda earlier: (close[earlier], -earlier), default=None)
+        if nearest is not None and close[nearest] >= similarity:
+            detail = f"shares {close[nearest]:.0%} of its tools with {servers[nearest].server_id}"
+            servers[index] = _rejected(one, one.server, "near_duplicate_server", detail)
+            continue
+        seen[whole] = one.server_id
+        sizes[index] = len(signatures)
+        for key in signatures:
+            holders[language, key].append(index)
+    return servers
+
+
+def with_own_ids(documents: Sequence[ServerDocument]) -> list[ServerDocument]:
+    """The documents with an id each: `weather`, `weather_2`; ids name files, in which case makes no difference."""
+    taken: set[str] = set()
+    own: list[ServerDocument] = []
+    numbers: Counter[str] = Counter()
+    for document in documents:
+        name = document.id
+        while name.casefold() in taken:
+            numbers[document.id.casefold()] += 1
+            name = f"{document.id}_{numbers[document.id.casefold()] + 1}"
+        taken.add(name.casefold())
+        own.append(document if name == document.id else msgspec.structs.replace(document, id=name))
+    return own
+
+
+def signature(tool: ToolSpec) -> _Signature:
+    """What near duplicates share: name and parameter names, without case and order."""
+    return (tool.name.casefold(), *sorted(name.casefold() for name in tool.parameters["properties"]))
+
+
+def _document(tool: ToolSpec) -> tuple[str, str, bytes]:
+    return tool.name, tool.description, msgspec.json.encode(tool.parameters, order="deterministic")
+
+
+def _rejected(one: NormalizedServer, server: ToolServer, reason: str, detail: str) -> NormalizedServer:
+    line = f"server {server.id} {detail}"
+    more = [RejectedTool(tool.name, reason, line) for tool in server.tools]
+    return msgspec.structs.replace(one, server=None, rejected=one.rejected + more)

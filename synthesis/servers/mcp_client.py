@@ -1,0 +1,379 @@
+"""Connections to MCP servers over stdio and streamable HTTP, through the official SDK.
+
+The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
+but hold it open; requests come from any task. A connection that breaks is opened again, once a request, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import anyio
+import httpx2
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+from pydantic import ValidationError
+
+from synthesis.core.records import McpExecution, StdioExecution
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)
+_CONNECTION_CLOSED = -32000
+_SESSION_LOST = ("Session terminated", "Session not found")
+"""What the SDK's client and servers say over HTTP once the server has forgotten the session: it was started again."""
+_LEAVE_OUT = "mend the server, or leave it out of trajectories.sources"
+_PACKAGES = Path(__file__).resolve().parents[2]
+_LOG = "servers.log"
+
+
+class ServerUnavailable(Exception):
+    """A server that does not start, does not answer in time, or went away; the message names command and remedy."""
+
+
+def find_command(name: str) -> str | None:
+    """The command's path: beside the interpreter (console scripts of this environment) or else on PATH."""
+    if name == "python":
+        return sys.executable
+    beside = shutil.which(name, path=str(Path(sys.executable).parent))
+    return beside or shutil.which(name)
+
+
+class McpConnection:
+    """One running server. Use as `async with McpConnection(...) as connection`.
+
+    Args:
+        execution: over stdio, the command and what its environment adds to the SDK's safe default; over streamable
+            HTTP, the address and headers.
+        cwd: where a stdio server runs; relative paths of its arguments and calls are relative to this folder.
+        timeout_seconds: for starting or connecting (the handshake `initialize` included), and for each request.
+
+    Attributes:
+        reopened: how often the connection broke and was opened again.
+    """
+
+    def __init__(self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+        self.execution = execution
+        self.cwd = cwd
+        self.timeout_seconds = timeout_seconds
+        self.reopened = 0
+        self._client: Client | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._opening = asyncio.Lock()
+        self._entered = False
+
+    async def __aenter__(self) -> McpConnection:
+        self._entered = True
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered = False
+        await self._close()
+
+    async def list_tools(self) -> list[Any]:
+        """All tools, page by page, as the SDK's `Tool` objects.
+
+        Raises:
+            ServerUnavailable: no answer in time, pages without end, a document that the protocol does not allow, or the
+                server went away and did not come back.
+        """
+
+        async def pages(client: Client) -> list[Any]:
+            tools: list[Any] = []
+            cursor: str | None = None
+            seen: set[str] = set()
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                tools.extend(page.tools)
+                cursor = page.next_cursor
+                if not cursor:
+                    return tools
+                if cursor in seen:
+                    raise self._unavailable("its tools/list pages have no end")
+                seen.add(cursor)
+
+        try:
+            return await self._ask("tools/list", pages)
+        except ServerUnavailable:
+            raise
+        except Exception as error:  # it fails in as many ways as there are servers
+            raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """The tool's result as text, and whether the server says that the call succeeded.
+
+        Raises:
+            ServerUnavailable: the server gave no answer in time, or went away and did not come back.
+        """
+        try:
+            result = await self._ask(tool, lambda client: client.call_tool(tool, dict(arguments)))
+        except MCPError as error:
+            return error.message, False  # the protocol's own errors (unknown tool …) are answers
+        except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
+            raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
+        return _text(result), not result.is_error
+
+    async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """The answer to a request, which is made a second time where the connection broke.
+
+        Raises:
+            ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
+            MCPError: the server's own error.
+        """
+        broken: Exception | None = None
+        for _ in range(2):
+            client = self._client or await self._open_again()
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    return await request(client)
+            except TimeoutError:
+                raise self._unavailable(f"{what} did not answer in {self.timeout_seconds:g} s") from None
+            except ValidationError as error:
+                raise self._malformed(what, error) from None
+            except MCPError as error:
+                if error.code != _CONNECTION_CLOSED and error.message not in _SESSION_LOST:
+                    raise
+                broken = error
+            except _BROKEN as error:
+                broken = error
+            await self._abandon(client)
+        raise self._unavailable(f"the connection broke twice: {broken}") from broken
+
+    async def _abandon(self, broken: Client) -> None:
+        """Close a connection that broke, unless another request has done so."""
+        async with self._opening:
+            if self._client is broken:
+                await self._close()
+
+    async def _open_again(self) -> Client:
+        """For a connection that broke, and a server that could not be reached and may be back by now."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._opening.acquire()
+        except TimeoutError:
+            raise self._unavailable("it is not running") from None
+        try:
+            if self._client is None and self._entered:
+                await self._open()
+                self.reopened += 1
+                _log.warning("connected again to the MCP server `%.200s`, whose connection broke", self._address())
+            return self._client_or_raise()
+        finally:
+            self._opening.release()
+
+    async def _open(self) -> None:
+        if isinstance(self.execution, StdioExecution):
+            if not self.execution.command or find_command(self.execution.command[0]) is None:
+                raise self._unavailable(
+                    "the command is not found", "install it into this environment or put it on PATH"
+                )
+        else:
+            self._fill_in(self.execution.url, *self.execution.headers.values())
+        self.cwd.mkdir(parents=True, exist_ok=True)
+        ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._owner = asyncio.create_task(self._hold(ready, self._stop))
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                self._client = await asyncio.shield(ready)
+        except TimeoutError:
+            await self._cancel()
+            raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+
+    async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
+        stdio = isinstance(self.execution, StdioExecution)
+        try:
+            # No timeout of the client's own: it would end as an error that looks like the server's answer.
+            async with self._transport() as transport, Client(transport, read_timeout_seconds=None) as client:
+                ready.set_result(client)
+                await stop.wait()
+        except Exception as error:  # start-up fails in as many ways as there are servers
+            if not ready.done():
+                what, remedy = ("start", f"see {_LOG}") if stdio else ("connect", "check its address and headers")
+                ready.set_exception(self._unavailable(f"it did not {what}: {_innermost(error)}", remedy))
+        finally:
+            if not ready.done():  # the transport cancels this task when the server goes away in the handshake
+                ready.set_exception(self._unavailable("it went away before it was ready"))
+                ready.exception()  # seen: nobody waits for it when it was the wait that ended
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        if isinstance(self.execution, StdioExecution):
+            path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
+            parameters = StdioServerParameters(
+                command=find_command(self.execution.command[0]) or self.execution.command[0],
+                args=list(self.execution.command[1:]),
+                env={"PYTHONPATH": path, **self.execution.env},
+                cwd=str(self.cwd),
+            )
+            with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
+                yield stdio_client(parameters, errlog=errors)
+        else:
+            url, *values = self._fill_in(self.execution.url, *self.execution.headers.values())
+            headers = dict(zip(self.execution.headers, values, strict=True))
+            # Reading has no limit of its own: servers hold streams open, and each request is timed where it is made.
+            timeout = httpx2.Timeout(self.timeout_seconds, read=None)
+            async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
+                yield streamable_http_client(url, http_client=http)
+
+    def _fill_in(self, *texts: str) -> list[str]:
+        """The texts with `${NAME}` replaced from the environment."""
+
+        def value(name: re.Match[str]) -> str:
+            if name[1] not in os.environ:
+                raise self._unavailable(
+                    f"the environment variable {name[1]} is not set", "set it, as its url or headers name it"
+                )
+            return os.environ[name[1]]
+
+        return [re.sub(r"\$\{(\w+)\}", value, text) for text in texts]
+
+    async def _close(self) -> None:
+        self._stop.set()
+        self._client = None
+        if self._owner is not None:
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    await asyncio.shield(self._owner)
+            except TimeoutError:
+                await self._cancel()
+            self._owner = None
+
+    async def _cancel(self) -> None:
+        if self._owner is not None:
+            self._owner.cancel()
+            await asyncio.wait([self._owner])
+            self._owner = None
+
+    def _client_or_raise(self) -> Client:
+        if self._client is None:
+            raise self._unavailable("it is not running")
+        return self._client
+
+    def _malformed(self, what: str, error: ValidationError) -> ServerUnavailable:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        return self._unavailable(
+            f"its answer to {what} is not what the protocol wants: {place}: {first['msg']}",
+            _LEAVE_OUT,
+        )
+
+    def _unavailable(self, what: str, remedy: str = "try it by hand to see why") -> ServerUnavailable:
+        return ServerUnavailable(" ".join(f"MCP server `{self._address():.200}`: {what}; {remedy}".split()))
+
+    def _address(self) -> str:
+        execution = self.execution
+        return " ".join(execution.command) if isinstance(execution, StdioExecution) else execution.url
+
+
+ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""A command and its environment, or an address and its headers: what makes two executions the same server."""
+
+
+class Shared(Generic[K, T]):
+    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `make` returns or raises."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and _failed(task)):
+            task = self._tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(_failed)  # seen: all who waited for it may have been cancelled
+        return await asyncio.shield(task)
+
+    def made(self) -> list[T]:
+        """All that was made."""
+        return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+class McpConnections:
+    """The MCP servers of one run: each started or connected to when first called, all closed at the end.
+
+    Args:
+        cwd: the stdio servers' working folder.
+        timeout_seconds: for starting or connecting, and for each request.
+    """
+
+    def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+        self.cwd = cwd
+        self.timeout_seconds = timeout_seconds
+        self._open: Shared[ServerKey, McpConnection] = Shared()
+
+    async def __aenter__(self) -> McpConnections:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # At the same time: each may take as long as the timeout.
+        await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._open.made()))
+        self._open = Shared()
+
+    @property
+    def reopened(self) -> int:
+        """How often a connection broke and was opened again."""
+        return sum(connection.reopened for connection in self._open.made())
+
+    async def get(self, execution: McpExecution) -> McpConnection:
+        """The running server of this command or address; one that did not start the last time is tried again.
+
+        Raises:
+            ServerUnavailable: it does not start, or cannot be reached.
+        """
+        if isinstance(execution, StdioExecution):
+            key = (tuple(execution.command), tuple(sorted(execution.env.items())))
+        else:
+            key = ((execution.url,), tuple(sorted(execution.headers.items())))
+        connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
+        return await self._open.get(key, connection.__aenter__)
+
+
+def _text(result: CallToolResult) -> str:
+    """What a model can read of a result; of the rest (images, sounds) that it is there, and of which kind it is."""
+    parts: list[str] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            parts.append(block.text)
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+            parts.append(block.resource.text)
+        elif isinstance(block, ResourceLink):
+            parts.append(str(block.uri))
+        else:
+            parts.append(f"[{block.type}]")
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,330 @@
+"""Collect from registries: files of tool documents whose servers do not run here (paper 2.1.1).
+
+What a record is, is found from its content:
+
+- a row of a Smithery-style dump: `metadata.server_name`, `metadata.remote_server_response.tools`, `labels`;
+- an OpenAPI 3 document (`openapi`, `paths`);
+- a RapidAPI document (`api_list`, as ToolBench's crawl writes it);
+- a server as such: an object with `tools`, also the result of MCP's `tools/list`;
+- a list of tools in OpenAI's form, `[{"type": "function", "function": {…}}]`, or without that wrapper.
+
+Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`: one record, or a list of them) or YAML
+(`.yaml`, `.yml`: one record), each also with `.gz`; a folder stands for all such files in it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from synthesis.core.records import EmulatedExecution, Language
+from synthesis.pipeline.languages import language_of
+from synthesis.servers.collect import RejectedTool, ServerDocument
+from synthesis.servers.openapi import openapi_tools
+from synthesis.servers.schemas import Unmappable
+
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".yaml", ".yml")
+_DOMAIN = "other"
+"""Of servers whose registry does not say."""
+_TEXT = 4_000
+"""How many characters decide on a server's language."""
+
+
+class RejectedServer(msgspec.Struct, frozen=True):
+    """A record that gave no server: where it is (`file:number`), a reason that is counted, a line for a person."""
+
+    place: str
+    reason: str
+    detail: str
+
+
+@dataclass
+class RegistryRead:
+    """What was read; `read == len(documents) + len(rejected)`, always."""
+
+    read: int = 0
+    documents: list[ServerDocument] = field(default_factory=list)
+    rejected: list[RejectedServer] = field(default_factory=list)
+
+    def reasons(self) -> Counter[str]:
+        return Counter(record.reason for record in self.rejected)
+
+
+def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language] = ("en", "zh")) -> RegistryRead:
+    """The servers of all registries, in the order of the files and their records. Raises nothing for what it reads.
+
+    Args:
+        paths: files or folders; one that cannot be read is rejected as `registry_unreadable`, and the others go on.
+        languages: servers in another language, by the words of their documents, are rejected as `other_language`.
+    """
+    result = RegistryRead()
+    wanted = set(languages)
+    for path, place, record in (found for root in paths for found in _records(Path(root))):
+        result.read += 1
+        try:
+            if isinstance(record, Unmappable):
+                raise record
+            document = _document(record, path, place)
+            if document.language not in wanted:
+                raise Unmappable("other_language", f"server {document.id} is in {document.language}")
+            result.documents.append(document)
+        except Unmappable as problem:
+            result.rejected.append(RejectedServer(place, problem.reason, problem.detail))
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
+    """(file, place, record or why there is none), one after the other."""
+    try:
+        found = (
+            sorted(path for path in root.rglob("*") if path.is_file() and _suffix(path)) if root.is_dir() else [root]
+        )
+        if not found:
+            raise Unmappable("registry_unreadable", f"{root}: no {', '.join(_SUFFIXES)} in this folder")
+    except (OSError, Unmappable) as error:
+        yield root, root.name, Unmappable("registry_unreadable", str(error))
+        return
+    for path in found:
+        try:
+            yield from _file(path)
+        except (OSError, EOFError, zlib.error) as error:  # also half-way: what came before counts
+            hint = "; correct trajectories.registries" if isinstance(error, FileNotFoundError) else ""
+            yield path, path.name, Unmappable("registry_unreadable", f"{path.name}: {error}{hint}")
+
+
+def _suffix(path: Path) -> str:
+    name = path.name.lower().removesuffix(".gz")
+    return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+
+
+def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
+    suffix = _suffix(path)
+    with gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb") as file:
+        if suffix in (".jsonl", ".ndjson"):
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
+            return
+        data = file.read()
+    value = _parsed(data, _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
+    if isinstance(value, list) and value and not any(_is_tool(one) for one in value):
+        for number, record in enumerate(value, 1):
+            yield path, f"{path.name}:{number}", record
+    else:
+        yield path, path.name, value
+
+
+def _parsed(data: bytes, read: Callable[[bytes], Any]) -> Any:
+    try:
+        return read(data.removeprefix(codecs.BOM_UTF8))
+    except (msgspec.MsgspecError, yaml.YAMLError, ValueError, RecursionError) as error:
+        return Unmappable("not_json", f"{type(error).__name__}: {error}")
+
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: a large API's document takes a minute without."""
+
+
+class _Loader(_SafeLoader):
+    """YAML's values that JSON has too: a date stays the text it was written as."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _from_yaml(data: bytes) -> Any:
+    return yaml.load(data, _Loader)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+def _document(record: Any, path: Path, place: str) -> ServerDocument:
+    """The server of one record.
+
+    Raises:
+        Unmappable: `unknown_form`, `not_connected`, `no_tools`.
+    """
+    if isinstance(record, list):
+        record = {"tools": record}
+    if not isinstance(record, Mapping):
+        raise Unmappable("unknown_form", f"a record is an object or a list of tools, found {record!r:.80}")
+    metadata = record.get("metadata")
+    if isinstance(metadata, Mapping) and "remote_server_response" in metadata:
+        server = _smithery(record, metadata)
+    elif "openapi" in record or "swagger" in record:
+        server = _openapi(record)
+    elif "api_list" in record:
+        server = _rapidapi(record)
+    elif "tools" in record:
+        server = _Server(
+            _text(record.get("id")) or _text(record.get("name")),
+            _text(record.get("title")) or _text(record.get("name")),
+            _text(record.get("description")),
+            _text(record.get("domain")) or _text(record.get("category")),
+            record["tools"],
+        )
+    else:
+        keys = ", ".join(map(str, list(record)[:6]))
+        raise Unmappable(
+            "unknown_form",
+            f"none of a Smithery row, OpenAPI, RapidAPI, or an object with `tools`; its keys: {keys:.150}",
+        )
+    if not isinstance(server.tools, list):
+        raise Unmappable("unknown_form", f"`tools` is a list, found {server.tools!r:.80}")
+    if not server.tools and not server.rejected:
+        raise Unmappable("no_tools", f"server {server.title or place} lists no tool")
+    stem = path.name.split(".")[0]
+    number = place.rpartition(":")[2] if ":" in place else ""
+    own = "_".join(filter(None, (_slug(stem), number))) or "server"
+    texts = [server.title, server.description, *map(_words, server.tools)]
+    return ServerDocument(
+        _slug(server.id) or own,
+        server.title or stem,
+        server.description,
+        server.domain or _DOMAIN,
+        language_of(" ".join(texts)[:_TEXT]),
+        server.tools,
+        EmulatedExecution(),
+        server.rejected,
+    )
+
+
+@dataclass
+class _Server:
+    """What the forms have in common; texts are empty where the record has none."""
+
+    id: str
+    title: str
+    description: str
+    domain: str
+    tools: Any
+    rejected: list[RejectedTool] = field(default_factory=list)
+
+
+def _smithery(record: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Server:
+    """A row of the crawl of smithery.ai. Only what the running server answered is taken: the tools in
+    `server_info_crawled` were read off a web page, whose parameters are all texts and often not the server's.
+    """
+    response, labels = _object(metadata["remote_server_response"]), _object(record.get("labels"))
+    info = _object(metadata.get("server_info_crawled"))
+    title = _text(metadata.get("server_name"))
+    if not response.get("tools") and not response.get("is_success", True):
+        error = _text(response.get("error")) or "no reason given"
+        raise Unmappable("not_connected", f"server {title}: the crawl could not connect: {error}")
+    return _Server(
+        _text(metadata.get("original_file")).rpartition("/")[2].removesuffix(".json") or title,
+        title,
+        _text(info.get("overview")),
+        _text(labels.get("primary_label")),
+        response.get("tools"),
+    )
+
+
+def _openapi(record: Mapping[str, Any]) -> _Server:
+    version = record.get("openapi", record.get("swagger"))
+    if not (isinstance(version, str) and version.startswith("3.")):
+        raise Unmappable("unknown_form", f"OpenAPI version {version!r:.20}; convert the document to version 3")
+    info = _object(record.get("info"))
+    tools, rejected = openapi_tools(record)
+    categories = info.get("x-apisguru-categories")  # of the catalogue apis.guru
+    category = categories[0] if isinstance(categories, list) and categories else ""
+    return _Server(
+        _text(info.get("title")), _text(info.get("title")), _text(info.get("description")), _text(category),
+        tools, rejected,
+    )  # fmt: skip
+
+
+def _rapidapi(record: Mapping[str, Any]) -> _Server:
+    name = _text(record.get("tool_name")) or _text(record.get("name"))
+    listed = record["api_list"]
+    tools = [_rapidapi_tool(one) for one in listed] if isinstance(listed, list) else listed
+    return _Server(
+        _text(record.get("standardized_name")) or name,
+        _text(record.get("title")) or name,
+        _text(record.get("tool_description")) or _text(record.get("description")),
+        _text(record.get("category")),
+        tools,
+    )
+
+
+def _rapidapi_tool(one: Any) -> Any:
+    if not isinstance(one, Mapping):
+        return one
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for key in ("required_parameters", "optional_parameters"):
+        listed = one.get(key)
+        for parameter in listed if isinstance(listed, list) else []:
+            name = _text(_object(parameter).get("name"))
+            if name and name not in properties:
+                properties[name] = _rapidapi_parameter(parameter)
+                required += [name] if key == "required_parameters" else []
+    parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return {
+        "type": "function",
+        "function": {"name": one.get("name"), "description": one.get("description"), "parameters": parameters},
+    }
+
+
+_RAPIDAPI_TYPES = {"STRING": "string", "TEXT": "string", "NUMBER": "number", "INTEGER": "integer",
+                   "BOOLEAN": "boolean", "ARRAY": "array", "LIST": "array", "OBJECT": "object", "JSON": "object",
+                   "MAP": "object"}  # fmt: skip
+
+
+def _rapidapi_parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
+    """RapidAPI's types are upper-case, with more kinds of text (`DATE (YYYY-MM-DD)`, `ENUM`) than JSON Schema has."""
+    kind = _text(parameter.get("type")).upper().split(" ")[0]
+    schema: dict[str, Any] = {"type": _RAPIDAPI_TYPES.get(kind, "string")}
+    if description := _text(parameter.get("description")):
+        schema["description"] = description
+    if (example := parameter.get("default")) not in ("", None):  # what the web page's form is filled with, no default
+        schema["examples"] = [example]
+    return schema
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_tool(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return isinstance(value.get("function"), Mapping) or (
+        "name" in value and any(key in value for key in ("parameters", "input_schema", "inputSchema"))
+    )
+
+
+def _words(tool: Any) -> str:
+    function = _object(_object(tool).get("function", tool))
+    return _text(function.get("description"))
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else ""
+
+
+def _slug(text: str) -> str:
+    """In a form that names files too."""
+    return re.sub(r"[^a-z0-9_-]+", "_", text.lower()).strip("_-")[:60]

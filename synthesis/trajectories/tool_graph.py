@@ -1,0 +1,244 @@
+"""Tool graph and chains (paper, section 2.1.2): proposals → transition graph → weighted walks → verified chains."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import networkx as nx
+
+from synthesis.core.records import ToolChain, ToolServer, Verdict
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.trajectories.teacher_answers import (
+    BackTranslatedChain,
+    BackTranslatedQuery,
+    ChainVote,
+    ProposedTask,
+    TaskChainProposals,
+)
+
+
+class Proposals(msgspec.Struct, frozen=True):
+    """One answer of the teacher."""
+
+    server_id: str
+    pairs: list[ProposedTask]
+
+
+async def propose(server: ToolServer, repeat: int, *, count: int, teacher: Teacher, seed: int) -> list[Proposals]:
+    """Ask once for tasks of a server; `repeat` numbers the independent answers that together give frequencies.
+
+    Raises:
+        Rejected: `teacher_failed`.
+    """
+    variables = {"server": server, "count": count}
+    try:
+        answer = await teacher.ask(
+            TaskChainProposals,
+            variables,
+            language=server.language,
+            seed=rng_for(seed, "propose", server.id, repeat).getrandbits(31),
+        )
+    except TeacherError as error:
+        raise Rejected("teacher_failed", str(error)) from error
+    return [Proposals(server.id, answer.pairs)]
+
+
+def transition_graph(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> nx.DiGraph:
+    """The directed graph whose edge weight says how often one tool came right after another.
+
+    Nodes are all tools of the server, with `count`, how often each was proposed. A name that is not a tool breaks its
+    chain; it never makes neighbours of the tools beside it. Edges from a tool to itself are not counted.
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(tools, count=0)
+    for chain in chains:
+        before: str | None = None
+        for name in chain:
+            if name not in graph:
+                before = None
+                continue
+            graph.nodes[name]["count"] += 1
+            if before is not None and before != name:
+                weight = graph.get_edge_data(before, name, {"weight": 0})["weight"]
+                graph.add_edge(before, name, weight=weight + 1)
+            before = name
+    return graph
+
+
+def unknown_tools(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> Counter[str]:
+    """How often the chains have each name that is not a tool."""
+    known = set(tools)
+    return Counter(name for chain in chains for name in chain if name not in known)
+
+
+def random_walks(
+    graph: nx.DiGraph,
+    walks: int,
+    *,
+    min_length: int,
+    max_length: int,
+    acyclic: bool,
+    rng: random.Random,
+) -> dict[tuple[str, ...], float]:
+    """Different walks and the product of each one's transition probabilities.
+
+    A walk starts at a tool drawn by its count and follows edges drawn by weight to a length drawn from
+    [min_length, max_length]; one that ends early counts if it is long enough. With `min_length` 1 every tool is a chain
+    of its own, isolated tools included.
+
+    Args:
+        walks: how many are drawn; equal ones are kept once.
+        acyclic: never visit a tool twice.
+    """
+    if not 1 <= min_length <= max_length:
+        raise ValueError(f"min_length {min_length}, max_length {max_length}: need 1 <= min_length <= max_length")
+    found: dict[tuple[str, ...], float] = {}
+    if min_length == 1:
+        found = {(name,): 1.0 for name in graph.nodes}
+    starts = [name for name in graph.nodes if graph.out_degree(name) > 0]
+    if not starts:
+        return found
+    counts = [graph.nodes[name]["count"] for name in starts]
+    for _ in range(walks):
+        length = rng.randint(max(2, min_length), max(2, max_length)) if max_length > 1 else 1
+        walk, weight = [rng.choices(starts, counts)[0]], 1.0
+        while len(walk) < length:
+            following = {
+                name: data["weight"]
+                for name, data in graph[walk[-1]].items()
+                if name != walk[-1] and not (acyclic and name in walk)
+            }
+            if not following:
+                break
+            step = rng.choices(list(following), list(following.values()))[0]
+            weight *= following[step] / graph.out_degree(walk[-1], weight="weight")
+            walk.append(step)
+        if min_length <= len(walk) <= max_length:
+            found.setdefault(tuple(walk), weight)
+    return found
+
+
+def chains_of(server: ToolServer, walks: Mapping[tuple[str, ...], float]) -> list[ToolChain]:
+    """The walks as records that are not verified yet."""
+    return [
+        ToolChain(f"{server.id}:{'>'.join(walk)}", server.id, list(walk), weight, {}) for walk, weight in walks.items()
+    ]
+
+
+def write_graphml(graph: nx.DiGraph, path: Path) -> None:
+    """The graph as GraphML, which Gephi, yEd and networkx read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nx.write_graphml(graph, path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Verification operators: `(server, chain, teacher, seed) -> Verdict`; a chain must pass all that the config names.
+# `extra` holds what a rule-based teacher may use beside the prompt, see `tasks.write_task`.
+
+Operator = Callable[[ToolServer, ToolChain, Teacher, int], Awaitable[Verdict]]
+MakeOperator = Callable[[int, Mapping[str, Any] | None], Operator]
+"""How often the operator asks, and `extra` → the operator."""
+
+
+def vote(votes: int, extra: Mapping[str, Any] | None = None) -> Operator:
+    """Whether one sensible task needs this chain; valid when more votes say yes than no. A failed vote says neither."""
+
+    async def judge(server: ToolServer, chain: ToolChain, teacher: Teacher, seed: int) -> Verdict:
+        ballots: Counter[bool] = Counter()
+        reasons: dict[bool, str] = {}
+        variables = {"server": server, "chain": chain.tools, **(extra or {})}
+        for index in range(votes):
+            number = rng_for(seed, "vote", chain.id, index).getrandbits(31)
+            try:
+                answer = await teacher.ask(ChainVote, variables, language=server.language, seed=number)
+            except TeacherError as error:
+                reasons.setdefault(False, str(error))
+                continue
+            ballots[answer.valid] += 1
+            reasons.setdefault(answer.valid, answer.reason)
+        valid = ballots[True] > ballots[False]
+        return Verdict(valid, f"{ballots[True]} of {votes} votes: {reasons.get(valid, 'no valid vote')}")
+
+    return judge
+
+
+def back_translation(tries: int, extra: Mapping[str, Any] | None = None) -> Operator:
+    """Chain → query → chain: valid when, in most tries, the query needs the same chain, in the same order."""
+
+    async def judge(server: ToolServer, chain: ToolChain, teacher: Teacher, seed: int) -> Verdict:
+        passed, reason = 0, ""
+        for index in range(tries):
+            number = rng_for(seed, "back_translation", chain.id, index).getrandbits(31)
+            try:
+                there = await teacher.ask(
+                    BackTranslatedQuery,
+                    {"server": server, "chain": chain.tools, **(extra or {})},
+                    language=server.language,
+                    seed=number,
+                )
+                if not there.meaningful:
+                    reason = reason or there.reason
+                    continue
+                back = await teacher.ask(
+                    BackTranslatedChain,
+                    {"server": server, "query": there.query},
+                    language=server.language,
+                    seed=number,
+                )
+            except TeacherError as error:
+                reason = reason or str(error)
+                continue
+            if back.chain == chain.tools:
+                passed += 1
+            else:
+                reason = reason or f"the query {there.query!r} led back to {'>'.join(back.chain)}"
+        valid = 2 * passed > tries
+        return Verdict(valid, f"{passed} of {tries} came back" if valid else reason)
+
+    return judge
+
+
+OPERATORS: dict[str, MakeOperator] = {"vote": vote, "back_translation": back_translation}
+"""By the names that a config uses. Another check is another entry."""
+
+
+def check_operators(names: Sequence[str]) -> None:
+    """Raises `ValueError` for a name that no operator has, or one that stands there twice."""
+    for name in names:
+        if name not in OPERATORS:
+            raise ValueError(f"operators: unknown {name!r}; use {', '.join(OPERATORS)}")
+        if names.count(name) > 1:
+            # One verdict for each name: the second would hide the first.
+            raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+
+
+def make_operators(names: Sequence[str], votes: int, extra: Mapping[str, Any] | None = None) -> dict[str, Operator]:
+    """The named operators, in this order.
+
+    Raises:
+        ValueError: see `check_operators`.
+    """
+    check_operators(names)
+    return {name: OPERATORS[name](votes, extra) for name in names}
+
+
+async def verify(
+    chain: ToolChain, server: ToolServer, operators: Mapping[str, Operator], *, teacher: Teacher, seed: int
+) -> list[ToolChain]:
+    """The chain with its verdicts; operators run in order, and the first that says no ends it.
+
+    Raises:
+        Rejected: `chain_failed_<operator>`.
+    """
+    verdicts: dict[str, Verdict] = {}
+    for name, operator in operators.items():
+        verdicts[name] = await operator(server, chain, teacher, seed)
+        if not verdicts[name].valid:
+            raise Rejected(f"chain_failed_{name}", f"{chain.id}: {verdicts[name].reason}")
+    return [msgspec.structs.replace(chain, verdicts=verdicts)]

@@ -1,0 +1,337 @@
+"""The runner, the conversation with an endpoint, and our own environments behind one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from evaluation_world import Policy, Request, Say, Scripted, is_probe
+from rollout_world import make_environment
+
+from astra_jax.evaluation import preflight
+from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
+from astra_jax.evaluation.results import ItemResult
+from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
+from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item, Served
+from astra_jax.evaluation.suites import make
+from astra_jax.evaluation.suites.held_out import Environments
+from synthesis.core.chat_format import MalformedCall
+from synthesis.core.datasets import write_dataset
+from synthesis.core.endpoint import Endpoint
+from synthesis.core.records import ToolCall, ToolEnvironment
+from synthesis.core.stages import Journal, Transient
+
+GREEDY = Decoding(temperature=0.0)
+NOWHERE = Served("http://127.0.0.1:9/v1", "nobody")
+USER = [{"role": "user", "content": "How many?"}]
+
+
+class Letters:
+    """Two categories of letters; an item scores whether its letter is a vowel."""
+
+    def __init__(self, before: Callable[[Item], None] = lambda item: None) -> None:
+        self.before = before
+        self.ran: list[Item] = []
+        self.about = About(
+            name="letters",
+            title="Letters",
+            harness="none",
+            licence="none",
+            data_sha256={},
+            categories=(
+                Category(name="early", title="Early", decoding=Decoding(temperature=0.6, trials=2)),
+                Category(name="late", title="Late", decoding=Decoding(temperature=0.0, trials=3)),
+            ),
+            headline={"Letters": ("early", "late")},
+        )
+
+    async def prepare(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def ids(self, category: str) -> Sequence[str]:
+        return "abcde" if category == "early" else "tuv"
+
+    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+        self.ran.append(item)
+        self.before(item)
+        return ItemResult(
+            suite="letters",
+            category=item.category,
+            item=item.id,
+            trial=item.trial,
+            score=float(item.id in "aeiou"),
+            finish="answered",
+            sub_tasks=1,
+            steps=1,
+            calls=0,
+            prompt_tokens=1,
+            completion_tokens=1,
+            metrics={"temperature": decoding.temperature},
+        )
+
+
+async def run(suite: Letters, folder: Path, **config: object) -> list[ItemResult]:
+    with Journal(folder / "journal.sqlite") as journal:
+        return await run_suites([suite], journal=journal, config=RunConfig(**config))  # type: ignore[arg-type]
+
+
+async def test_every_item_runs_as_often_as_its_decoding_says(tmp_path) -> None:
+    suite = Letters()
+    results = await run(suite, tmp_path)
+    assert [(one.category, one.item, one.trial) for one in results] == [
+        *(("early", letter, trial) for letter in "abcde" for trial in range(2)),
+        *(("late", letter, trial) for letter in "tuv" for trial in range(3)),
+    ]
+    assert {one.category: one.metrics["temperature"] for one in results} == {"early": 0.6, "late": 0.0}
+    assert len({item.seed for item in suite.ran}) == len(suite.ran)
+    again = Letters()
+    assert await run(again, tmp_path) == results and not again.ran
+
+
+async def test_a_limited_run_goes_on_to_a_whole_one(tmp_path) -> None:
+    few = await run(Letters(), tmp_path, limit=2, trials=1)
+    assert [(one.category, one.item) for one in few] == [("early", "a"), ("early", "b"), ("late", "t"), ("late", "u")]
+    suite = Letters()
+    every = await run(suite, tmp_path)
+    assert len(suite.ran) == len(every) - len(few)
+    assert every == await run(Letters(), tmp_path / "anew")
+
+
+async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
+    await run(Letters(), tmp_path)
+    other = Letters()
+    other.about = replace(other.about, data_sha256={"letters": "others"})
+    assert len(await run(other, tmp_path)) == len(other.ran)
+    same = Letters()
+    await run(same, tmp_path)
+    assert not same.ran
+
+
+async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path) -> None:
+    def broken(item: Item) -> None:
+        if item.id == "b" or item.trial == 2:
+            raise Transient("the judge is asleep")
+
+    with pytest.raises(
+        InfrastructureFailed, match=r"letters: 5 items, such as the judge is asleep.*run\s+the same"
+    ) as e:
+        await run(Letters(broken), tmp_path, retries=0)
+    assert e.value.failed == {"letters": 5}
+    suite = Letters()
+    assert await run(suite, tmp_path) == await run(Letters(), tmp_path / "anew")
+    assert Counter((item.id, item.trial) for item in suite.ran) == Counter(
+        {("b", 0): 1, ("b", 1): 1, ("t", 2): 1, ("u", 2): 1, ("v", 2): 1}
+    )
+
+
+async def test_a_passing_failure_is_tried_again(tmp_path) -> None:
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def flaky(item: Item) -> None:
+        seen[item.id, item.trial] += 1
+        if seen[item.id, item.trial] == 1:
+            raise Transient("busy")
+
+    assert await run(Letters(flaky), tmp_path) == await run(Letters(), tmp_path / "quiet")
+    assert set(seen.values()) == {2}
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        (lambda: RunConfig(limit=0), "limit is 0"),
+        (lambda: RunConfig(trials=-1), "trials is -1"),
+        (lambda: Decoding(temperature=-1), "temperature is -1"),
+        (lambda: Decoding(temperature=1, top_p=0), "top_p is 0"),
+        (lambda: Decoding(temperature=1, extra={"seed": 3}), "extra has seed"),
+    ],
+)
+def test_bad_settings_are_refused(bad, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        bad()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The conversation
+
+
+def chat(served: Served, decoding: Decoding = GREEDY, **options: object) -> Chat:
+    endpoint = endpoint_of(served, concurrency=4, timeout_seconds=20)
+    return Chat(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
+
+
+async def test_a_conversation_sends_back_what_was_said(environment) -> None:
+    tools = [tool.spec.to_openai() for tool in environment.tools]
+
+    def script(body: Request) -> Say:
+        if len(body["messages"]) == 1:
+            calls = [("capital_of", {"country": "France"}), ("capital_of", {"country": "Japan"})]
+            return Say("Let me see.", calls, "tool_calls", more={"reasoning_content": "Both.", "refusal": None})
+        return Say("Done.")
+
+    server = Scripted(script)
+    async with server as served:
+        decoding = Decoding(temperature=0.6, top_p=0.95, top_k=20, max_tokens=9, extra={"user": "x"})
+        talk = chat(served, decoding, tools=tools)
+        assert await talk.say() == [
+            ToolCall("call_1_0", "capital_of", {"country": "France"}),
+            ToolCall("call_1_1", "capital_of", {"country": "Japan"}),
+        ]
+        assert talk.hear(["Paris", "Tokyo"])
+        assert await talk.say() == []
+        talk.ask("And now?")
+        assert await talk.say() == []
+    first, second, third = server.requests
+    sampled = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 9, "user": "x"}
+    assert sampled.items() <= first.items() and first["tools"] == tools
+    assert len({first["seed"], second["seed"], third["seed"]}) == 3
+    said = second["messages"][1]
+    assert said["reasoning_content"] == "Both." and said["content"] == "Let me see." and "refusal" not in said
+    assert second["messages"][2:] == [
+        {"role": "tool", "tool_call_id": "call_1_0", "content": "Paris"},
+        {"role": "tool", "tool_call_id": "call_1_1", "content": "Tokyo"},
+    ]
+    assert third["messages"] == talk.messages[:-1] and third["messages"][-1] == {"role": "user", "content": "And now?"}
+    assert (talk.steps, talk.calls, talk.prompt_tokens, talk.completion_tokens) == (3, 2, 30, 15)
+
+
+async def test_calls_that_cannot_be_read_are_calls() -> None:
+    bad = [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{1"}},
+        {"id": "b", "type": "function", "function": {"name": "f", "arguments": "[1]"}},
+        {"type": "function", "function": {"name": "f", "arguments": ""}},
+        {"type": "function"},
+    ]
+    async with Scripted(lambda body: Say(finish="tool_calls", more={"tool_calls": bad})) as served:
+        talk = chat(served)
+        first, second, third, fourth = await talk.say()
+        assert isinstance(first, MalformedCall) and "not JSON" in first.error
+        assert isinstance(second, MalformedCall) and "an object" in second.error
+        assert (third.name, third.arguments) == ("f", {}) and fourth.name == ""
+        assert third.id != fourth.id and talk.calls == 4
+        assert talk.hear(["1", "2", "3", "4"]) and talk.messages[-1]["tool_call_id"] == fourth.id
+
+
+async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
+    async with Scripted(lambda body: Say("I think", finish="length")) as served:
+        assert await chat(served).say() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "own_fault"),
+    [
+        ("This model's maximum context length is 64 tokens. However, you requested 80", True),  # vLLM, OpenAI
+        ("The input (80 tokens) is longer than the model's context length (64 tokens).", True),  # SGLang
+        ('messages has 80 tokens; at most 63 are taken", "code": "context_length_exceeded', True),  # ours
+        ("prompt is too long: 80 tokens > 64 maximum", True),
+        ("tools[0].type is wrong in this context", False),
+    ],
+)
+async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_evidence(said, own_fault) -> None:
+    async with Scripted(lambda body: Say("Yes.") if is_probe(body) else Say(said, status=400)) as served:
+        talk = chat(served)
+        if own_fault:
+            assert await talk.say() is None and talk.overflowed
+        else:
+            with pytest.raises(Transient, match="wrong in this context"):
+                await talk.say()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Before anything runs
+
+
+async def test_the_only_model_is_found_and_others_are_asked_for() -> None:
+    async with Scripted(lambda body: Say("Hi.")) as served:
+        assert (await preflight.check(replace(served, model=""), "endpoint")).model == "scripted"
+        with pytest.raises(EvaluationError, match=r"--user_model=other is not served by .*1 models \(scripted\)"):
+            await preflight.check(replace(served, model="other"), "user_endpoint")
+    async with Scripted(lambda body: Say("Hi."), models=("a", "b")) as served:
+        with pytest.raises(EvaluationError, match=r"serves 2 models \(a, b\); name one with --model"):
+            await preflight.check(replace(served, model=""), "endpoint")
+    with pytest.raises(EvaluationError, match=r"--judge_endpoint=.* cannot be reached .*is it up"):
+        await preflight.check(served, "judge_endpoint")
+
+
+async def test_a_wrong_key_is_said() -> None:
+    async with Scripted(lambda body: Say("Hi."), key="open sesame") as served:
+        with pytest.raises(EvaluationError, match="refuses the key .401.; give it with --user_key_file"):
+            await preflight.check(served, "user_endpoint")
+        assert (await preflight.check(replace(served, key="open sesame"), "endpoint")).key == "open sesame"
+
+
+async def test_an_endpoint_that_answers_with_errors_is_said() -> None:
+    async with Scripted(lambda body: Say("scripted failure", status=500)) as served:
+        with pytest.raises(EvaluationError, match="answered 500 .*scripted failure"):
+            await preflight.check(served, "endpoint")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Our own environments
+
+
+def held_out(folder: Path, *countries: str, split: str = "held_out") -> Path:
+    made = [make_environment(country.lower(), country) for country in countries]
+    records = [msgspec.structs.replace(one, split=split) for one in made]
+    write_dataset(folder, ToolEnvironment, records, card={})
+    return folder
+
+
+def context(policy: Served, folder: Path, pool, source: Path | None) -> Context:
+    endpoint: Endpoint = endpoint_of(policy, concurrency=8, timeout_seconds=20)
+    sources = {"environments": source} if source else {}
+    return Context(
+        policy=policy, endpoint=endpoint, models={}, harnesses=folder, sources=sources, logs=folder, sandbox=pool
+    )
+
+
+def plays(country: str, last: str) -> Policy:
+    """Looks the capital up, then `last` of it, then answers."""
+
+    def script(body: Request) -> Say:
+        heard = [json.loads(one["content"]) for one in body["messages"] if one["role"] == "tool"]
+        if not heard:
+            return Say(calls=[("capital_of", {"country": country})])
+        if len(heard) == 1:
+            return Say(calls=[(last, {"city": heard[0]["capital_of"]})])
+        return Say(f"It is {heard[1].get(last)}.")
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "last, score, irrelevant, calls",
+    [("population_of", 1.0, 0.0, 2), ("no_such_tool", 0.5, 0.5, 2)],
+)
+async def test_our_environments_are_scored_as_in_training(pool, tmp_path, last, score, irrelevant, calls) -> None:
+    async with Scripted(plays("France", last)) as served:
+        suite = Environments(context(served, tmp_path, pool, held_out(tmp_path / "data", "France")))
+        await suite.prepare()
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            results = await run_suites([suite], journal=journal, config=RunConfig(trials=3))
+    assert [one.trial for one in results] == [0, 1, 2]
+    for one in results:
+        assert one.score == pytest.approx(score, abs=1e-5) and one.metrics["irrelevant_calls"] == irrelevant
+        assert (one.finish, one.sub_tasks, one.steps, one.calls) == ("answered", 2, 3, calls)
+        assert one.completion_tokens == 15 and one.messages[-1]["content"].startswith("It is")
+    assert suite.about.data_sha256["environments"]
+
+
+async def test_data_that_cannot_be_evaluated_on_is_refused(pool, tmp_path) -> None:
+    for source, message in [
+        (None, "has no data; give the folder"),
+        (tmp_path / "none", "no dataset at"),
+        (held_out(tmp_path / "train", "France", split="train"), "1 environments are for training, such as france"),
+        (held_out(tmp_path / "empty"), "holds no environment"),
+        (held_out(tmp_path / "twice", "France", "France"), "2 environments have the id 'france'"),
+    ]:
+        with pytest.raises(EvaluationError, match=message):
+            await make("environments", context(NOWHERE, tmp_path, pool, source)).prepare()
+    with pytest.raises(EvaluationError, match="no suite 'bfcl'"):
+        make("bfcl", context(NOWHERE, tmp_path, pool, None))

@@ -1,0 +1,195 @@
+"""Adaptive batch filling over random reward streams: what must hold for every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astra_jax.rollout.episode import Episode
+from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from synthesis.core.reward import Reward
+
+
+def episode(value: float) -> Episode:
+    score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
+    return Episode("e", [1, 2], 1, [0, 1], [0.0, -1.0], [0], [], score, 1, "answered", [])
+
+
+def group(index: int, rewards: list[float], update: int = 0) -> Group:
+    return Group(index=index, environment_id="e", update=update, episodes=[episode(r) for r in rewards])
+
+
+class Stream:
+    """Groups with given rewards; those of one batch finish in a random order."""
+
+    def __init__(self, seed: int, valid_probability: float) -> None:
+        self.seed, self.probability = seed, valid_probability
+        self.index = self.update = self.under_way = self.most = 0
+        self.order = random.Random(seed)
+
+    def __call__(self):
+        index, self.index = self.index, self.index + 1
+        return self.sample(index)
+
+    async def sample(self, index: int) -> Group:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(self.order.randrange(5)):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        valid = random.Random(f"{self.seed}/{index}").random() < self.probability
+        return group(index, [0.0, 1.0] if valid else [0.5, 0.5], self.update)
+
+
+def run_updates(seed, probability, size, max_age, oversample, concurrent, updates, order_seed=0):
+    stream = Stream(seed, probability)
+    stream.order = random.Random(order_seed)
+    buffer = GroupBuffer(size, delta=0.01, max_age=max_age)
+    batches, counts = [], []
+
+    async def loop():
+        for update in range(updates):
+            stream.update = update
+            buffer.begin(update)
+            assert await fill(buffer, stream, oversample=oversample, concurrent=concurrent)
+            batches.append(buffer.take())
+            counts.append(buffer.counts)
+
+    asyncio.run(loop())
+    return stream, buffer, batches, counts
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    probability=st.sampled_from([0.1, 0.3, 0.8, 1.0]),
+    size=st.integers(1, 9),
+    max_age=st.integers(0, 2),
+    oversample=st.sampled_from([1.0, 1.25, 3.0]),
+    concurrent=st.integers(1, 20),
+)
+def test_every_stream_gives_full_fresh_batches(seed, probability, size, max_age, oversample, concurrent):
+    stream, buffer, batches, counts = run_updates(seed, probability, size, max_age, oversample, concurrent, updates=5)
+    trained = [g.index for batch in batches for g in batch]
+    assert all(len(batch) == size for batch in batches), "never a short batch"
+    assert all(g.deviation > 0.01 for batch in batches for g in batch), "only valid groups train"
+    assert len(set(trained)) == len(trained), "a group trains at most once"
+    assert all(0 <= update - g.update <= max_age for update, batch in enumerate(batches) for g in batch), "age bound"
+    assert trained == sorted(trained), "oldest first"
+    assert stream.most <= concurrent
+    # Nothing is lost: every sampled group was trained, wasted, expired, or still waits.
+    valid = sum(c.valid for c in counts)
+    assert valid == len(trained) + sum(c.expired for c in counts) + len(buffer.groups)
+    assert sum(c.sampled for c in counts) == stream.index
+    for c in counts:
+        assert c.wasted_episodes == 2 * (c.sampled - c.valid)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**6), order_seed=st.integers(1, 10**6))
+def test_batches_do_not_depend_on_the_order_of_completion(seed, order_seed):
+    arguments = (seed, 0.4, 4, 1, 1.5, 8, 3)
+    _, _, first, _ = run_updates(*arguments)
+    _, _, second, _ = run_updates(*arguments, order_seed=order_seed)
+    assert [[g.index for g in batch] for batch in first] == [[g.index for g in batch] for batch in second]
+
+
+def test_surplus_trains_one_update_late_or_is_dropped():
+    for max_age, expected in ((1, [0, 0]), (0, [1, 1])):
+        buffer = GroupBuffer(2, delta=0.0, max_age=max_age)
+        buffer.begin(0)
+        for index in range(4):
+            buffer.add(group(index, [0.0, 1.0], update=0))
+        buffer.take()
+        buffer.begin(1)
+        assert buffer.counts.expired == (0 if max_age else 2)
+        for index in range(4, 6):
+            buffer.add(group(index, [0.0, 1.0], update=1))
+        assert [g.update for g in buffer.take()] == expected
+
+
+def test_gives_up_at_max_groups_and_keeps_what_it_has():
+    buffer = GroupBuffer(3, delta=0.01, max_age=1)
+    buffer.begin(0)
+    stream = Stream(0, 0.0)
+    assert not asyncio.run(fill(buffer, stream, oversample=1.25, concurrent=4, max_groups=10))
+    assert stream.index == 10 == buffer.counts.sampled
+    with pytest.raises(ValueError, match="keep sampling"):
+        buffer.take()
+
+
+def test_failure_of_one_group_stops_the_others():
+    async def run():
+        async def sample():
+            raise RuntimeError("sandbox is gone")
+
+        buffer = GroupBuffer(3, delta=0.01, max_age=1)
+        buffer.begin(0)
+        with pytest.raises(RuntimeError, match="sandbox is gone"):
+            await fill(buffer, sample, oversample=2, concurrent=8)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def filled_by(deadline: float | None, seconds: list[float], *, size: int, concurrent: int, valid=lambda i: True):
+    """Fill a batch from groups that take `seconds`, the rest none; what entered, the counts, how long, how many ran."""
+
+    async def run():
+        started, ended = [], []
+
+        async def sample() -> Group:
+            index = len(started)
+            started.append(index)
+            await asyncio.sleep(seconds[index] if index < len(seconds) else 0.0)
+            ended.append(index)
+            return group(index, [0.0, 1.0] if valid(index) else [0.5, 0.5])
+
+        buffer = GroupBuffer(size, delta=0.01, max_age=1)
+        buffer.begin(0)
+        clock = time.monotonic()
+        options = {"oversample": 1.5, "concurrent": concurrent, "deadline_seconds": deadline}
+        assert await fill(buffer, sample, **options)
+        assert len(asyncio.all_tasks()) == 1, "nothing goes on"
+        seconds_taken = time.monotonic() - clock
+        return [one.index for one in buffer.groups], buffer.counts, seconds_taken, len(started) - len(ended)
+
+    return asyncio.run(run())
+
+
+def test_a_slow_group_holds_up_the_batch_until_the_deadline():
+    slow = [0.0, 3.0, 0.0, 0.0, 0.0, 0.0]
+    entered, counts, seconds, _ = filled_by(None, slow, size=4, concurrent=6)
+    assert entered == list(range(6)) and seconds >= 3 and counts.cancelled == 0
+    entered, counts, seconds, cut = filled_by(0.2, slow, size=4, concurrent=6)
+    assert 1 not in entered and len(entered) >= 4 and seconds < 2
+    assert counts.cancelled == cut == 1 and counts.sampled == len(entered)
+
+
+def test_at_the_deadline_slow_groups_are_replaced():
+    """All that run are stuck: without new ones the batch would never be full."""
+    entered, counts, seconds, cut = filled_by(0.2, [60.0] * 3, size=2, concurrent=16)
+    assert entered[:2] == [3, 4] and seconds < 10 and counts.cancelled == cut == 3
+    # What is valid is found among the new ones too.
+    entered, counts, _, _ = filled_by(0.2, [60.0] * 3, size=2, concurrent=16, valid=lambda i: i % 2 == 0)
+    assert set(entered) >= {4, 6} and counts.wasted_episodes > 0
+
+
+def test_a_deadline_that_is_not_reached_changes_nothing():
+    waits = [0.03, 0.0, 0.02, 0.0, 0.01]
+    assert filled_by(30.0, waits, size=3, concurrent=4)[0] == filled_by(None, waits, size=3, concurrent=4)[0]
+
+
+def test_state_round_trip():
+    buffer = GroupBuffer(1, delta=0.0, max_age=1)
+    buffer.begin(0)
+    buffer.add(group(0, [0.0, 1.0]))
+    buffer.add(group(1, [0.0, 0.3]))
+    again = GroupBuffer(1, delta=0.0, max_age=1)
+    again.load(buffer.state())
+    assert again.groups == buffer.groups and again.counts == buffer.counts

@@ -1,0 +1,511 @@
+"""GRPO: exact over packing and micro-batches, learns a bandit, resumes where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from checkpoint_world import cut_in_half
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_world import ScriptedPolicy, call, make_environment
+
+from astra_jax.evaluation.episodes import EvalConfig, evaluate
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.losses import ObjectiveConfig
+from astra_jax.grpo.packing import bucket_for, first_fit, pack
+from astra_jax.grpo.step import accumulate, grpo_optimizer, update_step, with_episode_ratio, with_old_logps
+from astra_jax.grpo.train import train
+from astra_jax.head import token_logprobs
+from astra_jax.mesh import make_mesh
+from astra_jax.models.qwen3.modules import forward, head_kernel, init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.qwen3.sharding import param_shardings
+from astra_jax.rollout.engine.engine import Engine, EngineConfig
+from astra_jax.rollout.episode import Episode, EpisodeConfig
+from astra_jax.rollout.filling import Group
+from astra_jax.rollout.policy import Sampling
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.identity import WorkdirError
+from astra_jax.run.metrics import read_metrics
+from astra_jax.run.optimizers import initial_state
+from synthesis.core.records import CodeTool
+from synthesis.core.reward import Reward
+
+MODEL = Qwen3Config(
+    vocab_size=64,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    d_ff=64,
+    tie_embeddings=True,
+    max_positions=256,
+)
+EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)
+CONFIG = GRPOConfig(
+    updates=4,
+    groups_per_batch=2,
+    group_size=4,
+    learning_rate=1e-2,
+    concurrent_groups=4,
+    episode=EPISODE,
+    row_buckets=(64, 128, 512, 800),
+    micro_batch_rows=2,
+    weight_decay=0.0,
+    checkpoint_every=2,
+)
+
+WIDE = dataclasses.replace(CONFIG, learning_rate=2e-2, micro_batch_rows=8)
+"""Used where many episodes of one length make a batch; one config, so that the programs are compiled once."""
+
+
+def make_episode(rng: np.random.Generator, value: float, length: int) -> Episode:
+    mask = [0] * 3 + (rng.random(length - 3) < 0.7).astype(int).tolist()
+    logprobs = [-float(rng.exponential(1)) if m else 0.0 for m in mask]
+    score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
+    ids = rng.integers(0, MODEL.vocab_size, length).tolist()
+    return Episode("e", ids, 3, mask, logprobs, [0], [], score, 1, "answered", [])
+
+
+def gradients_of(params, episodes, advantages, *, rows: int, packed: bool):
+    batches = pack(episodes, advantages, row_buckets=(64, 128), rows=rows, packed=packed)
+    total = jnp.float32(sum(sum(e.loss_mask) for e in episodes))
+    gradients, losses, sums = jax.tree.map(jnp.zeros_like, params), 0.0, []
+    for batch in batches:
+        gradients, loss, part, *_ = accumulate(params, gradients, batch, total, model=MODEL, config=WIDE)
+        losses += float(loss)
+        sums.append(part)
+    return gradients, losses, jax.tree.map(lambda *xs: float(sum(xs)), *sums)
+
+
+def test_packed_equals_padded_and_one_micro_batch_equals_many():
+    rng = np.random.default_rng(0)
+    params = init_params(MODEL, jax.random.key(0))
+    episodes = [make_episode(rng, float(i % 2), int(rng.integers(8, 60))) for i in range(8)]
+    advantages = rng.normal(0, 1, 8).tolist()
+    # The reference: every episode in a row of its own, all rows in one micro-batch.
+    want, want_loss, want_sums = gradients_of(params, episodes, advantages, rows=8, packed=False)
+    assert want_sums.tokens == sum(sum(e.loss_mask) for e in episodes)
+    got, loss, sums = gradients_of(params, episodes, advantages, rows=2, packed=True)
+    assert loss == pytest.approx(want_loss, rel=1e-5, abs=1e-6)
+    np.testing.assert_allclose(jax.tree.leaves(sums), jax.tree.leaves(want_sums), rtol=1e-4)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+ALTERNATIVES = {
+    "paper": ObjectiveConfig(),
+    "dr_grpo": ObjectiveConfig(advantage="mean", normalisation="fixed", fixed_tokens=40),
+    "gspo": ObjectiveConfig(ratio="sequence", normalisation="episode", clip_low=0.003, clip_high=0.004),
+    "group, sequence correction": ObjectiveConfig(tis="sequence", tis_cap=1.5, normalisation="group"),
+}
+
+
+def random_groups(seed: int, groups: int = 4) -> list[Group]:
+    rng = np.random.default_rng(seed)
+
+    def episode() -> Episode:
+        one = make_episode(rng, float(rng.random()), int(rng.integers(8, 60)))
+        # As a random model says them, nearly: the product of an episode's weights is neither 0 nor always truncated.
+        logprobs = [float(rng.normal(-np.log(MODEL.vocab_size), 0.2)) if m else 0.0 for m in one.loss_mask]
+        return msgspec.structs.replace(one, logprobs=logprobs)
+
+    return [Group(i, "e", 0, [episode() for _ in range(rng.integers(2, 5))]) for i in range(groups)]
+
+
+def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=None, buckets=(64,)):
+    """Weights and metrics after an update of random groups, far enough from the old ones that ratios are clipped."""
+    config = dataclasses.replace(
+        CONFIG,
+        groups_per_batch=4,
+        objective=objective,
+        micro_batch_rows=rows,
+        mini_batches=mini_batches,
+        learning_rate=3e-2,
+        eps=1e-3,  # without it Adam's first step is the gradient's sign, which rounding decides
+        row_buckets=(*buckets, 1024),
+    )
+    shardings = None if mesh is None else param_shardings(WIDER, mesh)
+    state = initial_state(init_params(WIDER, jax.random.key(0)), grpo_optimizer(config), shardings)
+    params, _, metrics = update_step(*state, random_groups(0), WIDER, config, mesh=mesh)
+    return jax.device_get(params), metrics
+
+
+WIDER = dataclasses.replace(MODEL, n_layers=1, n_heads=8, n_kv_heads=4, d_model=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: str) -> None:
+    objective = ALTERNATIVES[name]
+    want, want_metrics = stepped(objective, rows=16, mini_batches=2)
+    if name in ("paper", "gspo"):
+        shares = want_metrics["clipped_low_share"], want_metrics["clipped_high_share"]
+        assert max(shares) > 0, "the second mini-batch's ratios are not 1"
+    start = init_params(WIDER, jax.random.key(0))
+    assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
+    mesh = make_mesh(fsdp=2, context=2, tensor=2)
+    for changes in ({"rows": 1, "buckets": (64, 128)}, {"rows": 2, "buckets": (256,)}, {"rows": 2, "mesh": mesh}):
+        got, metrics = stepped(objective, mini_batches=2, **changes)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+        for figure in (
+            "loss",
+            "gradient_norm",
+            "mismatch_kl",
+            "tis_clipped_share",
+            "clipped_low_share",
+            "clipped_high_share",
+        ):
+            assert metrics[figure] == pytest.approx(want_metrics[figure], rel=2e-3, abs=1e-5), figure
+
+
+def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
+    """Old logprobs, mismatch and ratio of packed rows are those of each episode alone."""
+    objective = ObjectiveConfig(ratio="sequence", tis="sequence")
+    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_rows=4, row_buckets=(64, 1024))
+    old, new = init_params(MODEL, jax.random.key(0)), init_params(MODEL, jax.random.key(1))
+    episodes = [episode for group in random_groups(3) for episode in group.episodes]
+    wide = dataclasses.replace(config, row_buckets=(128, 1024))
+
+    def prepared(config, episodes):
+        (batch,) = pack(episodes, [0.0] * len(episodes), row_buckets=config.row_buckets[:1], rows=8)
+        batch = with_old_logps(old, batch, model=MODEL, config=config)
+        return jax.device_get(with_episode_ratio(new, batch, model=MODEL, config=config))
+
+    batch = prepared(wide, episodes)
+    found = 0
+    for episode in episodes:
+        alone = prepared(config, [episode])
+        n = len(episode.token_ids) - 1
+        sampled = np.array(episode.loss_mask[1:]) > 0
+        change = logprobs_of(new, episode) - logprobs_of(old, episode)
+        mismatch = logprobs_of(old, episode) - np.array(episode.logprobs[1:])
+        np.testing.assert_allclose(alone.episode_log_ratio_bt[0, :n], change[sampled].mean(), atol=1e-5)
+        np.testing.assert_allclose(alone.episode_mismatch_bt[0, :n], mismatch[sampled].sum(), atol=1e-4)
+        for row in range(8):
+            for segment in range(1, batch.segment_ids_bt[row].max() + 1):
+                at = batch.segment_ids_bt[row] == segment
+                if batch.tokens_bt[row][at].tolist() == episode.token_ids[:-1]:
+                    found += 1
+                    for name in ("old_logps_bt", "episode_log_ratio_bt", "episode_mismatch_bt"):
+                        packed, single = getattr(batch, name)[row][at], getattr(alone, name)[0, :n]
+                        np.testing.assert_allclose(packed, single, atol=1e-4)
+    assert found == len(episodes)
+
+
+def logprobs_of(params, episode: Episode) -> np.ndarray:
+    n = len(episode.token_ids)
+    ids = jnp.asarray([episode.token_ids + [0] * (65 - n)])
+    return np.asarray(_logprobs(params, ids)[0, : n - 1])
+
+
+@jax.jit
+def _logprobs(params, ids):
+    x_btd, _ = forward(params, MODEL, ids, jnp.arange(65)[None], jnp.ones_like(ids))
+    return token_logprobs(x_btd[:, :-1], head_kernel(params, MODEL), ids[:, 1:])[0]
+
+
+@settings(max_examples=50)
+@given(lengths=st.lists(st.integers(4, 128), min_size=1, max_size=30), rows=st.integers(1, 5), seed=st.integers(0, 99))
+def test_packing_keeps_every_token_once(lengths, rows, seed):
+    rng = np.random.default_rng(seed)
+    episodes = [make_episode(rng, 0.0, n) for n in lengths]
+    batches = pack(episodes, list(range(len(episodes))), row_buckets=(64, 128), rows=rows)
+    found = {}
+    for batch in batches:
+        assert batch.tokens_bt.shape == (rows, bucket_for(max(lengths) - 1, (64, 128)))
+        for row in range(rows):
+            for segment in range(1, batch.segment_ids_bt[row].max() + 1):
+                at = np.flatnonzero(batch.segment_ids_bt[row] == segment)
+                assert (np.diff(at) == 1).all() and batch.positions_bt[row][at].tolist() == list(range(len(at)))
+                index = int(batch.advantages_bt[row][at[0]])
+                ids = [*batch.tokens_bt[row][at].tolist(), int(batch.targets_bt[row][at[-1]])]
+                assert index not in found and ids == episodes[index].token_ids
+                assert batch.targets_bt[row][at].tolist() == ids[1:]
+                assert batch.mask_bt[row][at].tolist() == episodes[index].loss_mask[1:]
+                np.testing.assert_allclose(batch.sampler_logps_bt[row][at], episodes[index].logprobs[1:], rtol=1e-6)
+                found[index] = ids
+        assert not batch.mask_bt[batch.segment_ids_bt == 0].any()
+    assert len(found) == len(episodes)
+    assert all(sum(lengths[i] for i in row) <= 128 for row in first_fit(lengths, 128))
+
+
+def test_too_long_an_episode_is_refused():
+    with pytest.raises(ValueError, match="raise the largest row bucket"):
+        pack([make_episode(np.random.default_rng(0), 0.0, 200)], [1.0], row_buckets=(64, 128), rows=1)
+
+
+def test_a_bandit_is_learnt():
+    """Real engine, real update; the reward is the share of even tokens: ten updates raise it from 0.5 to over 0.85."""
+    prompt = [1, 2, 3]
+
+    async def learn() -> tuple[list[float], float]:
+        params = init_params(MODEL, jax.random.key(0))
+        opt_state = grpo_optimizer(WIDE).init(params)
+        means, worst = [], 0.0
+        async with Engine(jax.tree.map(jnp.copy, params), MODEL, EngineConfig(slots=32, max_length=32)) as engine:
+            for update in range(10):
+                jobs = [
+                    engine.generate(prompt, Sampling(max_tokens=12, stop_ids=(), seed=update * 100 + i))
+                    for i in range(32)
+                ]
+                completions = await asyncio.gather(*jobs)
+                episodes = []
+                for c in completions:
+                    value = float(np.mean([t % 2 == 0 for t in c.token_ids]))
+                    score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
+                    mask, logprobs = [0] * 3 + [1] * 12, [0.0] * 3 + c.logprobs
+                    ids = prompt + c.token_ids
+                    episodes.append(Episode("b", ids, 3, mask, logprobs, [update], [], score, 1, "answered", []))
+                means.append(float(np.mean([e.reward for e in episodes])))
+                groups = [Group(i, "b", update, episodes[i * 8 : i * 8 + 8]) for i in range(4)]
+                params, opt_state, metrics = update_step(params, opt_state, groups, MODEL, WIDE)
+                worst = max(worst, metrics["mismatch_abs"])
+                await engine.update(params, update + 1)
+        return means, worst
+
+    means, mismatch = asyncio.run(learn())
+    assert means[0] < 0.6 and means[-1] > 0.85, means
+    assert mismatch < 1e-4, "on policy, sampler and trainer agree"
+
+
+def by_seed(session: str, turn: int, seed: int) -> str:
+    """Half of the episodes solve the first sub-question of France, the others answer at once."""
+    return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
+
+
+def model_for(tokenizer) -> Qwen3Config:
+    return dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size, max_positions=1024)
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, async_steps):
+    model = model_for(chat_tokenizer)
+    params = init_params(model, jax.random.key(1))
+    environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
+
+    async def run(workdir, policy_type=ScriptedPolicy, **changes):
+        policy = policy_type(chat_tokenizer, by_seed)
+        config = dataclasses.replace(CONFIG, async_steps=async_steps, **changes)
+        result = await train(
+            config, model, params, environments, chat_tokenizer, pool, workdir, engine=policy, progress=False
+        )
+        assert policy.version == result.updates == 4
+        return result
+
+    class DiesAtThree(ScriptedPolicy):
+        async def update(self, params, version):
+            if version == 3:
+                raise ConnectionError("the server is gone")
+            await super().update(params, version)
+
+    straight = await run(tmp_path / "straight")
+    with pytest.raises(ConnectionError):
+        await run(tmp_path / "resumed", DiesAtThree)
+    resumed = await run(tmp_path / "resumed")  # from the checkpoint after update 2
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), straight.params, params)
+    assert max(jax.tree.leaves(moved)) > 1e-3
+    rows = [read_metrics(tmp_path / name / "metrics") for name in ("straight", "resumed")]
+    assert [[r["step"] for r in run] for run in rows] == [[1, 2, 3, 4]] * 2
+    for a, b in zip(*rows, strict=True):
+        same = [k for k in a if not k.startswith(("seconds/", "tokens_per_second/"))]
+        assert {k: a[k] for k in same} == {k: b[k] for k in same}
+    assert rows[0][0]["rollout/calls"] > 0 and 0 < rows[0][0]["rollout/reward"] < 1
+    assert len(resumed.history) == 2
+    assert (await run(tmp_path / "resumed")).history == []
+    cut_in_half(tmp_path / "resumed" / "checkpoints" / "states" / "4")
+    again = await run(tmp_path / "resumed")  # from the one before
+    assert len(again.history) == 2
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(WorkdirError, match="grpo.objective.clip_low is 0.2 there, 0.1 here"):
+        await run(tmp_path / "resumed", objective=ObjectiveConfig(clip_low=0.1))
+
+
+async def trained(config, pool, tokenizer, workdir, engine, environments=None):
+    """`train` of a small random model on France."""
+    model = model_for(tokenizer)
+    params = init_params(model, jax.random.key(1))
+    environments = environments or [make_environment()]
+    return await train(config, model, params, environments, tokenizer, pool, workdir, engine=engine, progress=False)
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, monkeypatch, async_steps):
+    """That of its update when strictly online, the one before when rollouts go on during updates."""
+    seen = []
+
+    def spy(params, opt_state, groups, *arguments, **options):
+        seen.append({(group.update, version) for group in groups for e in group.episodes for version in e.versions})
+        return update_step(params, opt_state, groups, *arguments, **options)
+
+    class Slow(ScriptedPolicy):
+        async def generate(self, *arguments, **options):
+            await asyncio.sleep(0.01)  # so that an update of the weights could come in between
+            return await super().generate(*arguments, **options)
+
+    monkeypatch.setattr("astra_jax.grpo.train.update_step", spy)
+    config = dataclasses.replace(CONFIG, async_steps=async_steps, surplus_max_age=0, episodes_every=2)
+    result = await trained(config, pool, chat_tokenizer, tmp_path, Slow(chat_tokenizer, by_seed))
+    drawn = [0, 1, 2, 3] if async_steps == 0 else [0, 0, 1, 2]
+    assert seen == [{(version, version)} for version in drawn]
+    assert [row["filling/mean_age"] for row in result.history] == [i - v for i, v in enumerate(drawn)]
+    pages = sorted(path.name for path in (tmp_path / "episodes").iterdir())
+    assert pages == ["update_00002.html", "update_00004.html"]
+
+
+async def test_rollouts_during_the_update_cut_the_step(pool, chat_tokenizer, tmp_path, monkeypatch):
+    """A server that takes as long for its rollouts as the update's device does: two thirds of the time, for both.
+
+    Both are waited for, so that the time does not depend on what else this machine does.
+    """
+    seconds = 0.6
+
+    def update(*arguments, **options):
+        time.sleep(seconds)
+        return update_step(*arguments, **options)
+
+    class Remote(ScriptedPolicy):
+        async def generate(self, *arguments, **options):
+            await asyncio.sleep(seconds / 2)  # an episode has two turns
+            return await super().generate(*arguments, **options)
+
+    async def step(name: str, **changes) -> float:
+        changed = dataclasses.replace(CONFIG, updates=5, checkpoint_every=100, **changes)
+        result = await trained(changed, pool, chat_tokenizer, tmp_path / name, Remote(chat_tokenizer, by_seed))
+        rows = result.history[1:-1]  # the first compiles, the last has no rollouts beside it
+        return float(np.median([row["seconds/step"] for row in rows]))
+
+    monkeypatch.setattr("astra_jax.grpo.train.update_step", update)
+    online, overlapped = await step("online"), await step("overlapped", async_steps=1)
+    assert overlapped < 0.8 * online, (overlapped, online)
+
+
+async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, chat_tokenizer, tmp_path):
+    """The update donates the arrays that it trains: the engine must have its own."""
+    script = ScriptedPolicy(chat_tokenizer, by_seed)
+
+    class Both(Engine):
+        async def generate(self, token_ids, sampling, *, session=""):
+            real = await super().generate(token_ids, sampling, session=session)  # uses the weights
+            assert real.token_ids
+            completion = await script.generate(token_ids, sampling, session=session)
+            return dataclasses.replace(completion, policy_version=real.policy_version)
+
+        def release(self, session):
+            super().release(session)
+            script.release(session)
+
+    model = model_for(chat_tokenizer)
+    params = init_params(model, jax.random.key(1))
+    config = dataclasses.replace(CONFIG, async_steps=1)
+    async with Both(params, model, EngineConfig(slots=16, max_length=1024)) as engine:
+        result = await trained(config, pool, chat_tokenizer, tmp_path, engine)
+    assert result.updates == 4 and engine.version == 4
+
+
+async def test_pages_show_episodes(pool, chat_tokenizer, tmp_path):
+    def script(session: str, turn: int, seed: int) -> str:
+        return by_seed(session, turn, seed) if seed % 2 else "<b>no</b>"
+
+    config = dataclasses.replace(CONFIG, updates=1, episodes_every=1)
+    await trained(config, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, script))
+    page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8")
+    assert "How many people live in the capital of France?" in page and "capital_of(" in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page and "<b>no</b>" not in page and "<script" not in page
+    assert "Reward 0.67" in page and "Reward 0.00" in page and "train/gradient_norm" in page
+
+
+async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(pool, chat_tokenizer, tmp_path):
+    good = make_environment()
+    capital, population = good.tools
+    broken = CodeTool(capital.spec, "def capital_of(country):\n    raise OSError('no disk')\n")
+    wrong = CodeTool(capital.spec, "def capital_of(country):\n    return 'Lyon'\n")
+    for tools, message in (
+        ([broken, population], r"environment france: its tool capital_of, called with .*France.* fails .*no disk"),
+        ([wrong, population], r"its tool capital_of, .* does not give the answer to its sub-question 1"),
+        ([population], "it has no tool capital_of"),
+    ):
+        environments = [good, msgspec.structs.replace(good, tools=tools)]
+        with pytest.raises(ValueError, match=message):
+            await trained(CONFIG, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, by_seed), environments)
+
+
+async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
+    model = model_for(chat_tokenizer)
+    params = init_params(model, jax.random.key(1))
+    config = dataclasses.replace(CONFIG, max_groups_per_update=3)
+    policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: "No.")
+    arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
+    result = await train(*arguments, engine=policy, progress=False)
+    assert (result.stopped, result.updates) == ("exhausted", 0)
+    np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
+    with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
+        assert checkpointer.latest() == 0  # what comes after finds weights
+    with pytest.raises(ValueError, match="at least one environment"):
+        await train(config, model, params, [], chat_tokenizer, pool, tmp_path, engine=policy)
+
+
+async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
+    """Random weights score nothing, but everything is real: engine, sandbox, filling; it ends exhausted."""
+    model = model_for(chat_tokenizer)
+    episode = dataclasses.replace(EPISODE, max_response_tokens=40)
+    config = dataclasses.replace(CONFIG, max_groups_per_update=2, episode=episode)
+    params = init_params(model, jax.random.key(2))
+    result = await train(config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path, progress=False)
+    assert result.stopped == "exhausted"
+
+
+async def test_evaluate(pool, chat_tokenizer):
+    environments = [make_environment("a"), make_environment("b", "Japan")]
+    config = EvalConfig(episodes_per_environment=3, episode=EPISODE, temperature=0.0)
+    policy = ScriptedPolicy(
+        chat_tokenizer, lambda session, turn, seed: "No." if turn else call("capital_of", country="France")
+    )
+    result = await evaluate(policy, environments, chat_tokenizer, pool, config=config, progress=False)
+    # France: 1 of 2 in 1 call, F1 2/3; Japan: none. Each calls a tool that both questions need.
+    assert result.f1 == pytest.approx(1 / 3, abs=1e-5)
+    assert (result.episodes, result.voided, result.recall, result.mean_calls, result.mean_turns) == (6, 0, 0.25, 1, 2)
+    assert result.by_structure == {"multi_hop": pytest.approx(1 / 3, abs=1e-5)}
+    assert result.irrelevant_share == 0
+    policy = ScriptedPolicy(
+        chat_tokenizer,
+        lambda session, turn, seed: (
+            "No." if turn else call("mayor_of", city="Paris") + call("capital_of", country="France")
+        ),
+    )
+    both = await evaluate(policy, environments, chat_tokenizer, pool, config=config, progress=False)
+    assert both.irrelevant_share == 0.5 and both.mean_calls == 2
+    low, high = result.f1_interval
+    assert 0 <= low < result.f1 < high <= 1
+    with pytest.raises(ValueError, match="at least one environment"):
+        await evaluate(policy, [], chat_tokenizer, pool, config=config)
+
+
+def test_bad_configs_are_refused():
+    with pytest.raises(ValueError, match="group_size is 1"):
+        dataclasses.replace(CONFIG, group_size=1)
+    with pytest.raises(ValueError, match="temperature"):
+        dataclasses.replace(CONFIG, episode=dataclasses.replace(EPISODE, temperature=0.0))
+    with pytest.raises(ValueError, match="row_buckets"):
+        dataclasses.replace(CONFIG, row_buckets=(64,))
+    with pytest.raises(ValueError, match="max_groups_per_update is 1, groups_per_batch 2: no batch could be filled"):
+        dataclasses.replace(CONFIG, max_groups_per_update=1)
+    with pytest.raises(ValueError, match="delta is 0.5: .* no batch could be filled"):
+        dataclasses.replace(CONFIG, delta=0.5)
+    with pytest.raises(ValueError, match="mini_batches is 3, which does not divide groups_per_batch"):
+        dataclasses.replace(CONFIG, mini_batches=3)
+    with pytest.raises(ValueError, match="deadline_seconds is 0"):
+        dataclasses.replace(CONFIG, deadline_seconds=0)

@@ -1,0 +1,320 @@
+"""The embedded engine equals a plain forward loop, whatever is batched, cached, copied or evicted around a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astra_jax.head import token_logprobs
+from astra_jax.models.qwen3.modules import forward, head_kernel, init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
+from astra_jax.rollout.engine.sampling import draw
+from astra_jax.rollout.policy import Completion, Sampling
+
+MODEL = Qwen3Config(
+    vocab_size=61,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=16,
+    d_ff=48,
+    tie_embeddings=True,
+    max_positions=256,
+)
+SHAPES = EngineConfig(slots=5, max_length=128, prefill_chunk=8, decode_chunk=4, min_window=64)
+LENGTH = 128
+
+
+@pytest.fixture(scope="module")
+def params():
+    # Larger than the usual initialisation, so that the distributions are far from uniform.
+    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, init_params(MODEL, jax.random.key(0)))
+
+
+@jax.jit
+def hidden(params, tokens_bt, lengths_b):
+    positions_bt = jnp.broadcast_to(jnp.arange(LENGTH), tokens_bt.shape)
+    segments_bt = (positions_bt < lengths_b[:, None]).astype(jnp.int32)
+    return forward(params, MODEL, tokens_bt, positions_bt, segments_bt)[0]
+
+
+def row(ids: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((1, LENGTH), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids)), jnp.asarray([len(ids)])
+
+
+def greedy(params, prompt: Sequence[int], steps: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(steps):
+        x_btd = hidden(params, *row(ids))
+        ids.append(int(jnp.argmax(x_btd[0, len(ids) - 1] @ head_kernel(params, MODEL))))
+    return ids[len(prompt) :]
+
+
+def trainer_logps(params, prompt: Sequence[int], new: Sequence[int], temperature: float) -> np.ndarray:
+    ids = [*prompt, *new]
+    tokens, lengths = row(ids)
+    targets = jnp.roll(tokens, -1, axis=1)
+    logps, _ = token_logprobs(
+        hidden(params, tokens, lengths), head_kernel(params, MODEL), targets, temperature=temperature
+    )
+    return np.asarray(logps[0, len(prompt) - 1 : len(ids) - 1])
+
+
+def prompts(count: int, seed: int = 0, low: int = 1, high: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, MODEL.vocab_size, rng.integers(low, high)).tolist() for _ in range(count)]
+
+
+def sampling(seed: int = 0, **changes) -> Sampling:
+    return Sampling(**({"max_tokens": 12, "stop_ids": (), "seed": seed} | changes))
+
+
+def run(params, work):
+    """Run the coroutine function `work(engine)` with a fresh engine."""
+
+    async def main():
+        async with Engine(params, MODEL, SHAPES) as engine:
+            return await asyncio.wait_for(work(engine), 120)
+
+    return asyncio.run(main())
+
+
+async def all_of(engine: Engine, texts: Sequence[Sequence[int]], **changes) -> list[Completion]:
+    return await asyncio.gather(*(engine.generate(p, sampling(i, **changes)) for i, p in enumerate(texts)))
+
+
+def test_greedy_equals_plain_forward_loop(params):
+    texts = prompts(11)  # more than slots, some longer than several prefill chunks
+    got = run(params, lambda engine: all_of(engine, texts, temperature=0.0))
+    for text, completion in zip(texts, got, strict=True):
+        assert completion.token_ids == greedy(params, text, 12)
+        assert completion.finish == "length"
+        np.testing.assert_allclose(
+            completion.logprobs, trainer_logps(params, text, completion.token_ids, 1.0), atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+def test_sampler_logprobs_equal_trainer_logprobs(params, temperature):
+    texts = prompts(9, seed=1)
+    got = run(params, lambda engine: all_of(engine, texts, temperature=temperature))
+    for text, completion in zip(texts, got, strict=True):
+        want = trainer_logps(params, text, completion.token_ids, temperature)
+        np.testing.assert_allclose(completion.logprobs, want, atol=1e-4)
+
+
+def test_a_request_does_not_depend_on_its_neighbours(params):
+    text = prompts(1, seed=2)[0]
+    alone = run(params, lambda engine: engine.generate(text, sampling(99)))
+
+    async def crowded(engine):
+        others = asyncio.gather(*(engine.generate(p, sampling(i, top_p=0.9)) for i, p in enumerate(prompts(8, 3))))
+        await asyncio.sleep(0)
+        mine = await engine.generate(text, sampling(99))
+        await others
+        return mine
+
+    assert run(params, crowded).token_ids == alone.token_ids
+    assert run(params, lambda engine: engine.generate(text, sampling(98))).token_ids != alone.token_ids
+
+
+def test_turns_prefill_only_new_tokens(params):
+    text, extra = prompts(2, seed=4, low=20)
+
+    async def turns(engine):
+        first = await engine.generate(text, sampling(5), session="a")
+        before = engine.stats.snapshot()
+        second = await engine.generate([*text, *first.token_ids, *extra], sampling(5), session="a")
+        return first, second, engine.stats.since(before)
+
+    first, second, stats = run(params, turns)
+    whole = [*text, *first.token_ids, *extra]
+    # The last sampled token was never fed, and the last prompt token is fed by decoding: exactly `extra` many remain.
+    assert stats.prefilled_tokens == len(extra)
+    fresh = run(params, lambda engine: engine.generate(whole, sampling(5)))
+    assert second.token_ids == fresh.token_ids
+    np.testing.assert_allclose(second.logprobs, fresh.logprobs, atol=1e-5)
+
+
+def test_session_with_another_prefix_is_prefilled_again(params):
+    text, other = prompts(2, seed=6, low=20)
+
+    async def turns(engine):
+        await engine.generate(text, sampling(1), session="a")
+        return await engine.generate([*text[:7], *other], sampling(2), session="a")
+
+    fresh = run(params, lambda engine: engine.generate([*text[:7], *other], sampling(2)))
+    assert run(params, turns).token_ids == fresh.token_ids
+
+
+def test_a_groups_prompt_is_prefilled_once(params):
+    text = prompts(1, seed=7, low=39, high=40)[0]
+
+    async def group(engine):
+        got = await asyncio.gather(*(engine.generate(text, sampling(i), session=f"g{i}") for i in range(5)))
+        return got, engine.stats.snapshot()
+
+    got, stats = run(params, group)
+    assert stats.prefilled_tokens == len(text) - 1
+    assert stats.copied_tokens == 4 * (len(text) - 1)
+    for i, completion in enumerate(got):
+        want = run(params, lambda engine, i=i: engine.generate(text, sampling(i)))
+        assert completion.token_ids == want.token_ids
+        np.testing.assert_allclose(completion.logprobs, want.logprobs, atol=1e-5)
+    assert len({tuple(c.token_ids) for c in got}) > 1
+
+
+def test_more_sessions_than_slots(params):
+    texts = prompts(13, seed=8, low=17)
+
+    async def two_turns(engine, i, text):
+        first = await engine.generate(text, sampling(i, max_tokens=5), session=str(i))
+        await asyncio.sleep(0.001 * (i % 3))
+        both = [*text, *first.token_ids]
+        second = await engine.generate([*both, 1, 2, 3], sampling(i, max_tokens=5), session=str(i))
+        engine.release(str(i))
+        return [*both, 1, 2, 3, *second.token_ids], second.logprobs
+
+    async def everyone(engine):
+        got = await asyncio.gather(*(two_turns(engine, i, text) for i, text in enumerate(texts)))
+        return got, engine.stats.evictions
+
+    got, evictions = run(params, everyone)
+    assert evictions > 0
+    for ids, logprobs in got:
+        np.testing.assert_allclose(logprobs, trainer_logps(params, ids[:-5], ids[-5:], 1.0), atol=1e-4)
+
+
+def test_update_swaps_weights_and_drops_the_cache(params):
+    other = jax.tree.map(lambda x: x * 0.9, params)
+    text = prompts(1, seed=9, low=30)[0]
+
+    async def across(engine):
+        running = asyncio.ensure_future(engine.generate(text, sampling(1, max_tokens=40), session="a"))
+        await asyncio.sleep(0.01)
+        update = asyncio.ensure_future(engine.update(other, 7))
+        await asyncio.sleep(0)
+        late = asyncio.ensure_future(engine.generate(text, sampling(1, max_tokens=40), session="b"))
+        await update
+        return await running, await late
+
+    before, after = run(params, across)
+    assert (before.policy_version, after.policy_version) == (0, 7)
+    np.testing.assert_allclose(before.logprobs, trainer_logps(params, text, before.token_ids, 1.0), atol=1e-4)
+    np.testing.assert_allclose(after.logprobs, trainer_logps(other, text, after.token_ids, 1.0), atol=1e-4)
+
+
+def test_stop_and_length_limits(params):
+    text = prompts(1, seed=10, low=10)[0]
+    free = run(params, lambda engine: engine.generate(text, sampling(3, max_tokens=30)))
+    stop = free.token_ids[9]
+    stopped = run(params, lambda engine: engine.generate(text, sampling(3, max_tokens=30, stop_ids=(60_000, stop))))
+    cut = free.token_ids.index(stop) + 1
+    assert stopped.finish == "stop" and stopped.token_ids == free.token_ids[:cut]
+    # Exactly to the end of the cache.
+    full = run(params, lambda engine: engine.generate(text, sampling(3, max_tokens=1000)))
+    assert full.finish == "length" and len(text) + len(full.token_ids) == SHAPES.max_length
+    np.testing.assert_allclose(full.logprobs, trainer_logps(params, text, full.token_ids, 1.0), atol=1e-4)
+
+
+def test_cancelled_requests_free_their_slots(params):
+    text = prompts(1, seed=11, low=30)[0]
+
+    async def cancel(engine):
+        doomed = [asyncio.ensure_future(engine.generate(text, sampling(i, max_tokens=90))) for i in range(8)]
+        await asyncio.sleep(0.02)
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+        return await engine.generate(text, sampling(3))
+
+    assert run(params, cancel).token_ids == run(params, lambda e: e.generate(text, sampling(3))).token_ids
+
+
+def test_a_stream_is_the_completion_in_parts_and_frees_its_slot_when_closed(params):
+    text = prompts(1, seed=12, low=30)[0]
+
+    async def streamed(engine):
+        parts = [part async for part in engine.stream(text, sampling(3, max_tokens=11))]
+        whole = await engine.generate(text, sampling(3, max_tokens=11))
+        async with contextlib.aclosing(engine.stream(text, sampling(3, max_tokens=90))) as stream:
+            async for _ in stream:
+                assert engine.running == 1
+                break
+        await engine.generate(text, sampling(3, max_tokens=1))
+        return parts, whole, engine.running
+
+    parts, whole, running = run(params, streamed)
+    assert [len(part.token_ids) for part in parts] == [4, 4, 3]  # decode_chunk is 4
+    assert [part.finish for part in parts] == [None, None, "length"]
+    assert sum((part.token_ids for part in parts), []) == whole.token_ids
+    assert sum((part.logprobs for part in parts), []) == pytest.approx(whole.logprobs, abs=1e-5)
+    assert running == 0
+
+
+def test_bad_requests_and_failures(params):
+    async def refused(engine):
+        for ids in ([], [1] * SHAPES.max_length):
+            with pytest.raises(ValueError, match="max_length"):
+                await engine.generate(ids, sampling())
+        with pytest.raises(ValueError, match="stop ids"):
+            await engine.generate([1], sampling(stop_ids=(1, 2, 3, 4, 5)))
+
+    run(params, refused)
+
+    async def broken(engine):
+        await engine.update({"not": "a model"}, 1)
+        waiting = [asyncio.ensure_future(engine.generate([1, 2], sampling(i))) for i in range(10)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(r, EngineError) for r in results)
+        with pytest.raises(EngineError, match="has stopped"):
+            await engine.generate([1], sampling())
+
+    run(params, broken)
+
+
+def test_draw_follows_the_distribution():
+    logits = jnp.asarray([2.0, 1.0, 0.0, -1.0, -2.0])
+    n = 20_000
+    tile = jnp.broadcast_to(logits, (n, 5))
+    seeds = jnp.arange(n, dtype=jnp.uint32)
+    ones = jnp.ones(n)
+
+    def frequencies(temperature, top_p):
+        tokens, logps = draw(tile, seeds, jnp.full(n, 3), ones * temperature, ones * top_p, nucleus=top_p < 1)
+        return np.bincount(np.asarray(tokens), minlength=5) / n, np.asarray(tokens), np.asarray(logps)
+
+    for temperature in (1.0, 0.5):
+        want = np.asarray(jax.nn.softmax(logits / temperature))
+        got, tokens, logps = frequencies(temperature, 1.0)
+        np.testing.assert_allclose(got, want, atol=0.015)
+        np.testing.assert_allclose(np.exp(logps), want[tokens], rtol=1e-5)
+    # A vocabulary of several blocks, the last one not full, with rare and impossible tokens.
+    rng = np.random.default_rng(0)
+    wide = rng.normal(0, 2, 150)
+    wide[[3, 70, 140]] = -np.inf
+    tile = jnp.broadcast_to(jnp.asarray(wide, jnp.float32), (n, 150))
+    tokens, logps = draw(tile, seeds, jnp.full(n, 3), ones * 0.8, ones, nucleus=False)
+    want = np.asarray(jax.nn.softmax(jnp.asarray(wide) / 0.8))
+    np.testing.assert_allclose(np.bincount(np.asarray(tokens), minlength=150) / n, want, atol=0.015)
+    np.testing.assert_allclose(np.exp(logps), want[tokens], rtol=1e-5)
+    tokens, logps = draw(tile, seeds, jnp.full(n, 3), ones * 0, ones, nucleus=False)
+    assert set(np.asarray(tokens).tolist()) == {int(np.argmax(wide))}
+    np.testing.assert_allclose(np.exp(logps), np.asarray(jax.nn.softmax(jnp.asarray(wide))).max(), rtol=1e-5)
+    tile = jnp.broadcast_to(logits, (n, 5))
+    # softmax is .636 .234 .086 ...: a nucleus of 0.8 is the first two, and the logprobs are renormalised over them.
+    got, tokens, logps = frequencies(1.0, 0.8)
+    want = np.asarray(jax.nn.softmax(logits[:2]))
+    np.testing.assert_allclose(got[:2], want, atol=0.015)
+    assert got[2:].sum() == 0
+    np.testing.assert_allclose(np.exp(logps), want[tokens], rtol=1e-5)
+    got, _, _ = frequencies(0.0, 0.8)
+    assert got[0] == 1

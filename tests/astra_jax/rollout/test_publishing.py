@@ -1,0 +1,23 @@
+"""Publishing weights: what is refused. That servers can read them is tested in test_vllm.py and test_buckets.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from astra_jax.models.qwen3.presets import PRESETS
+from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+
+
+@pytest.mark.parametrize("kind", [Publisher, FolderPublisher])
+def test_folders_that_cannot_be_published_to_are_refused(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="keep is 1; a server may still read the version before"):
+        kind(tmp_path / "policy", PRESETS["tiny"], keep=1)
+    with pytest.raises(ValueError, match="s3://bucket/policy is neither a folder nor gs://BUCKET/FOLDER"):
+        kind("s3://bucket/policy", PRESETS["tiny"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_vllm_reloads_is_on_a_disk() -> None:
+    with pytest.raises(ValueError, match="published to gs://bucket/policy, and vLLM's reload reads them from a disk"):
+        FolderPublisher("gs://bucket/policy", PRESETS["tiny"])

@@ -1,0 +1,419 @@
+"""Rollouts on real vLLM servers, and their weights' sync from the trainer's checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+import tensorstore as ts
+from rollout_world import make_environment
+from vllm_world import (
+    CONTEXT,
+    GREEDY,
+    PROMPTS,
+    VLLM,
+    Server,
+    World,
+    assert_labelled,
+    assert_same,
+    drawn_during,
+    generated_tokens,
+    model,
+    post,
+    require_vllm,
+    serving,
+    trainer_logprobs,
+    weights,
+)
+
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.groups import GroupSampler
+from astra_jax.grpo.step import grpo_optimizer, update_step
+from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.vllm.policy import PolicyError
+from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.run.optimizers import initial_state
+from sandbox import SandboxPool
+from synthesis.core.reward import Reward
+
+require_vllm()
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory) -> dict[str, World]:
+    folder = tmp_path_factory.mktemp("vllm")
+    return {name: World.make(folder / name, tie=name == "tied") for name in ("untied", "tied")}
+
+
+@pytest.fixture(scope="module")
+def servers(worlds) -> Iterator[dict[str, list[Server]]]:
+    # The second does not tell which weights drew a completion.
+    second = Server(worlds["untied"], scale_out=False)
+    with serving(Server(worlds["untied"]), second, Server(worlds["tied"])) as (first, second, tied):
+        yield {"untied": [first, second], "tied": [tied]}
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied"])
+async def test_servers_follow_the_trainer(worlds, servers, kind: str) -> None:
+    world = worlds[kind]
+    async with world.policy(*servers[kind]) as policy:
+        for version, seed in ((1, 1), (2, 2), (3, 1)):
+            params = weights(world.model, seed)
+            await policy.update(params, version)
+            await assert_same(policy, params, world, version)
+        assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
+        for server in policy._servers:
+            assert server.sync_seconds.keys() == {"check", "read", "pause", "load", "resume"}
+
+
+async def test_draws_are_the_same_in_both_ways_of_asking(worlds, servers) -> None:
+    """`/v1/completions` of the second server draws what `/inference/v1/generate` of the first draws."""
+    world = worlds["untied"]
+    first, second = servers["untied"]
+    params = weights(world.model, 1)
+    stop = Sampling(max_tokens=200, stop_ids=(7, 8, 9, 10, *range(20, 60)), seed=3, temperature=0.8)
+    nucleus = Sampling(max_tokens=60, stop_ids=(), seed=4, temperature=1.2, top_p=0.7)
+    drawn = []
+    for server in (first, second):
+        async with world.policy(server) as policy:
+            await policy.update(params, 1)
+            await assert_same(policy, params, world, 1)
+            drawn.append([await policy.generate(PROMPTS[1], one) for one in (stop, nucleus)])
+            with pytest.raises(ValueError, match="maximum (model|context) length"):
+                await policy.generate([1] * (CONTEXT + 1), GREEDY)
+            assert policy.stats.stale == policy.stats.failures == 0
+    for one, other in zip(*drawn, strict=True):
+        assert one.token_ids == other.token_ids and one.finish == other.finish
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-6)
+    assert drawn[0][0].finish == "stop" and drawn[0][1].finish == "length"
+
+
+async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_weights_drew_it(worlds, servers) -> None:
+    world, server = worlds["untied"], servers["untied"][1]
+    old, new = weights(world.model, 1), weights(world.model, 2)
+    async with world.policy(server) as policy:
+        await policy.update(old, 1)
+        completions = await drawn_during(policy, new, 2)
+        assert {one.policy_version for one in completions} <= {1, 2}
+        assert policy.stats.stale > 0 and policy.stats.dropped == 0
+        for version, params in ((1, old), (2, new)):
+            drawn = [one for one in completions if one.policy_version == version]
+            assert len({tuple(one.token_ids) for one in drawn}) <= 1
+            for completion in drawn[:1]:
+                want = trainer_logprobs(params, world, [*PROMPTS[0], *completion.token_ids])[len(PROMPTS[0]) - 1 :]
+                np.testing.assert_allclose(completion.logprobs, want, atol=1e-3)
+        publisher = world.publisher()
+        item = str(publisher.publish(old, 3))
+        publisher.wait()
+        assert post(server, "/v1/policy/sync", {"item": item, "version": "3"})[0] == 200  # behind the policy's back
+        with pytest.raises(PolicyError, match="was sent 1 times.*weights 3 drew it, not 2"):
+            policy.config = dataclasses.replace(policy.config, attempts=1)
+            await policy.generate(PROMPTS[0], GREEDY)
+        assert policy.stats.dropped == 1
+
+
+async def test_draws_are_reproducible_and_stop_where_they_are_told(worlds, servers) -> None:
+    world = worlds["untied"]
+    params = weights(world.model, 1)
+    async with world.policy(*servers["untied"]) as policy:
+        await policy.update(params, 1)
+        sampling = Sampling(max_tokens=200, stop_ids=(7, 8, 9, 10, *range(20, 60)), seed=3, temperature=0.8)
+        first = await policy.generate(PROMPTS[1], sampling, session="a")
+        again = await policy.generate(PROMPTS[1], sampling, session="b")
+        assert first == again and first.finish == "stop" and first.token_ids[-1] in sampling.stop_ids
+        assert not set(first.token_ids[:-1]) & set(sampling.stop_ids)
+        with pytest.raises(ValueError, match="maximum model length"):
+            await policy.generate([1] * (CONTEXT + 1), GREEDY)
+
+
+async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(worlds, servers) -> None:
+    world, server = worlds["untied"], servers["untied"][0]
+    publisher = world.publisher()
+    old, new = weights(world.model, 1), weights(world.model, 2)
+    items = {}
+    for version, params in ((1, old), (2, new)):
+        items[version] = str(publisher.publish(params, version))
+        publisher.wait()
+        if version == 1:
+            assert post(server, "/v1/policy/sync", {"item": items[1], "version": "1"})[0] == 200
+    body = {
+        "token_ids": PROMPTS[0],
+        "sampling_params": {"max_tokens": 1500, "temperature": 0.0, "logprobs": 0, "ignore_eos": True},
+    }
+    before, over = generated_tokens(server), threading.Event()
+
+    def call() -> list[tuple[int, dict]]:
+        """Ask until the sync is over, so that it falls into requests however late it is."""
+        answers = []
+        while not over.is_set():
+            answers.append(post(server, "/inference/v1/generate", body))
+        return answers
+
+    with ThreadPoolExecutor(12) as threads:
+        calls = [threads.submit(call) for _ in range(12)]
+        try:
+            while await asyncio.to_thread(generated_tokens, server) < before + 20:
+                await asyncio.sleep(0.02)
+            status, _ = await asyncio.to_thread(post, server, "/v1/policy/sync", {"item": items[2], "version": "2"})
+        finally:
+            over.set()
+        assert status == 200
+        answers = [answer for one in calls for answer in await asyncio.wrap_future(one)]
+    assert {status for status, _ in answers} == {200}
+    choices = [answer["choices"][0] for _, answer in answers]
+    drawn = [[span["version"] for span in choice["weight_versions"]] for choice in choices]
+    assert {tuple(versions) for versions in drawn} <= {("1",), ("2",), ("1", "2")}
+    choice = choices[drawn.index(["1", "2"])]
+    assert choice["weight_versions"][1]["end"] == 1500
+    assert_labelled(choice, world, (old, new))
+
+
+async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers, tmp_path) -> None:
+    world, server = worlds["untied"], servers["untied"][0]
+    params = weights(world.model, 1)
+    async with world.policy(server) as policy:
+        await policy.update(params, 5)
+        good = world.folder / "policy" / "5"
+
+        def refused(item: Path, *words: str) -> None:
+            status, answer = post(server, "/v1/policy/sync", {"item": str(item), "version": "6"})
+            assert status == 400 and all(word in answer["error"] for word in words), answer
+
+        refused(tmp_path / "nothing", "not there")
+        unfinished = tmp_path / "6.orbax-checkpoint-tmp"
+        shutil.copytree(good, unfinished)
+        refused(unfinished / "params", "still being written")
+        uncommitted = tmp_path / "7"
+        shutil.copytree(good, uncommitted)
+        (uncommitted / "_CHECKPOINT_METADATA").unlink()
+        refused(uncommitted / "params", "_CHECKPOINT_METADATA", "not there")
+
+        other = world.model.__class__(**{**vars(world.model), "d_ff": 96})
+        foreign = Publisher(tmp_path / "foreign", other, dtype="float32")
+        item = foreign.publish(weights(other, 0), 1)
+        foreign.close()
+        refused(item, "model.layers.0.mlp.down_proj.weight", "[128, 96]", "[128, 256]")
+        shallow = world.model.__class__(**{**vars(world.model), "n_layers": 2})
+        partial = Publisher(tmp_path / "partial", shallow, dtype="float32")
+        item = partial.publish(weights(shallow, 0), 1)
+        partial.close()
+        refused(item, "tensor model.layers.2.", "is missing")
+        tied = Publisher(tmp_path / "tied", model(tie=True), dtype="float32")
+        item = tied.publish(weights(model(tie=True), 0), 1)
+        tied.close()
+        refused(item, "lm_head.weight is missing")
+
+        # Of other weights: what could be read of it is in the memory that the served ones were loaded from.
+        others = Publisher(tmp_path / "others", world.model, dtype="float32")
+        corrupt = others.publish(weights(world.model, 2), 8).parent
+        others.close()
+        (data, *_) = sorted(Path(corrupt, "params").rglob("d/*"), key=lambda path: -path.stat().st_size)
+        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+        refused(corrupt / "params", "cannot be read")
+
+        for body in (
+            {},
+            {"item": 3, "version": "1"},
+            {"item": "x", "version": 1},
+            {"item": "x", "version": "1", "z": 0},
+        ):
+            assert post(server, "/v1/policy/sync", body)[0] == 400
+        await assert_same(policy, params, world, 5)
+        assert policy.stats.stale == policy.stats.failures == 0
+
+
+async def test_other_servers_are_refused_at_the_start(worlds, servers) -> None:
+    untied, tied = worlds["untied"], worlds["tied"]
+    with pytest.raises(PolicyError, match="context of 2048 tokens, episodes may have 4000.*--max-model-len=4000"):
+        async with untied.policy(servers["untied"][0], max_length=4000):
+            pass
+    other = World(untied.folder, untied.model.__class__(**{**vars(untied.model), "vocab_size": 700}), untied.tokenizer)
+    with pytest.raises(PolicyError, match="vocab_size of 640, the policy's is 700"):
+        async with other.policy(servers["untied"][0]):
+            pass
+    foreign = type(untied.tokenizer).train(["quite another text, " * 30], 500, untied.folder / "foreign")
+    with pytest.raises(PolicyError, match="serves another tokenizer"):
+        async with World(tied.folder, tied.model, foreign).policy(servers["tied"][0]):
+            pass
+    nowhere = Server(untied)
+    with pytest.raises(PolicyError, match="no rollout server answers"):
+        async with untied.policy(nowhere):
+            pass
+    async with untied.policy(servers["untied"][0]) as policy:
+        with pytest.raises(PolicyError, match="no weights yet"):
+            await policy.generate([1], GREEDY)
+
+
+async def test_what_other_weights_drew_is_thrown_away(worlds, servers) -> None:
+    world, server = worlds["untied"], servers["untied"][0]
+    params = weights(world.model, 1)
+    async with world.policy(server) as policy:
+        await policy.update(params, 1)
+        publisher = world.publisher()
+        item = str(publisher.publish(weights(world.model, 2), 2))
+        publisher.wait()
+        assert post(server, "/v1/policy/sync", {"item": item, "version": "2"})[0] == 200  # behind the policy's back
+        await policy.update(params, 3)
+        assert post(server, "/v1/policy/sync", {"item": item.replace("/2/", "/3/"), "version": "other"})[0] == 200
+        completion = await policy.generate(PROMPTS[0], GREEDY)
+        assert completion.policy_version == 3
+        assert policy.stats.stale == 1 and policy.stats.dropped == 1 and policy.stats.rejoined == 1
+
+
+async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights(worlds, servers) -> None:
+    world = worlds["untied"]
+    first, second = servers["untied"]
+    params = weights(world.model, 2)
+    async with world.policy(first, second) as policy:
+        await policy.update(params, 1)
+        sampling = Sampling(max_tokens=400, stop_ids=(), seed=0)
+        calls = [policy.generate(PROMPTS[0], sampling, session=f"episode {i}") for i in range(24)]
+        running = asyncio.gather(*calls)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(second.kill)
+        completions = await running
+        assert len(completions) == 24 and all(len(one.token_ids) == 400 for one in completions)
+        assert policy.stats.failures > 0 and policy.stats.dropped == 1
+        newer = weights(world.model, 3)
+        await policy.update(newer, 2)  # while one is away
+        second.start()
+        await asyncio.to_thread(second.wait)
+        for _ in range(100):
+            if policy.stats.rejoined:
+                break
+            await asyncio.sleep(0.3)
+        assert policy.stats.rejoined == 1
+        policy._servers[0].serving = False  # so that the one that came back has to answer
+        await assert_same(policy, newer, world, 2)
+
+
+async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
+    """Roll out, one update, sync, roll out again: the trainer finds the sampler's logprobs to be its own each time."""
+    world = worlds["tied"]
+    episode = EpisodeConfig(max_turns=2, max_prompt_tokens=1500, max_response_tokens=100, distractors_per_band=0)
+    config = GRPOConfig(group_size=2, groups_per_batch=1, learning_rate=1e-2, episode=episode, row_buckets=(2048,))
+    params, opt_state = initial_state(weights(world.model, 4), grpo_optimizer(config))
+    environments = [make_environment()]
+    async with SandboxPool() as pool, world.policy(servers["tied"][0], max_length=1600) as policy:
+        await policy.update(params, 0)
+        sampler = GroupSampler(policy, pool, environments, world.tokenizer, episode, group_size=2, seed=0)
+        for update in (1, 2):
+            group = await sampler()
+            # A random model earns nothing, so that one of the two is declared the better.
+            scored = [
+                msgspec.structs.replace(
+                    one, score=Reward(float(i), recall=1.0, precision=1.0, solved=0, needed=2, calls=0)
+                )
+                for i, one in enumerate(group.episodes)
+            ]
+            assert all(one.versions == [update - 1] * one.turns for one in scored)
+            groups = [msgspec.structs.replace(group, episodes=scored)]
+            params, opt_state, metrics = update_step(params, opt_state, groups, world.model, config)
+            assert metrics["mismatch_abs"] < 1e-4 and metrics["trained_tokens"] > 0
+            await policy.update(params, update)
+            await assert_same(policy, params, world, update)
+        assert policy.stats.stale == 0
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each rank needs a CPU of its own")
+async def test_two_ranks_take_their_slices_of_what_is_read_once(worlds) -> None:
+    world = worlds["tied"]
+    with serving(Server(world, ranks=2)) as (server,):
+        await follow(world, server)
+
+
+async def follow(world: World, server: Server) -> None:
+    async with world.policy(server) as policy:
+        for version, seed in ((1, 1), (2, 2)):
+            params = weights(world.model, seed)
+            await policy.update(params, version)
+            await assert_same(policy, params, world, version)
+        again = {"item": str(world.folder / "policy" / "2" / "params"), "version": "2"}
+        status, answer = await asyncio.to_thread(post, server, "/v1/policy/sync", again)
+        size = sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
+        assert status == 200 and size <= answer["bytes"] <= 1.05 * size
+
+
+async def test_in_bfloat16_a_sync_changes_no_bit_of_what_a_server_would_draw_without_it(worlds) -> None:
+    """A server that starts from weights takes others over, and then its own again."""
+    both = list(worlds.values())
+    with serving(*(Server(world, dummy=False, dtype="bfloat16") for world in both)) as servers:
+        for world, server in zip(both, servers, strict=True):
+            publisher = Publisher(world.folder / "bfloat16", world.model)
+
+            def sync(seed: int, version: int, server=server, publisher=publisher, world=world) -> None:
+                item = str(publisher.publish(weights(world.model, seed), version))
+                publisher.wait()
+                assert post(server, "/v1/policy/sync", {"item": item, "version": str(version)})[0] == 200
+
+            started = [greedy(server, prompt) for prompt in PROMPTS]
+            assert started == [greedy(server, prompt) for prompt in PROMPTS]
+            sync(1, 1)
+            assert all(one != greedy(server, prompt) for one, prompt in zip(started, PROMPTS, strict=True))
+            sync(0, 2)
+            assert started == [greedy(server, prompt) for prompt in PROMPTS]
+            publisher.close()
+
+
+def greedy(server: Server, prompt: list[int]) -> list[tuple[int, float]]:
+    """Tokens and their logprobs."""
+    parameters = {"max_tokens": 100, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
+    status, answer = post(server, "/inference/v1/generate", {"token_ids": prompt, "sampling_params": parameters})
+    assert status == 200
+    choice = answer["choices"][0]
+    logprobs = [one["logprob"] for one in choice["logprobs"]["content"]]
+    return list(zip(choice["token_ids"], logprobs, strict=True))
+
+
+async def test_a_server_on_tpus_that_lacks_our_worker_does_not_start(worlds) -> None:
+    script = f"""
+import asyncio
+from types import SimpleNamespace
+import vllm.platforms
+from transformers import AutoConfig
+from vllm.platforms.interface import PlatformEnum
+class TPU(type(vllm.platforms.current_platform)):
+    _enum = PlatformEnum.TPU
+vllm.platforms.current_platform = TPU()
+from astra_vllm.endpoint import PolicyEndpoint
+engine = SimpleNamespace(
+    model_config=SimpleNamespace(hf_config=AutoConfig.from_pretrained({str(worlds["untied"].folder / "serve")!r})),
+    vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls="")),
+)
+asyncio.run(PolicyEndpoint().init_state(engine, None, None))
+"""
+    command = [str(VLLM.with_name("python")), "-c", script]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert ended.returncode and "--worker-extension-cls astra_vllm.tpu.PolicyWorker (it has none)" in ended.stderr
+
+
+async def test_published_weights_are_hugging_faces(worlds, tmp_path) -> None:
+    """What is stored is what `load_hf` would read, and no chunk is compressed or large."""
+    world = worlds["untied"]
+    publisher = Publisher(tmp_path, world.model)
+    params = weights(world.model, 0)
+    item = publisher.publish(params, 1)
+    publisher.publish(params, 2)
+    publisher.publish(params, 3)
+    publisher.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["2", "3"] and not item.exists()
+    store = {"driver": "ocdbt", "base": f"file://{tmp_path}/3/params/", "path": "model.layers.{}.mlp.up_proj.weight/"}
+    array = ts.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
+    assert array.spec().to_json()["metadata"]["compressor"] is None
+    ours = params["layers"]["mlp"]["up_df"].transpose(0, 2, 1).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(array.read().result()), np.asarray(ours))
+    assert jax.tree.leaves(params)[0].dtype == jnp.float32  # not donated

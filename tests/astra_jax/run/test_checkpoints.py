@@ -1,0 +1,276 @@
+"""Checkpoints: what is saved comes back to the bit; half of one is none; and metrics that survive a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from checkpoint_world import cut_in_half
+
+from astra_jax.run.checkpoints import Checkpointer, CheckpointError
+from astra_jax.run.metrics import MetricWriter, read_metrics
+
+
+def make_params(seed: int = 0, width: int = 8) -> dict:
+    keys = jax.random.split(jax.random.key(seed), 2)
+    return {
+        "embed_vd": jax.random.normal(keys[0], (16, width)),
+        "layers": {"w_ldd": jax.random.normal(keys[1], (2, width, width), jnp.bfloat16)},
+    }
+
+
+def make_state(params: dict) -> tuple:
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(1e-3, 0, 10)))
+    return optimizer.init(params)
+
+
+def assert_equal(a, b) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    made = Checkpointer(tmp_path / "checkpoints")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_params_state_and_extra_come_back_exactly(checkpointer, reopened):
+    params = make_params()
+    state = make_state(params)
+    extra = {"batches": {"parent": {"next_index": 7}}, "loss": 0.1 + 0.2, "name": "北京"}
+    checkpointer.save(3, params=params, state=state, extra=extra)
+    if reopened:  # as a resumed run does
+        checkpointer.wait()
+        checkpointer = Checkpointer(checkpointer.dir)
+    like = jax.tree.map(jnp.zeros_like, (params, state))
+    restored_params, restored_state, restored_extra = checkpointer.restore(checkpointer.latest(), like)
+    assert_equal(restored_params, params)
+    assert_equal(restored_state, state)
+    assert restored_extra == checkpointer.read_extra(3) == extra
+    assert_equal(checkpointer.restore_params(3, jax.eval_shape(lambda: params)), params)
+
+
+def test_all_weights_are_kept_and_the_newest_two_states(checkpointer):
+    params = make_params()
+    for step in (10, 20, 30, 40):
+        checkpointer.save(step, params=params, state=make_state(params), extra={"step": step})
+    assert checkpointer.params_steps() == [10, 20, 30, 40]
+    assert checkpointer.latest() == 40
+    assert checkpointer.read_extra(30) == {"step": 30}
+    with pytest.raises(CheckpointError, match="no full state of step 20; steps there: 30, 40"):
+        checkpointer.restore(20, (params, make_state(params)))
+
+
+def test_keep_params_is_never_less_than_keep_states(tmp_path):
+    params = make_params()
+    checkpointer = Checkpointer(tmp_path, keep_states=2, keep_params=1)
+    for step in (1, 2, 3):
+        checkpointer.save(step, params=params, state=make_state(params))
+    assert checkpointer.params_steps() == [2, 3]
+    checkpointer.close()
+
+
+def test_weights_alone_are_not_a_step_to_resume_from(checkpointer):
+    params = make_params()
+    checkpointer.save(1, params=params)
+    assert checkpointer.latest() is None
+    assert_equal(checkpointer.restore_params(1, params), params)
+    with pytest.raises(ValueError, match="pass state"):
+        checkpointer.save(2, params=params, extra={})
+
+
+@pytest.mark.parametrize("half", ["state_missing", "params_missing", "temporary_folder"])
+def test_a_half_written_step_is_ignored_and_can_be_saved_again(tmp_path, half):
+    first, second = make_params(1), make_params(2)
+    before = Checkpointer(tmp_path)
+    for step, params in ((1, first), (2, first)):
+        before.save(step, params=params, state=make_state(params), extra={"step": step})
+    before.close()
+    if half == "state_missing":
+        shutil.rmtree(tmp_path / "states" / "2")
+    elif half == "params_missing":
+        shutil.rmtree(tmp_path / "params" / "2")
+    else:  # as a killed save leaves it
+        (tmp_path / "states" / "2").rename(tmp_path / "states" / "2.orbax-checkpoint-tmp-7")
+
+    after = Checkpointer(tmp_path)
+    assert after.latest() == 1
+    after.save(2, params=second, state=make_state(second), extra={"step": "again"})
+    assert after.latest() == 2
+    params, _, extra = after.restore(2, (first, make_state(first)))
+    assert_equal(params, second)
+    assert extra == {"step": "again"}
+    after.close()
+
+
+def test_arrays_may_be_donated_while_the_save_is_under_way(checkpointer):
+    params = {"w": jax.random.normal(jax.random.key(0), (1024, 2048))}
+    expected = np.array(params["w"])
+    overwrite = jax.jit(lambda w: w * 0 + 7, donate_argnums=0)
+    checkpointer.save(1, params=params, state={"m": jnp.zeros(3)})
+    for _ in range(3):
+        params["w"] = overwrite(params["w"])
+    params["w"].block_until_ready()
+    np.testing.assert_array_equal(checkpointer.restore_params(1, params)["w"], expected)
+
+
+def test_saving_a_million_parameters_costs_well_under_a_second(checkpointer):
+    params = {"w": jnp.ones((1000, 1000))}
+    state = make_state(params)
+    checkpointer.save(1, params=params, state=state)
+    checkpointer.wait()
+    start = time.perf_counter()
+    checkpointer.save(2, params=params, state=state)
+    checkpointer.wait()
+    assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (
+            make_params(width=4),
+            r"'embed_vd' is float32\[16,8\] in the checkpoint, float32\[16,4\] is asked for.*workdir",
+        ),
+        ({"embed_vd": jnp.zeros((16, 8))}, "the checkpoint has 'layers.w_ldd'"),
+        ({**make_params(), "head": jnp.zeros(2)}, "the checkpoint lacks 'head'"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(checkpointer, like, message):
+    params = make_params()
+    checkpointer.save(1, params=params, state=make_state(params))
+    with pytest.raises(CheckpointError, match=message):
+        checkpointer.restore(1, (like, make_state(params)))
+
+
+def test_an_empty_folder_has_no_step(checkpointer):
+    assert checkpointer.latest() is None
+    with pytest.raises(CheckpointError, match="no weights of step 5; steps there: none"):
+        checkpointer.restore_params(5, make_params())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Metrics
+
+
+def test_metrics_are_rows_in_order_and_resume_drops_the_steps_that_come_again(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        for step in range(1, 6):
+            writer.write(step, {"loss": jnp.float32(1 / step), "lr": np.float64(step)})
+    with MetricWriter(tmp_path) as writer:
+        writer.truncate(3)
+        writer.write(4, {"loss": 9.0})
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[1] == {"step": 2, "loss": 0.5, "lr": 2.0}
+    assert rows[3] == {"step": 4, "loss": 9.0}
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        writer.write(1, {"loss": 1.0})
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "lo')
+    with MetricWriter(tmp_path) as writer:
+        writer.write(2, {"loss": 2.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
+
+
+def test_not_a_number_is_written_as_null(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        writer.write(1, {"loss": float("nan"), "norm": float("inf")})
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": None, "norm": None}]
+
+
+def test_a_spoilt_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_metrics(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What goes wrong
+
+
+@pytest.mark.parametrize("kind", ["params", "states"])
+def test_a_corrupt_checkpoint_is_left_out_with_a_warning_that_names_it(tmp_path, caplog, kind):
+    params = make_params()
+    like = (params, make_state(params))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, params=make_params(step), state=make_state(params), extra={"step": step})
+    cut_in_half(tmp_path / kind / "2")
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer, caplog.at_level("WARNING"):
+        step, restored, _, extra = checkpointer.restore_latest(like)
+        assert step == 1 and extra == {"step": 1}
+        assert_equal(restored, make_params(1))
+        assert f"{tmp_path}: step 2 cannot be read and is left out" in caplog.text
+        # The run goes on from there and saves its own step 2.
+        checkpointer.save(2, params=make_params(7), state=make_state(params), extra={"step": 2})
+        step, restored, _, _ = checkpointer.restore_latest(like)
+        assert step == 2
+        assert_equal(restored, make_params(7))
+
+
+def test_when_no_checkpoint_can_be_read_nothing_is_begun_anew(tmp_path):
+    params = make_params()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        assert checkpointer.restore_latest((params, make_state(params))) is None
+        checkpointer.save(1, params=params, state=make_state(params), extra={})
+    for path in (tmp_path / "params" / "1").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with (
+        contextlib.closing(Checkpointer(tmp_path)) as checkpointer,
+        pytest.raises(CheckpointError, match="none of the checkpoints there can be read: 1"),
+    ):
+        checkpointer.restore_latest((params, make_state(params)))
+
+
+def test_what_the_caller_refuses_is_refused(checkpointer):
+    params = make_params()
+    checkpointer.save(1, params=params, state=make_state(params), extra={"identity": "other"})
+
+    def check(extra):
+        raise KeyError(extra["identity"])
+
+    with pytest.raises(KeyError, match="other"):
+        checkpointer.restore_latest((params, make_state(params)), check)
+
+
+def test_a_full_disk_is_said_and_the_last_checkpoint_stays(tmp_path):
+    params = {"w": jax.random.normal(jax.random.key(0), (512, 512))}
+    state = {"m": jnp.zeros((512, 512))}
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params, state=state, extra={})
+        checkpointer.wait()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    failing = Checkpointer(tmp_path)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # as a disk on which so much is left
+        with pytest.raises(CheckpointError, match="a checkpoint could not be written .*make room there"):
+            failing.save(2, params=params, state=state, extra={})
+            failing.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        with contextlib.suppress(CheckpointError):
+            failing.close()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        step, restored, _, _ = checkpointer.restore_latest((params, state))
+        assert step == 1
+        assert_equal(restored, params)

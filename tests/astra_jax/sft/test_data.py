@@ -1,0 +1,217 @@
+"""The SFT pipeline: every conversation once an epoch, whole, masked right, and the same after a resume."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from absl import flags
+from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
+
+from astra_jax.sft.data import Batch, BatchIterator, DataConfig, scan, steps_for_epochs, tokenise
+from synthesis.core.chat_format import render
+from synthesis.core.datasets import DatasetError, write_dataset
+from synthesis.core.records import CodeExecution, Message, ToolServer, Trajectory
+
+COUNT = 40
+CONFIG = DataConfig(seq_len=1024, rows=2, packing_bins=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "trajectories", trajectories(COUNT))
+
+
+def documents(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(tokens, loss mask) of each packed document; checks segment ids, positions and padding on the way."""
+    found = []
+    for row in range(batch.tokens_bt.shape[0]):
+        segments = batch.segment_ids_bt[row]
+        assert not batch.tokens_bt[row][segments == 0].any() and not batch.loss_mask_bt[row][segments == 0].any()
+        for segment in range(1, segments.max() + 1):
+            where = np.flatnonzero(segments == segment)
+            np.testing.assert_array_equal(batch.positions_bt[row][where], np.arange(len(where)))
+            assert where[-1] - where[0] + 1 == len(where)
+            found.append((tuple(batch.tokens_bt[row][where]), tuple(batch.loss_mask_bt[row][where])))
+    return found
+
+
+def examples(records, tokenizer, config) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    made = [tokenise(record, tokenizer, config) for record in records]
+    return [(tuple(example.tokens), tuple(example.loss_mask)) for example in made if not example.dropped]
+
+
+def test_two_epochs_give_each_conversation_twice_whole_and_with_its_mask(dataset, tokenizer):
+    expected = Counter(examples(trajectories(COUNT), tokenizer, CONFIG))
+    batches, seen = BatchIterator(dataset, tokenizer, CONFIG), []
+    while len(seen) < 2 * COUNT:
+        batch = next(batches)
+        for array in (batch.tokens_bt, batch.loss_mask_bt, batch.segment_ids_bt, batch.positions_bt):
+            assert array.shape == (2, 1024) and array.dtype == np.int32
+        seen += documents(batch)
+    counts = Counter(seen)
+    assert set(counts) == set(expected)
+    # Bins hold documents of neighbouring epochs, so a few of the next one may be in.
+    assert all(counts[document] >= 2 * n - 1 for document, n in expected.items())
+
+
+def test_the_mask_is_on_assistant_tokens_alone(tokenizer):
+    record = trajectory(0, ["France", "Japan"])
+    example = tokenise(record, tokenizer, CONFIG)
+    trained = tokenizer.decode([t for t, m in zip(example.tokens, example.loss_mask, strict=True) if m])
+    assert trained == "".join(s.text for s in render(record.messages, [TOOL], keep_reasoning=True) if s.trainable)
+    assert "I look France up." in trained and "result" not in trained and "What is" not in trained
+    template = tokenise(record, tokenizer, replace(CONFIG, keep_reasoning=False))
+    assert "I look France up." not in tokenizer.decode(template.tokens)
+
+
+def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else(dataset, tokenizer):
+    def first(config: DataConfig) -> bytes:
+        batches = BatchIterator(dataset, tokenizer, config)
+        return b"".join(next(batches).tokens_bt.tobytes() for _ in range(4))
+
+    assert first(CONFIG) == first(CONFIG)
+    assert first(CONFIG) != first(replace(CONFIG, seed=1))
+    assert first(CONFIG) != first(replace(CONFIG, keep_reasoning=False))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_an_iterator_goes_on_from_its_saved_state(dataset, tokenizer, taken):
+    whole = BatchIterator(dataset, tokenizer, CONFIG)
+    for _ in range(taken):
+        next(whole)
+    state = json.loads(json.dumps(whole.get_state()))
+    resumed = BatchIterator(dataset, tokenizer, CONFIG)
+    resumed.set_state(state)
+    for _ in range(8):
+        ours, theirs = next(resumed), next(whole)
+        for name in ("tokens_bt", "loss_mask_bt", "segment_ids_bt", "positions_bt"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_what_is_too_long_is_cut_after_an_assistant_turn_or_dropped_and_counted(dataset, tokenizer):
+    records = trajectories(COUNT)
+    lengths = [len(tokenise(record, tokenizer, CONFIG).tokens) for record in records]
+    limit = sorted(lengths)[COUNT // 2]
+    longer = sum(length > limit for length in lengths)
+    assert 0 < longer < COUNT
+
+    cut = scan(dataset, tokenizer, replace(CONFIG, seq_len=limit, too_long="cut"))
+    assert (cut.cut, cut.dropped, len(cut.lengths)) == (longer, {}, COUNT)
+    assert max(cut.lengths) <= limit
+    for record in records:
+        whole, example = (tokenise(record, tokenizer, replace(CONFIG, seq_len=n)) for n in (1024, limit))
+        np.testing.assert_array_equal(example.tokens, whole.tokens[: len(example.tokens)])
+        if example.cut:
+            assert example.tokens[-1] == tokenizer.eos_id and example.loss_mask[-1] == 1
+
+    dropped = scan(dataset, tokenizer, replace(CONFIG, seq_len=limit, too_long="drop"))
+    assert (dropped.cut, dropped.dropped) == (0, {"too_long": longer})
+    assert dropped.lengths == tuple(length for length in lengths if length <= limit)
+
+
+def test_dropped_conversations_are_not_in_the_batches(dataset, tokenizer):
+    config = replace(CONFIG, too_long="drop", seq_len=300)
+    kept = scan(dataset, tokenizer, config)
+    assert 0 < kept.dropped["too_long"] < COUNT
+    expected = set(examples(trajectories(COUNT), tokenizer, config))
+    batches = BatchIterator(dataset, tokenizer, config)
+    seen = [document for _ in range(30) for document in documents(next(batches))]
+    assert set(seen) == expected
+
+
+def test_some_tools_are_those_called_and_a_changing_few_of_the_others(tmp_path, tokenizer):
+    tools = [TOOL, *(msgspec.structs.replace(TOOL, name=f"other_{letter}") for letter in "abc")]
+    record = msgspec.structs.replace(trajectory(0, ["Kenya"]), tools=tools)
+    one = make_dataset(tmp_path / "one", [record])
+    shown = Counter()
+    batches = BatchIterator(one, tokenizer, replace(CONFIG, rows=1, packing_bins=1, tools="some"))
+    for _ in range(20):
+        for tokens, mask in documents(next(batches)):
+            prompt = tokenizer.decode(tokens).partition("<|im_start|>user")[0]
+            names = re.findall(r'"name": "(\w+)"', prompt)
+            assert "capital_of" in names and len(set(names)) == len(names)
+            shown[tuple(sorted(names))] += 1
+            answer = next(m for t, m in examples([record], tokenizer, replace(CONFIG, tools="none")))
+            assert sum(mask) == sum(answer)  # what is trained on does not depend on the documents
+    assert len(shown) > 4 and {len(names) for names in shown} == {1, 2, 3, 4}
+
+
+def test_renamed_entities_are_new_in_each_epoch_and_the_same_after_a_resume(tmp_path, tokenizer):
+    config = replace(CONFIG, rows=1, packing_bins=1, rename_entities=1.0)
+    one = make_dataset(tmp_path / "one", [trajectory(0, ["Kenya"])])
+    whole, resumed = (BatchIterator(one, tokenizer, config) for _ in range(2))
+    next(whole)
+    resumed.set_state(whole.get_state())
+    ours, theirs = documents(next(resumed)), documents(next(whole))
+    assert ours == theirs
+    texts = [tokenizer.decode(tokens) for tokens, _ in theirs]
+    assert len(texts) > 1 and len(set(texts)) == len(texts)  # every pass has other names
+    assert not any("Kenya" in text or "Nairobi" in text for text in texts)
+
+
+def test_statistics_count_tokens_and_trained_tokens(dataset, tokenizer):
+    stats = scan(dataset, tokenizer, CONFIG)
+    made = examples(trajectories(COUNT), tokenizer, CONFIG)
+    assert stats.tokens == sum(len(tokens) for tokens, _ in made)
+    assert stats.trainable == sum(sum(mask) for _, mask in made)
+
+
+def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
+    stats = scan(dataset, tokenizer, CONFIG)
+    steps = steps_for_epochs(stats, CONFIG, 2)
+    batches = BatchIterator(dataset, tokenizer, CONFIG)
+    seen = sum(len(documents(next(batches))) for _ in range(steps))
+    assert 0.9 * 2 * COUNT <= seen <= 1.2 * 2 * COUNT
+    assert abs(steps_for_epochs(stats, CONFIG, 0.5) - steps / 4) <= 1
+
+
+@pytest.mark.slow
+def test_workers_make_the_same_documents_and_resume(dataset, tokenizer):
+    flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
+    config = replace(CONFIG, workers=2)
+    whole = BatchIterator(dataset, tokenizer, config)
+    for _ in range(3):
+        next(whole)
+    state = json.loads(json.dumps(whole.get_state()))
+    resumed = BatchIterator(dataset, tokenizer, config)
+    resumed.set_state(state)
+    expected = Counter(examples(trajectories(COUNT), tokenizer, config))
+    for _ in range(3):
+        ours, theirs = documents(next(resumed)), documents(next(whole))
+        assert ours == theirs and set(ours) <= set(expected)
+    for one in (whole, resumed):
+        one.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "it is empty"),
+        ([Trajectory("t", "t", "s", "d", "en", [], [Message("user", "Hi")], 0, {}, 1.0)], "1 no_assistant"),
+    ],
+)
+def test_a_dataset_with_nothing_to_train_on_is_an_error(tmp_path, tokenizer, records, message):
+    with pytest.raises(DatasetError, match=message):
+        scan(make_dataset(tmp_path / "data", records), tokenizer, CONFIG)
+
+
+def test_datasets_that_are_missing_or_of_another_kind_are_errors(tmp_path, tokenizer):
+    with pytest.raises(DatasetError, match="no dataset at"):
+        scan(tmp_path / "nowhere", tokenizer, CONFIG)
+    server = ToolServer("s", "S", "", "d", "en", [], CodeExecution("pass"))
+    write_dataset(tmp_path / "servers", ToolServer, [server], card={})
+    with pytest.raises(DatasetError, match="ToolServer records; SFT needs Trajectory"):
+        BatchIterator(tmp_path / "servers", tokenizer, CONFIG)

@@ -1,0 +1,332 @@
+"""The SFT loop: it learns, resumes to the bit, and its step does not depend on how the batch is divided."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sft_world import make_dataset, make_tokenizer, trajectories
+
+from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.identity import WorkdirError
+from astra_jax.run.metrics import read_metrics
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import Batch, BatchIterator, DataConfig
+from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, target_mask, train_step
+from astra_jax.sft.train import train
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.datasets import DatasetError
+
+CONFIG = SFTConfig(
+    data=DataConfig(seq_len=512, rows=4, packing_bins=4),
+    steps=8,
+    learning_rate=2e-2,
+    weight_decay=0.1,
+    checkpoint_every=3,
+    sample_every=0,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokenizer")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_dir):
+    return make_tokenizer(tokenizer_dir)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "trajectories", trajectories(24, longest=2))
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=tokenizer.vocab_size,
+        d_model=32,
+        n_layers=2,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=16,
+        d_ff=64,
+        tie_embeddings=True,
+        max_positions=512,
+    )
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return init_params(model, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(dataset, tokenizer, model, params, tmp_path_factory):
+    """(workdir, result) of eight steps in one go."""
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    return workdir, train(CONFIG, model, params, dataset, tokenizer, workdir, progress=False)
+
+
+def assert_trees_equal(a, b) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
+
+
+def test_the_loss_falls_and_every_step_has_its_row_of_metrics(uninterrupted, tokenizer):
+    workdir, result = uninterrupted
+    rows = read_metrics(workdir / "metrics")
+    assert rows == result.history and [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[0]["loss"] == pytest.approx(math.log(tokenizer.vocab_size), rel=0.1)  # an untrained model guesses
+    assert result.final_loss == rows[-1]["loss"] < rows[0]["loss"] - 1
+    for row in rows:
+        assert 0 < row["mask_share"] < 1 and 0 <= row["padding_share"] < 0.5
+        assert row["gradient_norm"] > 0 and row["tokens_per_second"] > 0 and row["trained_tokens"] > 0
+        assert row["learning_rate"] == pytest.approx(float(learning_rate(CONFIG, 8)(row["step"] - 1)))
+
+
+def test_weights_are_saved_every_k_steps_and_at_the_end(uninterrupted, params):
+    workdir, result = uninterrupted
+    checkpointer = Checkpointer(workdir / "checkpoints")
+    assert checkpointer.params_steps() == [3, 6, 8] and checkpointer.latest() == 8
+    assert_trees_equal(checkpointer.restore_params(8, params), result.params)
+    checkpointer.close()
+
+
+@partial(jax.jit, static_argnames="model")
+def sums(params, batch, *, model):
+    """(loss, trained tokens), both summed."""
+    loss, (count, _) = loss_sums(params, batch, model=model)
+    return loss, count
+
+
+@pytest.mark.slow
+def test_a_save_holds_the_loop_for_less_than_a_tenth_of_a_step(dataset, tokenizer, model, tmp_path):
+    """An optimizer state and weights of 170 MB, saved after every second step of 6,144 tokens.
+
+    At full size a step is hundreds of times longer than it takes to copy the state off the devices; here the batch is
+    only as large as it must be for the noise of a busy machine not to decide.
+    """
+    large = replace(model, vocab_size=64_000, d_model=224)
+    data = replace(CONFIG.data, rows=12)
+    config = replace(CONFIG, data=data, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
+    params = init_params(large, jax.random.key(0))
+    history = train(config, large, params, dataset, tokenizer, tmp_path, progress=False).history
+    tokens = config.data.rows * config.data.seq_len
+    # A row's checkpoint is the one before it, and its own time is a step's.
+    blocked = [row["checkpoint_seconds"] for row in history if row["step"] in (3, 5, 7)]
+    steps = [tokens * (1 - row["padding_share"]) / row["tokens_per_second"] for row in history[1:]]
+    assert 0 < np.median(blocked) <= 0.1 * np.median(steps), (blocked, steps)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("killed_at", [2, 5, 6])
+def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
+    uninterrupted, dataset, tokenizer, model, params, tmp_path, killed_at
+):
+    def kill(step, _row):
+        if step == killed_at:
+            raise Killed
+
+    compiled = train_step._cache_size()
+    with pytest.raises(Killed):
+        train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False, on_step=kill)
+    resumed = train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False)
+    assert train_step._cache_size() == compiled  # restored arrays look to jit as fresh ones do
+    workdir, whole = uninterrupted
+    assert len(resumed.history) == 8 - 3 * ((killed_at - 1) // 3)  # steps after the last checkpoint, and no others
+    for ours, theirs in zip(read_metrics(tmp_path / "metrics"), read_metrics(workdir / "metrics"), strict=True):
+        for name in ("step", "loss", "gradient_norm", "learning_rate", "mask_share", "trained_tokens"):
+            assert ours[name] == theirs[name]
+    assert_trees_equal(resumed.params, whole.params)
+
+
+def test_a_finished_run_is_not_run_again(uninterrupted, dataset, tokenizer, model, params):
+    workdir, whole = uninterrupted
+    again = train(CONFIG, model, params, dataset, tokenizer, workdir, progress=False)
+    assert again.history == [] and again.steps == 8 and again.final_loss == whole.final_loss
+    assert_trees_equal(again.params, whole.params)
+    assert len(read_metrics(workdir / "metrics")) == 8
+
+
+def test_the_callers_weights_stay_valid(uninterrupted, params):
+    assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c, m: (replace(c, learning_rate=1e-3), m), "sft.learning_rate is 0.02 there, 0.001 here"),
+        (lambda c, m: (replace(c, data=replace(c.data, rows=2)), m), "sft.data.rows is 4 there, 2 here"),
+        (lambda c, m: (c, replace(m, d_ff=128)), "model.d_ff is 64 there, 128 here"),
+    ],
+)
+def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, change, message):
+    config, other = change(CONFIG, model)
+    with pytest.raises(WorkdirError, match=message):
+        train(
+            config, other, init_params(other, jax.random.key(0)), dataset, tokenizer, uninterrupted[0], progress=False
+        )
+
+
+def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, tokenizer, model, params):
+    config = replace(CONFIG, checkpoint_every=100, log_every=4)
+    assert train(config, model, params, dataset, tokenizer, uninterrupted[0], progress=False).steps == 8
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The step
+
+
+@pytest.fixture(scope="module")
+def batch(dataset, tokenizer) -> Batch:
+    return jax.tree.map(jnp.asarray, next(BatchIterator(dataset, tokenizer, CONFIG.data)))
+
+
+def split(batch: Batch, accumulation: int) -> Batch:
+    return jax.tree.map(lambda x_bt: x_bt.reshape(accumulation, -1, x_bt.shape[1]), batch)
+
+
+def test_accumulation_one_equals_n(batch, model, params):
+    # The rows have different numbers of trained tokens, so that a mean of their means would be another loss.
+    counts = np.asarray(target_mask(batch)).sum(axis=1)
+    assert counts.max() > 1.05 * counts.min()
+    (metrics, moments), (split_metrics, split_moments) = (
+        one_step(replace(CONFIG, accumulation=accumulation), batch, model, params) for accumulation in (1, 4)
+    )
+    assert metrics["trained_tokens"] == split_metrics["trained_tokens"] == counts.sum()
+    np.testing.assert_allclose(split_metrics["loss"], metrics["loss"], rtol=1e-6)
+    total, count = sums(params, batch, model=model)
+    np.testing.assert_allclose(metrics["loss"], total / count, rtol=1e-6)
+    # After one step Adam's first moment is the clipped gradient, scaled.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), split_moments, moments)
+
+
+def one_step(config: SFTConfig, batch: Batch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
+    """(metrics, Adam's first moment) after one step."""
+    own = jax.device_put(jax.tree.map(jnp.copy, params), jax.devices()[0])
+    state = jax.device_put(sft_optimizer(config, 8).init(own), jax.devices()[0])
+    rows = split(batch, config.accumulation)
+    _, state, metrics = train_step(own, state, rows, model=model, config=config, steps=8)
+    return jax.device_get((metrics, optax.tree.get(state, "mu")))
+
+
+def test_the_packed_loss_is_the_sum_of_the_documents_losses(batch, model, params):
+    total, count = sums(params, batch, model=model)
+    alone = np.zeros(2)
+    for row in range(4):
+        for segment in range(1, int(batch.segment_ids_bt[row].max()) + 1):
+            where = np.flatnonzero(batch.segment_ids_bt[row] == segment)
+            tokens, mask = (np.zeros((1, 512), np.int32) for _ in range(2))
+            tokens[0, : len(where)], mask[0, : len(where)] = batch.tokens_bt[row][where], batch.loss_mask_bt[row][where]
+            used = (np.arange(512) < len(where))[None].astype(np.int32)
+            document = Batch(jnp.asarray(tokens), jnp.asarray(mask), jnp.asarray(used), jnp.arange(512)[None] * used)
+            alone += np.array([float(x) for x in sums(params, document, model=model)])
+    np.testing.assert_allclose([float(total), float(count)], alone, rtol=1e-5)
+
+
+def test_the_loss_does_not_see_tokens_outside_the_mask_or_after_it(batch, model, params):
+    # Changing the last trained target changes the loss; changing the padding behind it does not.
+    loss, _ = sums(params, batch, model=model)
+    padding = batch.segment_ids_bt == 0
+    assert padding.any()
+    noise = batch.replace(tokens_bt=jnp.where(padding, 3, batch.tokens_bt))
+    assert sums(params, noise, model=model)[0] == loss
+    at = np.argwhere(np.asarray(target_mask(batch)))[-1]
+    changed = batch.replace(tokens_bt=batch.tokens_bt.at[at[0], at[1] + 1].add(1))
+    assert sums(params, changed, model=model)[0] != loss
+
+
+def test_the_mask_belongs_to_the_target_and_stops_at_documents_ends():
+    batch = Batch(
+        tokens_bt=jnp.array([[5, 6, 7, 8, 9, 0]]),
+        loss_mask_bt=jnp.array([[0, 1, 1, 1, 0, 0]]),
+        segment_ids_bt=jnp.array([[1, 1, 1, 2, 2, 0]]),
+        positions_bt=jnp.array([[0, 1, 2, 0, 1, 0]]),
+    )
+    # 6 and 7 are predicted from 5 and 6; 8 begins a document, so nothing predicts it.
+    assert target_mask(batch).tolist() == [[1, 1, 0, 0, 0, 0]]
+
+
+def test_the_schedule_warms_up_to_the_peak_and_ends_at_its_fraction():
+    config = replace(CONFIG, learning_rate=2.0, warmup_fraction=0.1, final_fraction=0.1)
+    rates = [float(learning_rate(config, 100)(i)) for i in range(100)]
+    np.testing.assert_allclose(rates[:10], np.arange(1, 11) * 0.2, rtol=1e-6)
+    assert max(rates) == pytest.approx(rates[9]) and rates[-1] == pytest.approx(0.2)
+    assert all(a >= b for a, b in zip(rates[9:], rates[10:], strict=False))
+    assert rates[54] == pytest.approx(1.1, rel=0.01)
+
+
+def test_norm_scales_and_biases_do_not_decay(model):
+    params = init_params(replace(model, attention_bias=True), jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 1, params)  # a bias of 0 would not move anyway
+    config = replace(CONFIG, weight_decay=1.0)
+    optimizer = sft_optimizer(config, 8)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(params), params)
+    moved = {jax.tree_util.keystr(path): bool((u != 0).any()) for path, u in jax.tree.leaves_with_path(updates)}
+    assert any(moved.values())
+    assert all(moves != ("norm" in name or "bias" in name) for name, moves in moved.items())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+class WrongMask(ChatTokenizer):
+    """Masks every token alike, as a renderer that lost its segments would."""
+
+    value = 0
+
+    def encode_segments(self, segments):
+        ids, _ = super().encode_segments(segments)
+        return ids, [self.value] * len(ids)
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, "no conversation can be trained on"), (1, "covers 100%")])
+def test_a_loss_mask_that_is_empty_or_full_is_an_error(
+    dataset, tokenizer, tokenizer_dir, model, params, tmp_path, value, error
+):
+    wrong = WrongMask.load(tokenizer_dir)
+    wrong.value = value
+    with pytest.raises((DatasetError, ValueError), match=error):
+        train(CONFIG, model, params, dataset, wrong, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"accumulation": 3}, r"accumulation is 3, which does not divide data.rows \(4\)"),
+        ({"accumulation": 0}, "accumulation is 0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **fields)
+
+
+def test_a_model_with_too_small_a_vocabulary_is_refused(dataset, tokenizer, model, params, tmp_path):
+    with pytest.raises(ValueError, match="vocab_size is 100"):
+        train(CONFIG, replace(model, vocab_size=100), params, dataset, tokenizer, tmp_path, progress=False)
+
+
+def test_epochs_become_steps(dataset, tokenizer, model, params, tmp_path):
+    config = replace(CONFIG, steps=None, epochs=1, log_every=100)
+    result = train(config, model, params, dataset, tokenizer, tmp_path, progress=False)
+    batch_tokens = config.data.rows * config.data.seq_len
+    assert result.steps >= math.ceil(result.stats.tokens / batch_tokens)
+    assert result.steps <= math.ceil(1.5 * result.stats.tokens / batch_tokens)
+    assert [row["step"] for row in result.history] == sorted({*range(3, result.steps + 1, 3), result.steps})

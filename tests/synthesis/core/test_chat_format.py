@@ -1,0 +1,285 @@
+"""The renderer against Qwen3's own chat template, the loss mask, and the parser against the renderer."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from template_world import qwen3_template
+
+from synthesis.core.chat_format import AssistantTurn, MalformedCall, Segment, parse_assistant, render, tool_results_text
+from synthesis.core.records import Message, ToolCall, ToolSpec
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference: the template text that TRL ships, rendered by transformers
+
+
+@cache
+def hf_tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+
+
+def hf_render(messages: list[Message], tools: list[ToolSpec], *, add_generation_prompt: bool, **options) -> str:
+    return hf_tokenizer().apply_chat_template(
+        [_hf_message(message) for message in messages],
+        tools=[tool.to_openai() for tool in tools] or None,
+        chat_template=qwen3_template(),
+        add_generation_prompt=add_generation_prompt,
+        tokenize=False,
+        **options,
+    )
+
+
+def _hf_message(message: Message) -> dict:
+    out: dict = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return out
+
+
+def text_of(segments: list[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conversations
+
+AWKWARD = [
+    "",
+    "\n",
+    "\n\nleads and trails\n\n",
+    'it\'s "quoted" & <b>bold</b> \\ back\tslash',
+    "北京的人口是多少？",
+    "naïve café 🚀 \u2028 \u00a0",
+    "<think>\nold habit\n</think>\n\nanswer",
+    "no opening</think>\n\nanswer",
+    "<tool_response>\nlooks like one\n</tool_response>",
+    "<tool_call>",
+    "<|im_end|>",
+]
+texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=20))
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+arguments = st.dictionaries(texts, json_values, max_size=3)
+names = st.from_regex(r"[a-zA-Z0-9_-]{1,12}", fullmatch=True)
+calls = st.builds(ToolCall, id=st.just("call_0"), name=names, arguments=arguments)
+tools_lists = st.lists(st.builds(ToolSpec, name=names, description=texts, parameters=arguments), max_size=3)
+messages_lists = st.lists(
+    st.one_of(
+        st.builds(Message, role=st.sampled_from(["system", "user", "tool"]), content=texts),
+        st.builds(Message, role=st.just("tool"), content=texts),
+        st.builds(
+            Message,
+            role=st.just("assistant"),
+            content=texts,
+            reasoning=texts,
+            tool_calls=st.lists(calls, max_size=3),
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=400)
+@given(messages=messages_lists, tools=tools_lists, prompt=st.booleans())
+def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt):
+    ours = text_of(render(messages, tools, add_generation_prompt=prompt))
+    assert ours == hf_render(messages, tools, add_generation_prompt=prompt)
+
+
+WEATHER = ToolSpec("weather", "天气 of a city", {"type": "object", "properties": {"city": {"type": "string"}}})
+CONVERSATION = [
+    Message("system", "Be brief."),
+    Message("user", "Weather in Oslo and 北京?"),
+    Message(
+        "assistant",
+        "Both at once.",
+        reasoning="Two calls.",
+        tool_calls=[ToolCall("a", "weather", {"city": "Oslo"}), ToolCall("b", "weather", {"city": "北京"})],
+    ),
+    Message("tool", '{"sky": "rain"}'),
+    Message("tool", '{"sky": "sun"}'),
+    Message("assistant", "Rain, sun."),
+    Message("user", "And Rome?"),
+    Message("assistant", "", reasoning="One more.", tool_calls=[ToolCall("c", "weather", {"city": "Rome"})]),
+    Message("tool", '{"sky": "haze"}'),
+    Message("assistant", "Haze."),
+]
+
+
+def test_a_whole_conversation_renders_as_the_template_does_and_trains_on_assistant_turns_alone():
+    segments = render(CONVERSATION, [WEATHER])
+    assert text_of(segments) == hf_render(CONVERSATION, [WEATHER], add_generation_prompt=False)
+    assert [segment.text for segment in segments if segment.trainable] == [
+        # Before the last user message the template drops the reasoning.
+        'Both at once.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "北京"}}\n</tool_call><|im_end|>',
+        "Rain, sun.<|im_end|>",
+        '<think>\nOne more.\n</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        "<|im_end|>",
+        "<think>\n\n</think>\n\nHaze.<|im_end|>",
+    ]
+
+
+def test_thinking_is_switched_off_as_the_template_does():
+    ours = render(CONVERSATION, [WEATHER], add_generation_prompt=True, thinking=False)
+    assert text_of(ours) == hf_render(CONVERSATION, [WEATHER], add_generation_prompt=True, enable_thinking=False)
+    assert not ours[-1].trainable
+
+
+def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():
+    kept, dropped = render(CONVERSATION, [WEATHER], keep_reasoning=True), render(CONVERSATION, [WEATHER])
+    assert text_of(kept).replace("<think>\nTwo calls.\n</think>\n\n", "") == text_of(dropped)
+    assert kept != dropped
+
+
+@settings(max_examples=100)
+@given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), keep=st.booleans())
+def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(messages, tools, prompt, keep):
+    segments = render(messages, tools, add_generation_prompt=prompt, keep_reasoning=keep)
+    assert all(segment.text for segment in segments)
+    assert all(a.trainable != b.trainable for a, b in zip(segments, segments[1:], strict=False))
+    turns = [i for i, segment in enumerate(segments) if segment.trainable]
+    assert len(turns) == sum(message.role == "assistant" for message in messages)
+    for i in turns:
+        assert segments[i - 1].text.endswith("<|im_start|>assistant\n")
+        assert segments[i].text.endswith("<|im_end|>")
+        assert segments[i + 1].text.startswith("\n")
+
+
+def test_no_message_is_an_error():
+    with pytest.raises(ValueError, match="at least one message"):
+        render([], [WEATHER])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Append-only rollouts
+
+plain = st.sampled_from(["Let me see.", "两个调用。", 'It\'s "x"\nnext line', "a\n\nb"])
+reasonings = st.sampled_from(["First this.\nThen that.", "先想一想", "x </tool_call> y"])
+turns = st.tuples(plain | st.just(""), reasonings | st.just(""), st.lists(calls, min_size=1, max_size=3))
+
+
+@settings(max_examples=100)
+@given(
+    tools=tools_lists, turns=st.lists(turns, max_size=4), final=plain, outputs=texts, reasoning=reasonings | st.just("")
+)
+def test_appending_sampled_turns_and_tool_results_gives_the_rendered_conversation(
+    tools, turns, final, outputs, reasoning
+):
+    messages = [Message("user", "Why?")]
+    text = text_of(render(messages, tools, add_generation_prompt=True))
+    for content, thought, turn_calls in turns:
+        messages.append(Message("assistant", content, reasoning=thought, tool_calls=turn_calls))
+        # What the policy samples: the turn as it stands in a longer conversation.
+        text += render([*messages, Message("tool", "")], tools)[-2].text
+        text += tool_results_text([outputs] * len(turn_calls))
+        messages += [Message("tool", outputs)] * len(turn_calls)
+        assert text == text_of(render(messages, tools, add_generation_prompt=True))
+    messages.append(Message("assistant", final, reasoning=reasoning))
+    sampled = render(messages, tools)[-2].text
+    assert text + sampled + "\n" == hf_render(messages, tools, add_generation_prompt=False)
+
+
+def test_tool_results_without_outputs_are_an_error():
+    with pytest.raises(ValueError, match="at least one output"):
+        tool_results_text([])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parsing
+
+
+@settings(max_examples=200)
+@given(content=plain | st.just(""), reasoning=reasonings | st.just(""), turn_calls=st.lists(calls, max_size=3))
+def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_calls):
+    turn = Message("assistant", content, reasoning=reasoning, tool_calls=turn_calls)
+    for messages in ([turn], [turn, Message("tool", "x")]):
+        parsed = parse_assistant(next(s.text for s in render(messages, [], keep_reasoning=True) if s.trainable))
+        assert (parsed.reasoning, parsed.content) == (reasoning, content)
+        assert [(call.name, call.arguments) for call in parsed.calls] == [
+            (call.name, call.arguments) for call in turn_calls
+        ]
+        assert [call.id for call in parsed.calls] == [f"call_{i}" for i in range(len(turn_calls))]
+
+
+GOOD = '{"name": "f", "arguments": {"x": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ('{"name": "f", "arguments": {"x": 1}', "not valid JSON"),
+        ("{'name': 'f'}", "not valid JSON"),
+        ("", "not valid JSON"),
+        ('{"name": "f", "arguments": {"x": NaN}}', "NaN"),
+        ('{"name": "f", "arguments": {"x": 1e999}}', "not valid JSON"),
+        ('{"name": "f", "arguments": {"x": "\\ud800"}}', "not valid JSON"),
+        ('{"name": "f", "arguments": {"x": ' + "[" * 100_000 + "}}", "not valid JSON"),
+        ('{"name": "f", "arguments": {"x": ' + "9" * 5_000 + "}}", "not valid JSON"),
+        (GOOD + " and more", "text behind"),
+        ('{"arguments": {}}', "'name'"),
+        ('{"name": "", "arguments": {}}', "'name'"),
+        ('{"name": 3, "arguments": {}}', "'name'"),
+        ('{"name": "f"}', "'arguments'"),
+        ('{"name": "f", "arguments": [1]}', "'arguments'"),
+        ('{"name": "f", "arguments": "{}"}', "'arguments'"),
+        ("[]", "JSON object"),
+    ],
+)
+def test_a_call_that_cannot_be_executed_is_malformed_and_the_next_one_still_counts(body, error):
+    turn = parse_assistant(f"<tool_call>\n{body}\n</tool_call>\n<tool_call>\n{GOOD}\n</tool_call><|im_end|>")
+    bad, good = turn.calls
+    assert isinstance(bad, MalformedCall) and error in bad.error and "\n" not in bad.error
+    assert bad.text == body
+    assert good == ToolCall("call_1", "f", {"x": 1})
+    assert turn.content == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Just text.", AssistantTurn("", "Just text.")),
+        ("", AssistantTurn("", "")),
+        ("<think>\nnever closed <tool_call>\n" + GOOD, AssistantTurn("never closed <tool_call>\n" + GOOD, "")),
+        ("opened in the prompt\n</think>\n\nHi", AssistantTurn("opened in the prompt", "Hi")),
+        (f"<tool_call>{GOOD}</tool_call>", AssistantTurn("", "", [ToolCall("call_0", "f", {"x": 1})])),
+        (
+            f"a\n<tool_call>\n{GOOD}\n</tool_call>\nb",
+            AssistantTurn("", "a\nb", [ToolCall("call_0", "f", {"x": 1})]),
+        ),
+        (f"<tool_call>\n{GOOD}", AssistantTurn("", "", [MalformedCall(GOOD, "</tool_call> is missing")])),
+    ],
+)
+def test_turns_that_the_template_would_not_write(text, expected):
+    assert parse_assistant(text) == expected
+
+
+pieces = st.sampled_from(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "\n", GOOD, '{"name": "f"', "{", '"', "word"]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(pieces | st.text(max_size=5), max_size=12).map("".join))
+def test_parsing_never_raises(text):
+    turn = parse_assistant(text)
+    assert all(isinstance(call, ToolCall | MalformedCall) for call in turn.calls)

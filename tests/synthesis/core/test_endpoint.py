@@ -1,0 +1,462 @@
+"""Limits, budget, retries and recordings of the OpenAI-compatible teacher, against a real HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import email.utils
+import json
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from flaky_endpoint import Flaky, completion
+
+import synthesis.pipeline.teacher
+from synthesis.core.endpoint import EndpointDown, EndpointRefuses, Refused
+from synthesis.core.rate_limits import BudgetSpent, TokenBucket, Usage, retry_after
+from synthesis.core.recording import NotRecorded, Recording
+from synthesis.core.stages import Journal, Rejected, StageResult, run_stage
+from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
+
+
+class DrawnAnswer(msgspec.Struct, frozen=True):
+    value: int
+    note: str
+
+
+class Scripted(Flaky):
+    """Answers with what `script(number of the request, body)` gives: a response, or None for a good answer."""
+
+    def __init__(self, script: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.script = script
+        self.active = self.peak = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.active += 1
+        self.peak = max(self.peak, self.active)
+        try:
+            number = len(self.requests)
+            given = self.script(number, await request.json())
+            response = await super().answer(request)
+            return response if given is None else given
+        finally:
+            self.active -= 1
+
+
+@pytest.fixture(autouse=True)
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "drawn_answer.jinja").write_text("Draw for {{ about }}.")
+    monkeypatch.setattr(synthesis.pipeline.teacher, "PROMPTS", tmp_path)
+    synthesis.pipeline.teacher._environment.cache_clear()
+    yield
+    synthesis.pipeline.teacher._environment.cache_clear()
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Callable[[], Recording]]:
+    """Opens the test's recording; all are closed at its end, since a later test's journal would commit them too."""
+    opened: list[Recording] = []
+
+    def open_one() -> Recording:
+        opened.append(Recording(tmp_path / "teacher.sqlite"))
+        return opened[-1]
+
+    yield open_one
+    for one in reversed(opened):  # of two at once the later has the lock
+        with contextlib.suppress(sqlite3.ProgrammingError):  # the test has closed it
+            one.close()
+
+
+def teacher_of(url: str, recording: Recording | None = None, mode: Any = "off", **config: Any) -> OpenAITeacher:
+    options = {"model": "m", "backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
+    return OpenAITeacher(OpenAITeacherConfig(url, **options), recording, mode)
+
+
+async def ask(teacher: OpenAITeacher, about: object = "x", seed: int = 5) -> DrawnAnswer:
+    return await teacher.ask(DrawnAnswer, {"about": about}, language="en", seed=seed)
+
+
+async def draw(teacher: OpenAITeacher, journal: Journal, count: int = 20) -> StageResult[DrawnAnswer]:
+    async def stage(number: int) -> list[DrawnAnswer]:
+        try:
+            return [await ask(teacher, number)]
+        except TeacherError as error:
+            raise Rejected("teacher_failed", str(error)) from error
+
+    options: dict[str, Any] = {"key": str, "out": DrawnAnswer, "concurrency": 4}
+    return await run_stage("draw", stage, range(count), journal=journal, **options)
+
+
+def status(code: int, **headers: str) -> web.Response:
+    return web.json_response({"error": {"message": "no"}}, status=code, headers=headers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Failures
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: status(408),
+        lambda: status(409),
+        lambda: status(429),
+        lambda: status(500),
+        lambda: status(502),
+        lambda: status(503),
+        lambda: web.Response(body=b'{"choices": [{"mess', content_type="application/json"),
+        lambda: web.Response(body=b"<html>gateway</html>"),
+        lambda: web.json_response({"choices": []}),
+        lambda: web.json_response({"choices": [{"message": None}]}),
+        lambda: web.Response(body=completion('{"value": 1, "note": ""}', "length")),
+        lambda: web.Response(body=completion('{"value": 1, "no')),
+    ],
+)
+async def test_what_an_endpoint_spoils_is_asked_for_again_as_it_was(bad: Any) -> None:
+    async with Scripted(lambda number, body: bad() if number == 0 else None) as url:
+        assert (await ask(teacher_of(url))).note
+    endpoint = Scripted(lambda number, body: bad() if number == 0 else None)
+    async with endpoint as url:
+        await ask(teacher_of(url))
+    assert endpoint.requests[0] == endpoint.requests[1] and len(endpoint.requests) == 2
+
+
+async def test_a_reply_has_the_whole_message() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Zürich"}'}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "Ich denke …", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    counted = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    cut = {"choices": [{"message": {"role": "assistant", "content": "abcd" * 5}, "finish_reason": "length"}]}
+    bare = {"choices": [{"message": {"content": ""}}]}
+    given = [counted, cut, bare]
+    async with Scripted(lambda number, body: web.json_response(given[number])) as url:
+        endpoint = teacher_of(url).endpoint
+        request = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "Where?"}]})
+        called, long, empty = [await endpoint.complete("agent", request, random.Random(0)) for _ in given]
+    assert called.message == message and called.usage == Usage(7, 3)
+    assert (called.text, called.finish_reason, called.truncated) == ("", "tool_calls", False)
+    assert (long.text, long.finish_reason, long.truncated) == ("abcd" * 5, "length", True)
+    assert long.usage == Usage(len(request) // 4, 5)  # not counted by the endpoint: estimated
+    assert (empty.message, empty.finish_reason) == ({"content": ""}, "")
+
+
+async def test_a_model_that_repeats_its_bad_answer_gets_another_seed() -> None:
+    prose = web.Response
+    endpoint = Scripted(lambda number, body: prose(body=completion("I do not know.")) if body["seed"] == 5 else None)
+    async with endpoint as url:
+        await ask(teacher_of(url))
+    assert [body["seed"] for body in endpoint.requests] == [5, 5, 6]
+
+
+async def test_a_request_that_alone_fails_is_refused_and_the_others_go_on() -> None:
+    """An answer that crashes the server must not be taken for an outage, which would stop the run."""
+
+    def poisonous(number: int, body: Any) -> web.Response | None:
+        return status(500) if "poison" in body["messages"][0]["content"] else None
+
+    async with Scripted(poisonous) as url:
+        teacher = teacher_of(url, failures=3)
+        assert await ask(teacher, "bread")
+        with pytest.raises(TeacherError, match="failed 3 times and answers other requests"):
+            await ask(teacher, "poison")
+        assert await ask(teacher, "bread")
+
+
+async def test_an_outage_stops_the_run_and_rejects_nothing(tmp_path: Path) -> None:
+    down = True
+    async with Scripted(lambda number, body: status(503) if down and number >= 8 else None) as url:
+        teacher = teacher_of(url, outage_seconds=0.3, longest_backoff_seconds=0.05, failures=3)
+        with Journal(tmp_path / "journal") as journal:
+            with pytest.raises(EndpointDown, match=r"answered nothing.*stage draw: 8 of 20 inputs are finished.*again"):
+                await draw(teacher, journal)
+            down = False
+            result = await draw(teacher_of(url), journal)
+    assert len(result.outputs) == 20 and result.resumed == 8 and not result.rejected
+
+
+async def test_retry_after_is_honoured_by_all_requests() -> None:
+    times: list[float] = []
+
+    def once(number: int, body: Any) -> web.Response | None:
+        times.append(time.monotonic())
+        return status(429, **{"Retry-After": "1"}) if number == 0 else None
+
+    async with Scripted(once) as url:
+        teacher = teacher_of(url)
+        first = asyncio.create_task(ask(teacher, 0))
+        await asyncio.sleep(0.2)
+        await asyncio.gather(first, ask(teacher, 1), ask(teacher, 2))
+    assert min(times[1:]) - times[0] >= 0.95
+
+
+async def test_a_wait_beyond_the_outage_stops_the_run() -> None:
+    async with Scripted(lambda number, body: status(429, **{"Retry-After": "7200"})) as url:
+        with pytest.raises(EndpointDown, match="asks to wait for 7,200 s"):
+            await ask(teacher_of(url))
+
+
+def test_retry_after_as_rfc_9110_writes_it() -> None:
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=30)
+    assert retry_after("120") == 120.0 and retry_after(None) is None and retry_after("soon") is None
+    assert 25 < retry_after(email.utils.format_datetime(soon, usegmt=True)) <= 30  # type: ignore[operator]
+    assert retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+class Guarded(Flaky):
+    """After so many answers refuses with `code` a key that is not "right" and a model that is not "m"."""
+
+    def __init__(self, code: int, answers: int = 0) -> None:
+        super().__init__()
+        self.code, self.answers = code, answers
+        self.given = self.refused = self.active = self.peak = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.active += 1
+        self.peak = max(self.peak, self.active)
+        try:
+            wrong = request.headers["Authorization"] != "Bearer right" or (await request.json())["model"] != "m"
+            if wrong and self.given >= self.answers:
+                self.refused += 1
+                return web.json_response({"error": {"message": f"not you ({self.code})"}}, status=self.code)
+            self.given += 1
+            return await super().answer(request)
+        finally:
+            self.active -= 1
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "remedy", "answers"),
+    [
+        (401, {"api_key": "wrong"}, "key_file", 0),
+        (401, {"api_key": "revoked"}, "key_file", 8),
+        (402, {"api_key": "poor"}, "account", 0),
+        (402, {"api_key": "poor"}, "account", 8),
+        (403, {"api_key": "wrong"}, "key_file", 0),
+        (403, {"api_key": "revoked"}, "key_file", 8),
+        (404, {"model": "n"}, r"model='n' is the name of a served model \(http://.*/v1/models lists", 0),
+        (404, {"model": "unloaded"}, "model='unloaded' is the name", 8),
+        (405, {"model": "n"}, "base_url ends in /v1", 0),
+        (407, {"api_key": "wrong"}, "https_proxy", 0),
+        (400, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
+        (422, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
+    ],
+)
+async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_nothing(
+    tmp_path: Path, record: Callable[[], Recording], code: int, wrong: Any, remedy: str, answers: int
+) -> None:
+    endpoint = Guarded(code, answers)
+    recording = record()
+    async with endpoint as url:
+        with Journal(tmp_path / "journal") as journal:
+            teacher = teacher_of(url, recording, "record", **{"api_key": "right", "concurrency": 3, **wrong})
+            said = rf"{url} refuses every request with status {code}: .*not you \({code}\).*; "
+            done = rf"stage draw: {answers} of 20 inputs are finished and kept in .*"
+            with pytest.raises(EndpointRefuses, match=f"{said}{done}{remedy}.*run the same command again to go on"):
+                await draw(teacher, journal)
+            assert len(journal.keys("draw")) == answers
+            # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
+            assert endpoint.refused <= 4 + 1 and endpoint.peak <= 3
+            result = await draw(teacher_of(url, recording, "record", api_key="right"), journal)
+    assert len(result.outputs) == 20 and result.resumed == answers and not result.rejected
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("code", "why"), [(400, "context"), (413, "body"), (422, "schema"), (403, "moderated")])
+async def test_a_request_that_alone_is_refused_is_rejected_alone(
+    tmp_path: Path, code: int, why: str, first: bool
+) -> None:
+    """Also where it is the first of its run: others would be answered."""
+
+    def script(number: int, body: Any) -> web.Response | None:
+        poison = "Draw for 0." if first else "Draw for 19."
+        return status(code) if body["messages"][0]["content"] == poison else None
+
+    async with Scripted(script) as url:
+        with Journal(tmp_path / "journal") as journal:
+            result = await draw(teacher_of(url, concurrency=1), journal)
+    assert len(result.outputs) == 19 and result.rejected == {"teacher_failed": 1}
+    assert f"refused the request with status {code}" in result.details["teacher_failed"], why
+
+
+async def test_whose_fault_a_refusal_is_is_asked_again_where_the_endpoint_fails_to_say() -> None:
+    answers = [status(400), status(503), status(400), None]
+    endpoint = Scripted(lambda number, body: answers[number])
+    async with endpoint as url:
+        with pytest.raises(TeacherError, match="refused the request with status 400"):
+            await ask(teacher_of(url))
+    asked = [body["messages"][0]["content"] for body in endpoint.requests]
+    assert asked == ["Draw for x.", "Say yes."] * 2
+    assert endpoint.requests[0]["response_format"] == endpoint.requests[1]["response_format"]
+
+
+async def test_the_tools_of_a_request_are_its_own_fault() -> None:
+    def script(number: int, body: Any) -> web.Response | None:
+        return status(400) if "tools" in body else None
+
+    async with Scripted(script) as url:
+        request = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": [1], "tool_choice": "auto"}
+        with pytest.raises(Refused, match="status 400"):
+            await teacher_of(url).endpoint.complete("agent", msgspec.json.encode(request), random.Random(0))
+
+
+async def test_an_address_that_is_none_stops_the_run() -> None:
+    with pytest.raises(EndpointRefuses, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
+        await ask(teacher_of("http:///v1"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rates
+
+
+async def test_a_bucket_lets_through_its_rate_and_takes_corrections() -> None:
+    bucket = TokenBucket(per_minute=6000)
+    started = time.monotonic()
+    for _ in range(150):  # 100 at once, the others at 100 a second
+        await bucket.take(lambda: 1)
+    assert time.monotonic() - started >= 0.45
+    await bucket.take(lambda: 10_000)  # a debt of 100 s
+    bucket.give_back(9_990)
+    started = time.monotonic()
+    await bucket.take(lambda: 5)
+    assert time.monotonic() - started < 1.0
+
+
+async def test_requests_per_minute_and_in_flight() -> None:
+    endpoint = Scripted(lambda number, body: None, latency=0.02)
+    async with endpoint as url:
+        teacher = teacher_of(url, requests_per_minute=1200, concurrency=3)
+        started = time.monotonic()
+        await asyncio.gather(*(ask(teacher, number) for number in range(40)))
+        assert time.monotonic() - started >= 0.95  # 20 at once, 20 a second
+    assert endpoint.peak <= 3
+
+
+async def test_tokens_per_minute_are_corrected_by_usage() -> None:
+    """Estimated at 16,384 tokens an answer, 50 requests would take hours; they use 100 each."""
+    async with Scripted(lambda number, body: None) as url:
+        teacher = teacher_of(url, tokens_per_minute=120_000)
+        started = time.monotonic()
+        await asyncio.gather(*(ask(teacher, number) for number in range(50)))
+        seconds = time.monotonic() - started
+    assert 1.2 <= seconds < 30.0  # 5,000 tokens, 2,000 of them at once, 2,000 a second
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Budget
+
+
+@pytest.mark.parametrize(
+    ("caps", "said"),
+    [
+        ({"token_budget": 1000}, r"token_budget=1,000\) is spent: 1,000 tokens \(600 of prompts, 400 of answers\)"),
+        ({"money_budget": 1.0, "price_prompt": 1000.0, "price_completion": 1000.0}, "1.00 in money, in 10 requests"),
+    ],
+)
+async def test_a_spent_budget_stops_cleanly_and_a_raised_one_goes_on(
+    tmp_path: Path, record: Callable[[], Recording], caps: Any, said: str
+) -> None:
+    async def stage(number: int) -> list[DrawnAnswer]:
+        return [await ask(teacher, number)]
+
+    endpoint = Scripted(lambda number, body: None)
+    async with endpoint as url:
+        outputs = []
+        for attempt, factor in enumerate([1, 1, 10]):
+            raised = {k: v * factor if "budget" in k else v for k, v in caps.items()}
+            recording = record()
+            teacher = teacher_of(url, recording, "record", **raised)
+            with Journal(tmp_path / "journal") as journal:
+                running = run_stage("draw", stage, range(20), key=str, out=DrawnAnswer, journal=journal, concurrency=1)
+                if attempt < 2:
+                    with pytest.raises(BudgetSpent, match=said) as caught:
+                        await running
+                    assert "stage draw: 10 of 20 inputs are finished" in str(caught.value)
+                    assert "journal; raise the budget and run the same command again" in str(caught.value)
+                else:
+                    outputs = (await running).outputs
+            assert teacher.spent.requests == len(endpoint.requests)
+            recording.close()
+    # What was spent outlives the restart: the second run asked nothing, the third only what was left.
+    assert len(outputs) == 20 and len(endpoint.requests) == 20
+    assert record().spent("m").tokens == 2000
+
+
+async def test_many_in_flight_hardly_overrun_a_budget() -> None:
+    endpoint = Scripted(lambda number, body: None)
+    async with endpoint as url:
+        teacher = teacher_of(url, token_budget=5000, concurrency=64)
+        given = await asyncio.gather(*(ask(teacher, n) for n in range(100)), return_exceptions=True)
+    assert sum(isinstance(one, BudgetSpent) for one in given) == 50 and teacher.spent.tokens == 5000
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"money_budget": 5.0}, "money_budget=5.0: without price_prompt"),
+        ({"concurrency": 0}, "concurrency=0: must be above zero"),
+        ({"requests_per_minute": -1.0}, "requests_per_minute=-1.0"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(config: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        OpenAITeacherConfig("http://h/v1", "m", **config)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Recordings
+
+
+async def test_a_recorded_run_is_repeated_without_asking(record: Callable[[], Recording]) -> None:
+    """Also its failure, and whatever the endpoint would say now."""
+    random_answers = Scripted(
+        lambda number, body: (
+            status(400)
+            if "bad" in body["messages"][0]["content"]
+            else web.Response(body=completion(json.dumps({"value": number, "note": str(time.time())})))
+        )
+    )
+    async with random_answers as url:
+        with pytest.raises(ValueError, match="mode='record'"):
+            teacher_of(url, None, "record")
+        teacher = teacher_of(url, record(), "record")
+        first = [await ask(teacher, number) for number in range(5)]
+        with pytest.raises(TeacherError) as failed:
+            await ask(teacher, "bad")
+        teacher.recording.close()  # type: ignore[union-attr]
+        asked = len(random_answers.requests)
+
+        again = teacher_of("http://127.0.0.1:9/v1", record(), "replay")
+        assert [await ask(again, number) for number in range(5)] == first
+        with pytest.raises(TeacherError) as failed_again:
+            await ask(again, "bad")
+        assert str(failed_again.value) == str(failed.value)
+        for other in ({"about": 0, "seed": 6}, {"about": "new"}):
+            with pytest.raises(NotRecorded, match="has no answer to a request for DrawnAnswer"):
+                await ask(again, **other)
+        assert len(random_answers.requests) == asked
+
+        # Recording goes on where it stopped: what failed is asked again, what is new too.
+        resumed = teacher_of(url, record(), "record")
+        assert [await ask(resumed, number) for number in range(5)] == first
+        await ask(resumed, "new")
+        assert len(random_answers.requests) == asked + 1
+
+
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a database, but long enough to be read as a header of one" * 20)
+    with pytest.raises(ValueError, match="is not a recording.*name another file"):
+        Recording(tmp_path / "file")

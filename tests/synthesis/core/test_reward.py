@@ -1,0 +1,90 @@
+"""The F1 reward: the paper's examples, its bounds, and what counts as solved."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.reward import f1_reward, solved_by, sub_tasks_by_tool
+
+
+@pytest.mark.parametrize(
+    ("solved", "needed", "calls", "want"),
+    [(4, 4, 4, 1.0), (4, 4, 6, 0.8), (3, 4, 4, 0.75), (0, 4, 4, 0.0), (0, 4, 0, 0.0), (1, 1, 3, 0.5)],
+)
+def test_paper_examples(solved, needed, calls, want):
+    assert f1_reward(solved=solved, needed=needed, calls=calls).value == pytest.approx(want, abs=1e-5)
+
+
+def test_single_parts():
+    assert f1_reward(solved=2, needed=4, calls=8, kind="recall").value == 0.5
+    assert f1_reward(solved=2, needed=4, calls=8, kind="precision").value == pytest.approx(0.25)
+    assert f1_reward(solved=1, needed=1, calls=1, epsilon=1.0, kind="precision").value == 0.5
+
+
+@given(needed=st.integers(1, 20), data=st.data())
+def test_bounds_and_monotony(needed, data):
+    solved = data.draw(st.integers(1, needed))
+    calls = data.draw(st.integers(solved, 60))
+    reward = f1_reward(solved=solved, needed=needed, calls=calls)
+    assert 0 < reward.value <= 1
+    assert min(reward.recall, reward.precision) <= reward.value <= max(reward.recall, reward.precision)
+    assert f1_reward(solved=solved, needed=needed, calls=calls + 1).value < reward.value
+    assert f1_reward(solved=solved - 1, needed=needed, calls=calls).value < reward.value
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 1), (3, 2, 4), (1, 2, 0), (-1, 2, 1)])
+def test_impossible_counts_are_refused(counts):
+    with pytest.raises(ValueError):
+        f1_reward(solved=counts[0], needed=counts[1], calls=counts[2])
+
+
+def environment(*, needs: list[bool], references: list[int]) -> ToolEnvironment:
+    def tool(name: str) -> CodeTool:
+        return CodeTool(ToolSpec(name, "…", {"type": "object", "properties": {}}), f"def {name}(): return 1")
+
+    answers = [Answer("Paris"), Answer(2_102_650, tolerance=0.5), Answer("Seine")]
+    subs = [
+        SubQuestion(
+            id=i, question="?", answer=answers[i], depends_on=[], hop=1, needs_tool=needed, intent=f"intent{i % 2}"
+        )
+        for i, needed in enumerate(needs)
+    ]
+    return ToolEnvironment(
+        id="env",
+        language="en",
+        domain="geography",
+        structure="parallel_single_hop",
+        question="?",
+        answer=answers[0],
+        sub_questions=subs,
+        tools=[tool("tool0"), tool("tool1")],
+        reference_calls=[ReferenceCall(i, f"tool{i % 2}", {}, answers[i].value) for i in references],
+        distractors={},
+        entities=[],
+        signature="s",
+        split="train",
+    )
+
+
+def test_solved_only_by_its_own_tool():
+    subs = sub_tasks_by_tool(environment(needs=[True, True, True], references=[0, 1, 2]))
+    assert solved_by(subs, "tool0", {"capital": "Paris", "river": "Seine"}) == [0, 2]
+    assert solved_by(subs, "tool0", {"population": 2_102_650}) == []
+    assert solved_by(subs, "tool1", {"population": 2_102_650}) == [1]
+    assert solved_by(subs, "tool1", {"population": 12_102_650}) == []
+    assert solved_by(subs, "other", "Paris") == []
+
+
+def test_tool_free_sub_questions_do_not_count():
+    subs = sub_tasks_by_tool(environment(needs=[True, False], references=[0]))
+    assert {tool: [sub.id for sub in found] for tool, found in subs.items()} == {"tool0": [0]}
+
+
+def test_environments_that_cannot_be_scored_are_refused():
+    with pytest.raises(ValueError, match="sub-question 1 needs a tool but has no reference call"):
+        sub_tasks_by_tool(environment(needs=[True, True], references=[0]))
+    with pytest.raises(ValueError, match="no sub-question needs a tool"):
+        sub_tasks_by_tool(environment(needs=[False], references=[]))

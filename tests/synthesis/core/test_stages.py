@@ -1,0 +1,239 @@
+"""The stage runner: order, exactly once, retries, rejections, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from synthesis.core.progress import TRAFFIC, Progress, progress_bar
+from synthesis.core.records import Answer
+from synthesis.core.stages import Journal, Rejected, Stopped, Transient, rng_for, run_stage
+
+
+async def run(function, inputs, path, **options):
+    with Journal(path) as journal:
+        return await run_stage(
+            "stage", function, inputs, key=str, out=Answer, journal=journal, backoff_seconds=0.001, **options
+        )
+
+
+async def test_outputs_keep_the_order_of_inputs_whatever_finishes_first(tmp_path):
+    async def slow_first(number):
+        await asyncio.sleep(0.02 / (number + 1))
+        return [Answer(value=number), Answer(value=-number)]
+
+    result = await run(slow_first, range(20), tmp_path / "journal", concurrency=7)
+    assert [a.value for a in result.outputs] == [v for n in range(20) for v in (n, -n)]
+
+
+async def test_concurrency_is_bounded(tmp_path):
+    active = peak = 0
+
+    async def count(number):
+        nonlocal active, peak
+        active += 1
+        peak = max(peak, active)
+        await asyncio.sleep(0.001)
+        active -= 1
+        return []
+
+    await run(count, range(50), tmp_path / "journal", concurrency=5)
+    assert peak == 5
+
+
+async def test_rejections_are_counted_with_a_reason_and_an_example(tmp_path):
+    async def odd_only(number):
+        if number % 2 == 0:
+            raise Rejected("even", f"{number} is even")
+        return [Answer(value=number)]
+
+    result = await run(odd_only, range(10), tmp_path / "journal", concurrency=1)
+    assert result.rejected == Counter(even=5)
+    assert result.details == {"even": "0 is even"}
+    assert len(result.outputs) == 5
+
+
+async def test_transient_failures_are_retried_then_rejected(tmp_path):
+    tries: Counter[int] = Counter()
+
+    async def flaky(number):
+        tries[number] += 1
+        if tries[number] <= number:
+            raise Transient("busy")
+        return [Answer(value=number)]
+
+    result = await run(flaky, range(5), tmp_path / "journal", retries=2)
+    assert [a.value for a in result.outputs] == [0, 1, 2]
+    assert result.rejected == Counter(transient_failure=2)
+    assert tries == {0: 1, 1: 2, 2: 3, 3: 3, 4: 3}
+
+
+async def test_a_stopped_run_goes_on_and_does_nothing_twice(tmp_path):
+    calls: Counter[int] = Counter()
+
+    async def breaks_at_seven(number):
+        calls[number] += 1
+        if number == 7 and calls[7] == 1:
+            raise RuntimeError("power cut")
+        if number == 3:
+            raise Rejected("three")
+        return [Answer(value=number)]
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        await run(breaks_at_seven, range(12), tmp_path / "journal", concurrency=1)
+    result = await run(breaks_at_seven, range(12), tmp_path / "journal", concurrency=1)
+    assert [a.value for a in result.outputs] == [n for n in range(12) if n != 3]
+    assert result.rejected == Counter(three=1)
+    assert result.resumed == 7
+    assert calls == {n: 2 if n == 7 else 1 for n in range(12)}
+
+
+async def test_keys_must_be_unique(tmp_path):
+    async def nothing(_):
+        return []
+
+    with pytest.raises(ValueError, match="two inputs have the key '1'"):
+        await run(nothing, [0, 1, 1], tmp_path / "journal")
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path):
+    (tmp_path / "journal").write_text("not a database, but long enough to be read as a header of one" * 20)
+    with pytest.raises(ValueError, match="is not a journal"):
+        Journal(tmp_path / "journal")
+
+
+def test_rng_depends_on_all_parts():
+    draws = {rng_for(0, "a", "b").random(), rng_for(0, "a", "c").random(), rng_for(1, "a", "b").random()}
+    assert len(draws) == 3
+    assert rng_for(0, "a", "b").random() in draws
+
+
+async def test_inputs_are_taken_as_work_begins_and_outputs_go_to_a_sink(tmp_path):
+    taken, given = [], []
+
+    def numbers():
+        for number in range(30):
+            taken.append(number)
+            yield number
+
+    async def same(number):
+        assert len(taken) <= number + 4
+        await asyncio.sleep(0.001)
+        return [Answer(value=number)]
+
+    for resumed in (0, 30):
+        taken.clear()
+        given.clear()
+        result = await run(same, numbers(), tmp_path / "journal", concurrency=4, sink=given.append)
+        assert result.outputs == [] and result.resumed == resumed
+        assert [answer.value for answer in given] == list(range(30))
+
+
+async def test_keys_of_inputs_that_are_made_must_be_unique_too(tmp_path):
+    async def nothing(_):
+        return []
+
+    with pytest.raises(ValueError, match="two inputs have the key '1'"):
+        await run(nothing, iter([0, 1, 1]), tmp_path / "journal")
+
+
+async def test_a_stop_lets_others_finish_and_says_what_is_done(tmp_path):
+    async def stops_at_five(number):
+        if number == 5:
+            raise Stopped("no more money", "earn some")
+        await asyncio.sleep(0.05)
+        return [Answer(value=number)]
+
+    with pytest.raises(Stopped) as caught:
+        await run(stops_at_five, range(20), tmp_path / "journal", concurrency=4)
+    assert str(caught.value) == (
+        f"no more money; stage stage: 5 of 20 inputs are finished and kept in {tmp_path / 'journal'}; earn some"
+    )
+    with Journal(tmp_path / "journal") as journal:
+        assert set(journal.load("stage")) == {"0", "1", "2", "3", "4"}
+
+
+async def test_what_is_finished_is_committed_without_waiting_for_more(tmp_path):
+    """A stage whose second input takes long, killed meanwhile: the first is kept."""
+    second = asyncio.Event()
+
+    async def slow(number):
+        if number:
+            await second.wait()
+        return [Answer(value=number)]
+
+    running = asyncio.create_task(run(slow, range(2), tmp_path / "journal", concurrency=1))
+    await asyncio.sleep(4 * Journal.COMMIT_SECONDS)
+    rows = sqlite3.connect(tmp_path / "journal").execute("SELECT key FROM done").fetchall()
+    second.set()
+    await running
+    assert rows == [("0",)]
+
+
+async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Progress, "SECONDS", 0.02)
+
+    async def half(number):
+        TRAFFIC.requests += 1
+        TRAFFIC.tokens += 100
+        await asyncio.sleep(0.05)
+        if number % 2:
+            raise Rejected("odd")
+        return []
+
+    await run(half, range(10), tmp_path / "journal", concurrency=2)
+    shown = capsys.readouterr().err
+    assert "10/10" in shown and "rejected=5" in shown and "requests=10" in shown and "tokens/s=" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_drawn_over_itself_on_a_terminal_and_lines_in_a_log(terminal, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    clock = iter(range(0, 10_000, 10))  # seconds
+    monkeypatch.setattr("synthesis.core.progress.time.monotonic", lambda: next(clock))
+    bar = progress_bar(total=10, desc="stage", mininterval=0)
+    for number in range(10):
+        bar.set_postfix_str(f"now={number}")
+        bar.update()
+    bar.close()
+    shown = capsys.readouterr().err
+    if terminal:
+        assert shown.count("\r") > 10 and shown.count("\n") == 1
+    else:
+        lines = shown.splitlines()
+        assert "\r" not in shown and "now=9" in lines[-1] and 3 < len(lines) < 10
+        assert all(line.startswith("stage:") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_memory_stays_flat_over_many_records(tmp_path, lazy):
+    """100,000 records of 1 kB are 100 MB; with a sink, memory holds their keys (at most 300 bytes each)."""
+    text = "x" * 1000
+
+    async def thousand(number):
+        return [Answer(value=f"{number}{text}")]
+
+    async def work(count, name):
+        total = 0
+
+        def add(answer):
+            nonlocal total
+            total += len(answer.value)
+
+        with Journal(tmp_path / name) as journal:
+            inputs = iter(range(count)) if lazy else range(count)
+            tracemalloc.start()
+            await run_stage("s", thousand, inputs, key=str, out=Answer, journal=journal, sink=add)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert total > count * 1000
+        return peak
+
+    small, large = await work(1_000, "small"), await work(100_000, "large")
+    assert large - small < 30e6

@@ -1,0 +1,321 @@
+"""Stages in Ray's workers, on a real local Ray: the bytes of this process, whoever dies; an endpoint's limits hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from flaky_endpoint import Flaky
+
+import synthesis.pipeline.teacher
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.rate_limits import BudgetSpent
+from synthesis.core.recording import Recording
+from synthesis.core.records import Answer
+from synthesis.core.stages import Journal, Rejected, StageResult, Stopped, Transient
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.pipeline import synthesize
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.executors import LocalExecutor, Means, run_on
+from synthesis.pipeline.ray_executor import RayExecutor, RayUnavailable
+from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
+
+ROOT = Path(__file__).parents[3]
+ray: Any = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray with room for two workers."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    context = ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error")
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+def tree(folder: Path, *names: str) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for name in names
+        for path in sorted((folder / name).rglob("*"))
+        if path.is_file()
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stages of the tests' own
+
+
+class DrawnAnswer(msgspec.Struct, frozen=True):
+    value: int
+    note: str
+
+
+@dataclass
+class Noted:
+    """A context with a folder in which it is noted what happens, and with the prompts of that folder."""
+
+    means: Means
+    folder: Path
+
+    def note(self, name: str) -> str:
+        """The name's notes, with one more."""
+        with (self.folder / name).open("a") as file:
+            file.write("x")
+        return (self.folder / name).read_text()
+
+    async def all_opened(self) -> None:
+        """Nothing is proven by a worker that has done everything before the other was there."""
+        while self.means.worker is not None and len(os.listdir(self.folder / "opened")) < 2:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def notes(means: Means, folder: Path) -> AsyncIterator[Noted]:
+    if means.worker is not None:  # a process of its own
+        synthesis.pipeline.teacher.PROMPTS = folder / "prompts"
+    (folder / "opened").mkdir(parents=True, exist_ok=True)
+    (folder / "opened" / str(os.getpid())).touch()
+    yield Noted(means, folder)
+
+
+async def mixed(number: int, context: Noted, offset: int) -> list[Answer]:
+    """Of each kind of end."""
+    await context.all_opened()
+    if number % 5 == 0:
+        raise Rejected("fifth", f"{number} is divisible: by 5")
+    if number % 7 == 1 and len(context.note(f"tried-{number}")) < (9 if number == 22 else 2):
+        raise Transient("busy")
+    if context.means.worker is not None:
+        assert "jax" not in sys.modules
+    return [Answer(value=number + offset), Answer(value=f"é{number}")] * (number % 3)
+
+
+async def broken(number: int, context: Any) -> list[Answer]:
+    raise LookupError(f"{number} is nowhere")
+
+
+async def poisonous(number: int, context: Noted) -> list[Answer]:
+    """Whoever works at 3 dies."""
+    if number == 3:
+        context.note("died-3")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [Answer(value=number)]
+
+
+async def asks(number: int, context: Noted) -> list[Answer]:
+    await context.all_opened()
+    given = await context.means.teacher.ask(DrawnAnswer, {"record": number}, language="en", seed=number)
+    return [Answer(value=given.value)]
+
+
+@asynccontextmanager
+async def hopeless(means: Means) -> AsyncIterator[None]:
+    raise PermissionError("not on this machine")
+    yield
+
+
+async def stage(
+    workers: Any, folder: Path, function: Any, inputs: Any, *, name: str = "stage", concurrency: int = 4
+) -> StageResult[Answer]:
+    with Journal(folder / "journal.sqlite") as journal:
+        return await run_on(
+            workers, name, function, inputs, key=str, out=Answer, journal=journal, concurrency=concurrency,
+            backoff_seconds=0.001,
+        )  # fmt: skip
+
+
+def rows(folder: Path) -> list[Any]:
+    with sqlite3.connect(folder / "journal.sqlite") as db:
+        return db.execute("SELECT * FROM done ORDER BY stage, key").fetchall()
+
+
+async def test_a_cluster_that_is_not_there_is_said_so() -> None:
+    """The first test: once there is one, it is used whatever the address."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(RayUnavailable, match=f"no Ray cluster at {address} .*ray start"):
+        async with RayExecutor(sandbox=nullcontext, address=address).workers(hopeless):
+            pass
+
+
+@pytest.mark.slow
+async def test_a_stage_ends_as_it_does_here_whoever_dies(cluster: str, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    function = partial(mixed, offset=100)
+    async with LocalExecutor(OfflineTeacher(), None).workers(partial(notes, folder=here)) as workers:  # type: ignore
+        local = await stage(workers, here, function, range(40))
+    assert local.rejected == {"fifth": 8, "transient_failure": 1} and local.details["fifth"] == "0 is divisible: by 5"
+    async with RayExecutor(sandbox=nullcontext, count=2).workers(partial(notes, folder=there)) as workers:
+        assert await stage(workers, there, function, range(40)) == local and rows(there) == rows(here)
+        assert str(os.getpid()) not in os.listdir(there / "opened")
+        with pytest.raises(LookupError, match="is nowhere"):
+            await stage(workers, there, broken, range(4), name="broken")
+        result = await stage(workers, there, poisonous, range(12), name="poisonous", concurrency=6)
+    # Who kills its workers is rejected, and nobody who was with it.
+    assert [answer.value for answer in result.outputs] == [number for number in range(12) if number != 3]
+    assert result.rejected == {"worker_died": 1}
+    assert (there / "died-3").read_text() == "x" * 4
+
+
+@pytest.mark.slow
+async def test_a_worker_that_cannot_begin_ends_the_run(cluster: str) -> None:
+    with pytest.raises(PermissionError, match="not on this machine"):
+        async with RayExecutor(sandbox=nullcontext, count=1).workers(hopeless) as workers:
+            await workers.bound(broken, 1)(0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# An endpoint
+
+
+class Counted(Flaky):
+    """Knows how many requests it has had at once."""
+
+    at_once = most = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            return await super().answer(request)
+        finally:
+            self.at_once -= 1
+
+
+def endpoint(recording: Path, url: str, **config: Any) -> OpenAITeacher:
+    return OpenAITeacher(OpenAITeacherConfig(url, "m", **config), Recording(recording), "record")
+
+
+@pytest.mark.slow
+async def test_limits_and_budget_of_an_endpoint_hold_over_all_workers(cluster: str, tmp_path: Path) -> None:
+    """40 records of 100 tokens in two workers with eight records each: three requests at once, and 20 are paid for."""
+    (tmp_path / "prompts" / "en").mkdir(parents=True)
+    (tmp_path / "prompts" / "en" / "drawn_answer.jinja").write_text("Draw for {{ record }}.")
+    served = Counted(latency=0.03)
+    async with served as url:
+
+        async def run(token_budget: int) -> StageResult[Answer]:
+            make = partial(endpoint, tmp_path / "teacher.sqlite", url, concurrency=3, token_budget=token_budget)
+            executor = RayExecutor(sandbox=nullcontext, endpoint=make, count=2)
+            async with executor.workers(partial(notes, folder=tmp_path)) as workers:
+                return await stage(workers, tmp_path, asks, range(40), concurrency=8)
+
+        with pytest.raises(BudgetSpent, match="token_budget=2,000") as stopped:
+            await run(token_budget=2_000)
+        assert isinstance(stopped.value, Stopped) and "stage stage: 20 of 40 inputs are finished" in str(stopped.value)
+        assert len(served.requests) == 20 and served.most == 3
+        result = await run(token_budget=4_000)
+        assert result.resumed == 20 and len(result.outputs) == 40
+        assert len(served.requests) == 40 and served.most == 3
+    spent = Recording(tmp_path / "teacher.sqlite").spent("m")
+    assert (spent.requests, spent.tokens) == (40, 4_000)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole runs
+
+
+@asynccontextmanager
+async def noted_pool(folder: Path) -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(SandboxConfig(concurrency=4)) as pool:
+        (folder / str(os.getpid())).touch()
+        yield pool
+
+
+class Deadly(Journal):
+    """Kills one of the processes that are noted in a folder when so much is finished."""
+
+    def __init__(self, path: Path, folder: Path, after: int) -> None:
+        super().__init__(path)
+        self.folder, self.left, self.killed = folder, after, 0
+
+    def add(self, *row: Any) -> None:
+        super().add(*row)
+        self.left -= 1
+        if self.left == 0:
+            self.killed = int(min(os.listdir(self.folder)))
+            os.kill(self.killed, signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_environments_have_the_same_bytes_when_a_worker_is_killed(cluster: str, tmp_path: Path) -> None:
+    config = EnvironmentsConfig(count=14, fact_distractors=False, concurrency=6)
+    async with SandboxPool(SandboxConfig()) as pool:
+        with Journal(tmp_path / "here" / "journal.sqlite") as journal:
+            executor = LocalExecutor(OfflineTeacher(), pool)
+            here = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path / "here", seed=4)
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    with Deadly(tmp_path / "there" / "journal.sqlite", pids, after=30) as journal:
+        there = await synthesize(
+            config,
+            executor=RayExecutor(sandbox=partial(noted_pool, pids), count=2),
+            journal=journal,
+            out_dir=tmp_path / "there",
+            seed=4,
+        )
+    assert journal.killed and not Path(f"/proc/{journal.killed}").exists()
+    assert there == here and sum(here.counts.values()) > 6
+    assert tree(tmp_path / "there", "train", "held_out") == tree(tmp_path / "here", "train", "held_out")
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+@pytest.mark.slow
+async def test_a_killed_run_of_the_program_goes_on_and_does_nothing_twice(cluster: str, tmp_path: Path) -> None:
+    settings = ("--config.trajectories=8", "--config.proposals=3",
+                '--config.fact_servers=["numbers", "elements", "http"]',
+                "--config.sources=[]", "--config.mcp_share=0", "--config.min_tools=2")  # fmt: skip
+
+    def start(folder: str, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "launch.trajectories", f"--workdir={tmp_path / folder}", *settings, *more]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def said(process: subprocess.Popen[str]) -> str:
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+        return out.replace("remote", "local")
+
+    local = start("local")
+    on_ray = ("--executor=ray", f"--ray_address={cluster}", "--ray_workers=2")
+    killed = start("remote", *on_ray)
+
+    def finished() -> list[Any]:
+        found = list((tmp_path / "remote" / "journals").glob("*.sqlite"))
+        try:
+            with sqlite3.connect(found[0]) as db:
+                return db.execute("SELECT stage, key FROM done").fetchall()
+        except (IndexError, sqlite3.OperationalError):  # not made yet
+            return []
+
+    while len(finished()) < 30:
+        assert killed.poll() is None, killed.communicate()[1][-3000:]
+        await asyncio.sleep(0.02)
+    killed.kill()
+    killed.communicate()
+    assert not (tmp_path / "remote" / "trajectories").exists()
+    (journal,) = (tmp_path / "remote" / "journals").glob("*.sqlite")
+    with sqlite3.connect(journal) as db:  # whoever does a finished input again is stopped
+        db.execute(
+            "CREATE TRIGGER twice BEFORE INSERT ON done WHEN EXISTS "
+            "(SELECT 1 FROM done WHERE stage = NEW.stage AND key = NEW.key) "
+            "BEGIN SELECT RAISE(ABORT, 'done twice'); END"
+        )
+    assert said(start("remote", *on_ray)) == said(local)
+    names = ("servers", "chains", "tasks", "trajectories", "graphs")
+    assert tree(tmp_path / "remote", *names) == tree(tmp_path / "local", *names)

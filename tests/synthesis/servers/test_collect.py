@@ -1,0 +1,281 @@
+"""Collecting from real MCP servers over stdio, and normalising what comes: nothing is lost without a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from synthesis.core.records import CodeExecution, StdioExecution, ToolCall
+from synthesis.core.stages import Rejected, Transient
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.servers.collect import (
+    CLOCK,
+    ServerDocument,
+    ServerSource,
+    collect,
+    default_sources,
+    fact_documents,
+    make_project,
+    source_key,
+)
+from synthesis.servers.mcp_client import McpConnections, ServerUnavailable
+from synthesis.servers.normalize import fix_names, normalize
+from synthesis.trajectories.execution import ToolExecutor
+
+SERVER = textwrap.dedent(
+    """
+    import asyncio, os, sys
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
+    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+
+    ENDLESS = "endless" in sys.argv
+
+    async def list_tools(context, parameters):
+        page = int(parameters.cursor) if parameters is not None and parameters.cursor else 0
+        names = [f"tool.number {3 * page + i}" for i in range(3)] + (["die"] if page == 2 else [])
+        tools = [Tool(name=n, description="A tool of this page.", input_schema={"type": "object"}) for n in names]
+        after = "0" if ENDLESS else str(page + 1) if page < 2 else None
+        return ListToolsResult(tools=tools, next_cursor=after)
+
+    async def call_tool(context, parameters):
+        if parameters.name == "die":
+            os._exit(3)
+        return CallToolResult(content=[TextContent(text=f"{parameters.name} in {os.getpid()}")])
+
+    async def main():
+        with open("pid", "w") as file:
+            file.write(str(os.getpid()))
+        server = Server("paged", on_list_tools=list_tools, on_call_tool=call_tool)
+        async with stdio_server() as streams:
+            await server.run(*streams, server.create_initialization_options())
+
+    asyncio.run(main())
+    """
+)
+
+
+def source(*command: str) -> ServerSource:
+    return ServerSource("own", "Own", "A server.", "test", "en", StdioExecution(list(command)))
+
+
+@pytest.fixture
+def paged(tmp_path):
+    (tmp_path / "paged.py").write_text(SERVER)
+    return [sys.executable, str(tmp_path / "paged.py")]
+
+
+async def test_tools_of_the_installed_servers(tmp_path):
+    async with McpConnections(cwd=tmp_path) as connections:
+        time, git = [(await collect(one, connections))[0] for one in default_sources(["en"])]
+        names = {tool["function"]["name"] for tool in git.tools}
+        assert [tool["function"]["name"] for tool in time.tools] == ["get_current_time", "convert_time"]
+        assert {"git_log", "git_show", "git_commit"} <= names
+        running = await connections.get(time.execution)
+        text, ok = await running.call("get_current_time", {"timezone": "Asia/Tokyo"})
+        assert ok and CLOCK[:10] + "T21:00:00+09:00" in text  # the clock stands still
+        assert (await running.call("get_current_time", {"timezone": "Mars/Olympus"}))[1] is False
+        assert await running.call("no_such_tool", {}) == ("Unknown tool: no_such_tool", False)
+
+
+async def test_all_pages_are_read(tmp_path, paged):
+    async with McpConnections(cwd=tmp_path) as connections:
+        (document,) = await collect(source(*paged), connections)
+    assert [tool["function"]["name"] for tool in document.tools] == [f"tool.number {i}" for i in range(9)] + ["die"]
+
+
+async def test_pages_without_end_are_refused(tmp_path, paged):
+    async with McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="mcp_server_unavailable.*no end"):
+            await collect(source(*paged, "endless"), connections)
+
+
+async def test_a_broken_connection_is_opened_again(tmp_path, paged):
+    async with McpConnections(cwd=tmp_path) as connections:
+        running = await connections.get(StdioExecution(paged))
+        first, _ = await running.call("tool.number 1", {})
+        with pytest.raises(ServerUnavailable):
+            await running.call("die", {})
+        second, ok = await running.call("tool.number 1", {})
+        assert ok and second != first  # another process
+        assert connections.reopened == running.reopened == 2  # within the call that broke it twice, and after it
+
+
+def kill(folder: Path) -> None:
+    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
+    """The run's first call lists them once more, for their names: on a new connection, and one only for all runs."""
+    async with McpConnections(cwd=tmp_path) as connections:
+        (document,) = await collect(source(*paged), connections)
+        server = normalize(document).server
+        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        calls = [ToolCall(f"call_{number}", "tool_number_1", {}) for number in range(5)]
+        for reopened in (1, 2):
+            kill(tmp_path)
+            results = await asyncio.gather(*(executor.mcp(server, server.execution, call) for call in calls))
+            new = (tmp_path / "pid").read_text()
+            assert {(one.content, one.ok) for one in results} == {(f"tool.number 1 in {new}", True)}
+            assert connections.reopened == reopened
+        kill(tmp_path)
+        (tmp_path / "paged.py").write_text("raise SystemExit(3)")  # it does not come back: nobody's tool has failed
+        with pytest.raises(Transient, match="MCP server .* did not start"):
+            await executor.mcp(server, server.execution, calls[0])
+        assert connections.reopened == 2
+
+
+async def test_a_server_that_did_not_start_is_started_at_the_next_request(tmp_path, paged):
+    (tmp_path / "paged.py").write_text("raise SystemExit(3)")
+    async with McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="did not start"):
+            await collect(source(*paged), connections)
+        (tmp_path / "paged.py").write_text(SERVER)
+        (document,) = await collect(source(*paged), connections)
+        assert len(document.tools) == 10 and connections.reopened == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "timeout", "what"),
+    [
+        (["no-such-mcp-server"], 20, "no-such-mcp-server.*not found; install it"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], 20, "did not start"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], 1, "did not answer in 1 s"),
+    ],
+)
+async def test_a_server_that_does_not_start_is_rejected_in_one_line(tmp_path, command, timeout, what):
+    async with McpConnections(cwd=tmp_path, timeout_seconds=timeout) as connections:
+        with pytest.raises(Rejected, match=what) as rejection:
+            await collect(source(*command), connections)
+    assert rejection.value.reason == "mcp_server_unavailable" and "\n" not in rejection.value.detail
+
+
+def test_a_missing_server_is_tried_again_once_it_is_there():
+    assert source_key(source("no-such-mcp-server")).endswith("missing")
+    assert source_key(source("mcp-server-time")).endswith("found")
+
+
+def test_the_git_project_is_the_same_everywhere(tmp_path):
+    heads = set()
+    for name in ("a", "b"):
+        make_project(tmp_path / name)
+        make_project(tmp_path / name)  # is left as it is
+        log = subprocess.run(
+            ["git", "log", "--all", "--format=%H"], cwd=tmp_path / name, capture_output=True, text=True
+        )
+        heads.add(log.stdout)
+    assert len(heads) == 1 and len(heads.pop().split()) == 10
+
+
+def test_fact_documents_can_be_chosen():
+    documents = fact_documents(["en", "zh"], only=["colors", "http"], emulated=["http"])
+    assert [document.id for document in documents] == ["colors", "http", "colors_zh", "http_zh"]
+    assert [isinstance(document.execution, CodeExecution) for document in documents] == [True, False, True, False]
+    with pytest.raises(ValueError, match="only: no fact server 'dragons'"):
+        fact_documents(["en"], only=["dragons"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Normalising
+
+OBJECT = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+
+
+def tool(name="look_up", description="Look up a thing.", parameters=OBJECT, **more):
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+        **more,
+    }
+
+
+def document(*tools, execution=None) -> ServerDocument:
+    return ServerDocument("srv", "S", "A server.", "test", "en", list(tools), execution or CodeExecution(""))
+
+
+def reasons(*tools, **options) -> dict[str, str]:
+    done = normalize(document(*tools), min_tools=0, **options)
+    assert done.server is not None and len(done.server.tools) + len(done.rejected) == done.read == len(tools)
+    return {one.name: one.reason for one in done.rejected}
+
+
+def parameters_of(schema) -> dict:
+    (kept,) = normalize(document(tool(parameters=schema)), min_tools=1).server.tools
+    return kept.parameters
+
+
+def test_each_bad_tool_has_its_reason():
+    assert reasons(
+        tool("good"),
+        tool("no_schema", parameters=None),
+        {"type": "function", "function": {"name": "no_key", "description": "Look up a thing."}},
+        tool("no_words", description=" "),
+        tool("get_it", description="Get it."),
+        tool("odd_type", parameters={"type": "object", "properties": {"x": {"type": "colour"}}}),
+        tool("not_object", parameters={"type": "array"}),
+        tool("bad_required", parameters={"type": "object", "properties": {}, "required": ["x"]}),
+        tool("foreign", parameters={"type": "object", "properties": {"x": {"$ref": "https://x.org/y"}}}),
+        tool("endless", parameters={"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},
+                                    "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}),
+        tool("", description="Look up a thing."),
+        "not a tool",
+    ) == {
+        "no_schema": "no_schema",
+        "no_key": "no_schema",
+        "no_words": "no_description",
+        "get_it": "vague_description",
+        "odd_type": "unknown_type",
+        "not_object": "not_an_object",
+        "bad_required": "invalid_schema",
+        "foreign": "foreign_reference",
+        "endless": "recursive_schema",
+        "": "bad_name",
+    }  # fmt: skip
+
+
+def test_schemas_become_plain():
+    assert parameters_of(
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": "Arguments",
+            "properties": {
+                "title": {"title": "Title", "type": "str"},
+                "since": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Since"},
+                "place": {"$ref": "#/$defs/Place", "description": "Where."},
+                "size": {"oneOf": [{"type": "int"}, {"type": "string"}]},
+            },
+            "required": ["title"],
+            "$defs": {"Place": {"type": "dict", "properties": {"lat": {"type": "float"}}}},
+        }
+    ) == {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "since": {"type": "string"},
+            "place": {"type": "object", "properties": {"lat": {"type": "number"}}, "description": "Where."},
+            "size": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        },
+        "required": ["title"],
+    }
+    assert parameters_of({"type": "object"}) == {"type": "object", "properties": {}}
+
+
+def test_names_are_mended_and_stay_apart():
+    assert fix_names(["get.weather", "get_weather", "get weather", "天气", "ok-1", "x" * 70], "srv") == [
+        "srv_get_weather", "get_weather", None, None, "ok-1", "x" * 64,
+    ]  # fmt: skip
+
+
+def test_small_servers_and_writing_tools_are_dropped_and_counted():
+    done = normalize(document(tool("a"), tool("b", parameters=None)), min_tools=3)
+    assert done.server is None and done.reasons() == {"server_too_small": 1, "no_schema": 1}
+    running = document(tool("a", read_only=False), tool("b", read_only=True), execution=StdioExecution(["x"]))
+    assert normalize(running, min_tools=1).reasons() == {"changes_state": 1}
+    assert not normalize(running, min_tools=1, read_only=False).rejected

@@ -1,0 +1,321 @@
+"""MCP servers over streamable HTTP, and servers of either kind that misbehave: each is rejected in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from synthesis.core.records import HttpExecution, StdioExecution, ToolCall, ToolServer, ToolSpec
+from synthesis.core.stages import Rejected, Transient
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.servers.collect import ServerSource, collect, source_key
+from synthesis.servers.mcp_client import McpConnections, ServerUnavailable
+from synthesis.servers.normalize import normalize
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.execution import ToolExecutor
+
+HTTP_SERVER = textwrap.dedent(
+    """
+    import os, sys
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("adder")
+
+    @server.tool()
+    def add(first: int, second: int) -> int:
+        "Add two whole numbers."
+        return first + second
+
+    @server.tool(name="process.id")
+    def process() -> str:
+        "The number of the process that answers."
+        return str(os.getpid())
+
+    app = server.streamable_http_app(stateless_http="stateless" in sys.argv)
+
+    async def guarded(scope, receive, send):
+        if scope["type"] == "http" and (b"authorization", b"Bearer open sesame") not in scope["headers"]:
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await app(scope, receive, send)
+
+    uvicorn.run(guarded, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+    """
+)
+TOKEN = {"Authorization": "Bearer ${TEST_TOKEN}"}
+
+
+def http_source(url: str, headers=TOKEN) -> ServerSource:
+    return ServerSource("own", "Own", "A server.", "test", "en", HttpExecution(url, dict(headers)))
+
+
+def free_port() -> int:
+    with socket.socket() as one_socket:
+        one_socket.bind(("127.0.0.1", 0))
+        return one_socket.getsockname()[1]
+
+
+@contextlib.contextmanager
+def http_server(folder: Path, port: int, *arguments: str):
+    (folder / "served.py").write_text(HTTP_SERVER)
+    process = subprocess.Popen([sys.executable, str(folder / "served.py"), str(port), *arguments])
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, "the server did not start"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_server_over_streamable_http(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEST_TOKEN", "open sesame")
+    port = free_port()
+    async with McpConnections(cwd=tmp_path) as connections:
+        with http_server(tmp_path, port) as url:
+            (document,) = await collect(http_source(url), connections)
+            done = normalize(document, min_tools=2)
+            assert [tool.name for tool in done.server.tools] == ["add", "process_id"]
+            assert isinstance(done.server.execution, HttpExecution)
+            assert "sesame" not in msgspec.json.encode(done.server).decode()  # the record names the variable only
+            running = await connections.get(document.execution)
+            assert await running.call("add", {"first": 2, "second": 3}) == ("5", True)
+            assert (await running.call("add", {"first": "two"}))[1] is False
+            first, _ = await running.call("process.id", {})
+        for _ in range(2):
+            with pytest.raises(ServerUnavailable, match="did not connect"):
+                await running.call("process.id", {})
+        with http_server(tmp_path, port) as url:  # another process at the same address: connected to again
+            second, ok = await running.call("process.id", {})
+            assert ok and second != first
+
+
+async def test_http_servers_that_let_nobody_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEST_TOKEN", "wrong")
+    with http_server(tmp_path, free_port(), "stateless") as url:
+        async with McpConnections(cwd=tmp_path, timeout_seconds=10) as connections:
+            with pytest.raises(Rejected, match="did not connect.*check its address and headers") as rejection:
+                await collect(http_source(url), connections)
+    assert rejection.value.reason == "mcp_server_unavailable" and "\n" not in rejection.value.detail
+    monkeypatch.delenv("TEST_TOKEN")
+    async with McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="environment variable TEST_TOKEN is not set; set it"):
+            await collect(http_source(url), connections)
+
+
+HTTP_ANSWERS = {
+    "page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello",
+    "not json": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello",
+    "other json": b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}',
+    "error": b"HTTP/1.1 500 Oh no\r\nContent-Length: 0\r\n\r\n",
+    "elsewhere": b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
+    "noise": b"\x00\x01\x02\x03\r\n\r\n",
+    "nothing": b"",
+    "hang": None,
+    "half": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", HTTP_ANSWERS.values(), ids=HTTP_ANSWERS)
+async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
+    stop = asyncio.Event()
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer or b"")
+            await writer.drain()
+            if answer is None or answer.endswith(b"chunked\r\n\r\n"):
+                await stop.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    start = time.monotonic()
+    async with McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
+        with pytest.raises(Rejected) as rejection:
+            await collect(http_source(url, {}), connections)
+    assert rejection.value.reason == "mcp_server_unavailable" and url in rejection.value.detail
+    assert time.monotonic() - start < 30
+    stop.set()
+    server.close()
+
+
+async def test_nobody_listens(tmp_path):
+    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+        with pytest.raises(Rejected, match="mcp_server_unavailable.*did not connect"):
+            await collect(http_source(f"http://127.0.0.1:{free_port()}/mcp", {}), connections)
+        with pytest.raises(Rejected, match="mcp_server_unavailable"):
+            await collect(http_source("no address at all", {}), connections)
+    assert source_key(http_source("http://x/mcp")) == "own http://x/mcp"
+
+
+async def test_a_server_that_hangs_in_the_handshake_and_is_deaf_to_signals(tmp_path):
+    code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); open('pid', 'w').write(str(os.getpid()))"
+    code += "; time.sleep(99)"
+    hanging = ServerSource("h", "H", "Hangs.", "test", "en", StdioExecution([sys.executable, "-c", code]))
+    async with McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
+        with pytest.raises(Rejected, match="did not answer in 2 s after its start"):
+            await collect(hanging, connections)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_sources_are_written_as_json():
+    """As a config's override gives them."""
+    given = {"id": "own", "title": "Own", "description": "A server.", "domain": "test", "language": "en"}
+    execution = {"type": "mcp_http", "url": "http://x/mcp", "headers": TOKEN}
+    assert msgspec.convert({**given, "execution": execution}, ServerSource) == http_source("http://x/mcp")
+    stdio = msgspec.convert({**given, "execution": {"type": "mcp_stdio", "command": ["a"]}}, ServerSource)
+    assert stdio.execution == StdioExecution(["a"])
+
+
+LIAR = textwrap.dedent(
+    """
+    import json, sys, time
+
+    TOOLS, RESULT = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" not in message:
+            continue
+        answer = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "initialize":
+            version = message["params"]["protocolVersion"]
+            info = {"name": "liar", "version": "1"}
+            answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        elif message["method"] == "tools/list":
+            while TOOLS is None:
+                time.sleep(1)
+            answer["result"] = {"tools": TOOLS}
+        elif message["method"] == "tools/call":
+            answer["result"] = RESULT
+        else:
+            answer["error"] = {"code": -32601, "message": "no such method"}
+        print("this line is no message", flush=True)
+        print(json.dumps(answer), flush=True)
+    """
+)
+
+
+def liar(folder: Path, tools: object, result: object = None) -> ServerSource:
+    (folder / "liar.py").write_text(LIAR)
+    command = [sys.executable, str(folder / "liar.py"), json.dumps(tools), json.dumps(result)]
+    return ServerSource("liar", "Liar", "A server.", "test", "en", StdioExecution(command))
+
+
+async def test_servers_that_lie_about_their_schemas(tmp_path):
+    good = {"type": "object", "properties": {"key": {"type": "string"}}}
+    deep: dict = {"type": "string"}
+    for _ in range(60):
+        deep = {"type": "array", "items": deep}
+    schemas = [
+        good,
+        good,
+        {"type": "object", "properties": {"a": {"type": 42}}},
+        {"type": "object", "required": ["x"]},
+        {"type": "object", "properties": {"a": deep}},
+        {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}},
+    ]
+    tools = [{"name": f"t{i}", "description": "Look up a thing.", "inputSchema": s} for i, s in enumerate(schemas)]
+    tools[1]["name"] = "t0"
+    async with McpConnections(cwd=tmp_path) as connections:
+        (document,) = await collect(liar(tmp_path, tools), connections)
+        done = normalize(document, min_tools=1)
+        assert [tool.name for tool in done.server.tools] == ["t0"]
+        assert [tool.reason for tool in done.rejected] == [
+            "duplicate_name",
+            "invalid_schema",
+            "invalid_schema",
+            "schema_too_large",
+            "foreign_reference",
+        ]
+        # What the protocol itself forbids costs the whole server: nothing else that it says can be relied on.
+        array = {"name": "t", "inputSchema": {"type": "array"}}
+        for wrong in ("tools", [{"name": "t", "inputSchema": "a text"}], [7], [array]):
+            with pytest.raises(Rejected, match="not what the protocol wants.*leave it out"):
+                await collect(liar(tmp_path, wrong), connections)
+
+
+async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(tmp_path):
+    counted = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    tool = {
+        "name": "count",
+        "description": "Count all the things.",
+        "inputSchema": {"type": "object"},
+        "outputSchema": counted,
+    }
+    source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
+    async with McpConnections(cwd=tmp_path) as connections:
+        server = normalize((await collect(source, connections))[0], min_tools=1).server
+        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
+            await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
+
+
+async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
+    """Its tools are listed before its first call, and never come. All who wait for them give up together."""
+    look = ToolSpec("look", "Look at a thing.", {"type": "object", "properties": {}})
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    sources = liar(tmp_path, None), liar(tmp_path, [tool], {"content": [{"type": "text", "text": "seen"}]})
+    hanging, other = (
+        ToolServer(name, name, "A server.", "test", "en", [look], source.execution)
+        for name, source in zip(("hanging", "other"), sources, strict=True)
+    )
+    call = ToolCall("call_1", "look", {})
+    async with McpConnections(cwd=tmp_path, timeout_seconds=60) as connections:
+        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        await connections.get(hanging.execution)
+        waiting = asyncio.create_task(executor.mcp(hanging, hanging.execution, call))
+        await asyncio.sleep(0)
+        assert (await executor.mcp(other, other.execution, call)).content == "seen"
+        assert not waiting.done()
+        waiting.cancel()
+    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        started = time.monotonic()
+        calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
+        assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Transient}
+        assert time.monotonic() - started < 75  # one after the other they would take twice as long
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, "one\ntwo"),
+        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, "3"),
+        ({"content": [], "structuredContent": {"城市": "奥斯陆"}}, '{"城市": "奥斯陆"}'),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "its words"}}]}, "its words"),
+        ({"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]}, "file:///a"),
+        ({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}, "[image]"),
+        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}]}, "[resource]"),
+        ({"content": []}, ""),
+    ],
+    ids=str,
+)
+async def test_results_of_every_kind_as_text(tmp_path, result, text):
+    tool = {"name": "look", "inputSchema": {"type": "object"}}
+    async with McpConnections(cwd=tmp_path) as connections:
+        running = await connections.get(liar(tmp_path, [tool], result).execution)
+        assert await running.call("look", {}) == (text, True)
+
+
+def test_each_source_has_its_own_id():
+    with pytest.raises(ValueError, match="sources: the id 'own' is used twice"):
+        TrajectoriesConfig(sources=(http_source("http://x"), http_source("http://y")))

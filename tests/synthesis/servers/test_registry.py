@@ -1,0 +1,490 @@
+"""Registries: what is read, what is kept in one normal form, what is rejected, and that nothing is lost between."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections import Counter
+from copy import deepcopy
+from functools import reduce
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import EmulatedExecution, StdioExecution, ToolServer
+from synthesis.core.stages import Journal
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.executors import LocalExecutor
+from synthesis.servers.collect import ServerDocument, ServerSource, fact_documents
+from synthesis.servers.duplicates import normalize_all, with_own_ids
+from synthesis.servers.normalize import normalize
+from synthesis.servers.registry import read_registries
+from synthesis.servers.schemas import object_schema
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.pipeline import synthesize
+
+REGISTRY = Path(__file__).parents[4] / "shared" / "data" / "mcp_registry.jsonl.gz"
+real = pytest.mark.skipif(not REGISTRY.exists(), reason="the crawled registry is not beside the checkout")
+
+
+def function(name="look_up", description="Look up a thing by its key.", **properties) -> dict:
+    parameters = {"type": "object", "properties": properties or {"key": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def write(path: Path, value: object) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def one(path: Path) -> ServerDocument:
+    read = read_registries([path])
+    assert read.read == 1 and not read.rejected, read.rejected
+    return read.documents[0]
+
+
+def rejected(path: Path) -> dict[str, str]:
+    """Place → reason; every record is either a document or rejected with a line of detail."""
+    read = read_registries([path])
+    assert read.read == len(read.documents) + len(read.rejected)
+    assert all(record.detail and "\n" not in record.detail for record in read.rejected)
+    return {record.place: record.reason for record in read.rejected}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The real registry
+
+
+@real
+def test_the_whole_registry_is_accounted_for_and_quick():
+    start = time.process_time()
+    read = read_registries([REGISTRY])
+    servers = normalize_all(read.documents)
+    seconds = time.process_time() - start
+    assert seconds < 60
+    assert read.read == 1_704 == len(read.documents) + len(read.rejected)
+    assert read.reasons() == {"not_connected": 1_000, "no_tools": 1}
+    assert [done.server_id for done in servers] == [document.id for document in with_own_ids(read.documents)]
+    kept = [done.server for done in servers if done.server is not None]
+    reasons = sum((done.reasons() for done in servers), Counter())
+    tools = sum(len(server.tools) for server in kept)
+    assert tools + reasons.total() == sum(done.read for done in servers) == 4_989
+    for done, document in zip(servers, read.documents, strict=True):
+        assert done.read == len(document.tools) == len(done.rejected) + len(done.server.tools if done.server else [])
+        assert all(tool.reason and tool.detail for tool in done.rejected)
+    for server in kept:
+        assert len({tool.name for tool in server.tools}) == len(server.tools) >= 3
+        assert isinstance(server.execution, EmulatedExecution) and server.domain and server.title
+        for tool in server.tools:
+            jsonschema.Draft202012Validator.check_schema(tool.parameters)
+            assert object_schema(tool.parameters) == tool.parameters  # the normal form of a normal form is itself
+    assert len(kept) > 250 and tools > 3_000
+    assert {server.language for server in kept} == {"en", "zh"} and len({server.domain for server in kept}) > 20
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=list[ToolServer]) == kept
+
+
+@real
+def test_the_registry_crawled_twice_gives_the_same_servers(tmp_path):
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(gzip.decompress(REGISTRY.read_bytes()))
+    once = normalize_all(read_registries([REGISTRY]).documents[:150])
+    documents = read_registries([REGISTRY]).documents[:150] + read_registries([again]).documents[:150]
+    twice = normalize_all(documents)
+    assert [done.server for done in twice if done.server] == [done.server for done in once if done.server]
+    copies = sum((done.reasons() for done in twice[150:]), Counter())
+    assert copies["duplicate_server"] >= sum(len(done.server.tools) for done in once if done.server)
+    assert len({done.server_id.casefold() for done in twice}) == 300
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Forms
+
+
+def smithery(name="Weather", tools=None, **response) -> dict:
+    tools = [{"name": "get", "description": "Get a thing.", "input_schema": {}}] if tools is None else tools
+    return {
+        "labels": {"primary_label": "Weather"},
+        "metadata": {
+            "server_name": name,
+            "original_file": f"../crawler/smithery/@me_{name.lower()}.json",
+            "remote_server_response": {"is_success": True, "tools": tools, **response},
+            "server_info_crawled": {"overview": f"All about {name}."},
+        },
+    }
+
+
+def test_a_smithery_row(tmp_path):
+    document = one(write(tmp_path / "dump.jsonl", smithery()))
+    assert (document.id, document.title, document.domain) == ("me_weather", "Weather", "Weather")
+    assert document.description == "All about Weather." and document.language == "en"
+    assert [tool["name"] for tool in document.tools] == ["get"] and document.execution == EmulatedExecution()
+
+
+def test_bad_rows_are_rejected_and_the_others_read(tmp_path):
+    rows = [
+        json.dumps(smithery("One")),
+        "{not json",
+        "[" * 5_000,
+        '"a text"',
+        "17",
+        json.dumps({"some": "other form"}),
+        json.dumps(smithery("Two", tools=[], is_success=False, error="unhandled errors\nin a TaskGroup")),
+        json.dumps(smithery("Three", tools=[])),
+        json.dumps(smithery("Four", tools={"a": 1})),
+        json.dumps({"metadata": {"remote_server_response": None}, "labels": 3}),
+        json.dumps({"swagger": "2.0", "paths": {}}),
+        json.dumps({"openapi": "3.0.0", "paths": ["/a"]}),
+        json.dumps({"api_list": "none", "tool_name": 3}),
+        "",
+        json.dumps(smithery("Last")),
+    ]
+    path = tmp_path / "dump.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(rows).encode() + b'\n"\xff\xfe"\n'))
+    assert rejected(path) == {
+        "dump.jsonl.gz:2": "not_json",
+        "dump.jsonl.gz:3": "not_json",
+        "dump.jsonl.gz:4": "unknown_form",
+        "dump.jsonl.gz:5": "unknown_form",
+        "dump.jsonl.gz:6": "unknown_form",
+        "dump.jsonl.gz:7": "not_connected",
+        "dump.jsonl.gz:8": "no_tools",
+        "dump.jsonl.gz:9": "unknown_form",
+        "dump.jsonl.gz:10": "unknown_form",
+        "dump.jsonl.gz:11": "unknown_form",
+        "dump.jsonl.gz:12": "unknown_form",
+        "dump.jsonl.gz:13": "unknown_form",
+        "dump.jsonl.gz:16": "not_json",
+    }
+    assert [document.title for document in read_registries([path]).documents] == ["One", "Last"]
+
+
+def test_files_that_cannot_be_read_are_rejected(tmp_path):
+    whole = gzip.compress("\n".join(json.dumps(smithery(f"S{i}")) for i in range(2_000)).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "no_gzip.jsonl.gz").write_bytes(b"{}")
+    (tmp_path / "empty").mkdir()
+    good = write(tmp_path / "good.json", [function()])
+    read = read_registries([tmp_path / "gone.json", tmp_path / "cut.jsonl.gz", tmp_path / "no_gzip.jsonl.gz",
+                            tmp_path / "empty", good])  # fmt: skip
+    assert read.read == len(read.documents) + len(read.rejected)
+    assert read.reasons()["registry_unreadable"] == 4 and read.documents[-1].id == "good"
+    assert len(read.documents) > 100  # what came before the cut counts
+    assert "correct trajectories.registries" in read.rejected[0].detail
+
+
+def test_lists_of_tools_in_both_forms_and_servers_as_such(tmp_path):
+    bare = function()["function"]
+    write(tmp_path / "a.json", "\ufeff" + json.dumps([function(), bare]))
+    write(tmp_path / "b.jsonl", "\n".join(json.dumps([function(f"f{i}")]) for i in range(2)))
+    write(tmp_path / "c.json", {"name": "Küche & Co", "description": "Rezepte", "domain": "food", "tools": [bare]})
+    mcp = {"name": "t", "description": "d", "inputSchema": {"type": "object"}}
+    write(tmp_path / "d.json", [{"tools": [mcp]}, smithery("In a list")])
+    write(tmp_path / "notes.txt", "not a registry")
+    documents = {document.id: document for document in read_registries([tmp_path]).documents}
+    assert list(documents) == ["a", "b_1", "b_2", "k_che_co", "d_1", "me_in_a_list".replace(" ", "_")]
+    assert documents["k_che_co"].title == "Küche & Co" and documents["k_che_co"].domain == "food"
+    assert documents["a"].domain == "other"
+    assert normalize(documents["a"], min_tools=1).reasons() == {"duplicate_name": 1}
+
+
+def test_the_language_comes_from_the_words(tmp_path):
+    chinese = function(description="根据城市名称查询当前的天气情况和温度。")
+    path = write(
+        tmp_path / "mixed.json", [{"name": "天气服务", "tools": [chinese]}, {"name": "W", "tools": [function()]}]
+    )
+    assert [document.language for document in read_registries([path]).documents] == ["zh", "en"]
+    english = read_registries([path], languages=["en"])
+    assert [document.title for document in english.documents] == ["W"]
+    assert english.reasons() == {"other_language": 1} and english.read == 2
+    assert normalize(read_registries([path]).documents[0], min_tools=1).server is not None
+
+
+RAPIDAPI = {
+    "tool_name": "Stock Prices",
+    "tool_description": "Prices of shares, by symbol and day.",
+    "category": "Finance",
+    "api_list": [
+        {
+            "name": "Daily Price",
+            "description": "The price of a share on one day.",
+            "method": "GET",
+            "required_parameters": [
+                {"name": "symbol", "type": "STRING", "description": "e.g. IBM", "default": "IBM"},
+                {"name": "day", "type": "DATE (YYYY-MM-DD)", "description": "", "default": ""},
+            ],
+            "optional_parameters": [{"name": "adjusted", "type": "BOOLEAN"}, {"name": "limit", "type": "NUMBER"}],
+        },
+        {"name": "List", "description": "All the symbols there are.", "required_parameters": None},
+        "nonsense",
+    ],
+}
+
+
+def test_a_rapidapi_document(tmp_path):
+    document = one(write(tmp_path / "stock.json", RAPIDAPI))
+    assert (document.id, document.domain) == ("stock_prices", "Finance")
+    done = normalize(document, min_tools=2)
+    assert [tool.name for tool in done.server.tools] == ["Daily_Price", "List"] and done.reasons() == {"bad_name": 1}
+    assert done.server.tools[0].parameters == {
+        "type": "object",
+        "properties": {
+            "symbol": {"type": "string", "description": "e.g. IBM", "examples": ["IBM"]},
+            "day": {"type": "string"},
+            "adjusted": {"type": "boolean"},
+            "limit": {"type": "number"},
+        },
+        "required": ["symbol", "day"],
+    }
+
+
+OPENAPI = """
+openapi: 3.0.3
+info: {title: Pet shop, description: "Sells pets of all kinds.", version: 2020-01-01}
+paths:
+  /pets/{id}:
+    parameters:
+      - {$ref: '#/components/parameters/Id'}
+      - {name: X-Key, in: header, required: true, schema: {type: string}}
+    get:
+      summary: One pet
+      description: All that is known about a pet
+      parameters: [{name: since, in: query, schema: {type: string, nullable: true, default: 2020-01-01}}]
+      responses: {200: {description: ok}}
+    post:
+      operationId: changePet
+      summary: Change what is known about a pet
+      requestBody:
+        required: true
+        content:
+          application/json; charset=utf-8: {schema: {$ref: '#/components/schemas/Change'}}
+  /pets:
+    post:
+      operationId: addPets
+      summary: Add many pets at once
+      requestBody:
+        content: {application/json: {schema: {type: array, items: {$ref: '#/components/schemas/Pet'}}}}
+    put: {operationId: upload, summary: Upload a picture, requestBody: {required: true, content: {image/png: {}}}}
+    delete: {operationId: lost, summary: Lose a reference, parameters: [{$ref: 'other.yaml#/x'}]}
+    patch: {operationId: tree, summary: Write a tree, requestBody: {content: {application/json: {schema:
+      {$ref: '#/components/schemas/Tree'}}}}}
+    head: nonsense
+  /loop: {$ref: '#/paths/~1loop'}
+components:
+  parameters:
+    Id: {name: id, in: path, required: true, description: Which pet,
+         schema: {type: integer, minimum: 0, exclusiveMinimum: true}}
+  schemas:
+    Pet:
+      type: object
+      required: [name, id]
+      properties: {name: {type: string, example: Rex}, id: {type: integer, readOnly: true}}
+    Change:
+      allOf:
+        - {$ref: '#/components/schemas/Pet'}
+        - {type: object, properties: {tags: {type: array, items: {type: string}}}, required: [tags]}
+    Tree: {type: object, properties: {children: {type: array, items: {$ref: '#/components/schemas/Tree'}}}}
+"""
+
+
+def test_an_openapi_document(tmp_path):
+    document = one(write(tmp_path / "pets.yaml", OPENAPI))
+    done = normalize(document, min_tools=1)
+    assert (document.id, document.title) == ("pet_shop", "Pet shop")
+    assert {tool.name: tool.reason for tool in done.rejected} == {
+        "upload": "unsupported_body",
+        "lost": "foreign_reference",
+        "tree": "recursive_schema",
+        "head_pets": "unknown_form",
+        "/loop": "recursive_schema",
+    }
+    tools = {tool.name: tool for tool in done.server.tools}
+    assert len(tools) + len(done.rejected) == done.read == 8
+    identity = {"type": "integer", "exclusiveMinimum": 0, "description": "Which pet"}
+    assert tools["get_pets_id"].description == "One pet. All that is known about a pet."
+    assert tools["get_pets_id"].parameters == {
+        "type": "object",
+        "properties": {"id": identity, "since": {"type": "string", "default": "2020-01-01"}},
+        "required": ["id"],
+    }
+    assert tools["changePet"].parameters == {
+        "type": "object",
+        "properties": {
+            "id": identity,
+            "name": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["id", "name", "tags"],
+    }
+    pet = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    assert tools["addPets"].parameters["properties"] == {"body": {"type": "array", "items": pet}}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Normalising and duplicates
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["string", "a", "#/properties/a", "天"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "properties", "items", "anyOf", "allOf", "oneOf", "required", "$ref", "enum", "a", "b", "not",
+                 "additionalProperties", "minimum", "exclusiveMinimum", "pattern", "default", "function", "name",
+                 "description", "parameters", "readOnly", "prefixItems", "patternProperties"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        JSON
+        | JSON.map(
+            lambda schema: function(parameters=0) | {"function": {**function()["function"], "parameters": schema}}
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_a_document_holds_is_kept_or_rejected(tools):
+    document = ServerDocument("any", "Any", "", "other", "en", tools, EmulatedExecution())
+    (done,) = normalize_all([document], min_tools=1)
+    kept = done.server.tools if done.server else []
+    assert len(kept) + len(done.rejected) == done.read == len(tools)
+    for tool in kept:
+        jsonschema.Draft202012Validator.check_schema(tool.parameters)
+        assert object_schema(tool.parameters) == tool.parameters
+        assert msgspec.json.decode(msgspec.json.encode(tool.parameters)) == tool.parameters
+
+
+def places(value, way=()):
+    """All ways into a JSON value."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*way, key)
+        yield from places(inner, (*way, key))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_stands_at_any_place_of_a_record(tmp_path_factory, data):
+    """A record of each form, two of whose values are anything at all."""
+    forms = [json.loads(json.dumps(yaml.safe_load(OPENAPI), default=str)), smithery(), RAPIDAPI, [function()]]
+    record = deepcopy(forms[data.draw(st.integers(0, 3))])
+    for _ in range(2):
+        every = list(places(record))
+        *way, last = every[data.draw(st.integers(0, len(every) - 1))]
+        holder = reduce(lambda value, key: value[key], way, record)
+        holder[last] = data.draw(JSON | st.lists(JSON, max_size=2))
+    read = read_registries([write(tmp_path_factory.getbasetemp() / "any.json", record)])
+    assert read.read == len(read.documents) + len(read.rejected)
+    assert all(one.reason and one.detail and "\n" not in one.detail for one in read.rejected)
+    for done in normalize_all(read.documents, min_tools=1):
+        assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
+
+
+def test_required_parameters_that_are_no_names(tmp_path):
+    body = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", {"b": 1}]}
+    content = {"required": True, "content": {"application/json": {"schema": body}}}
+    operation = {"operationId": "put_a", "description": "Put one thing there.", "requestBody": content}
+    document = one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": {"/a": {"put": operation}}}))
+    assert normalize(document, min_tools=1).reasons() == {"invalid_schema": 1}
+
+
+def documents(*tool_lists, language="en") -> list[ServerDocument]:
+    return [
+        ServerDocument(f"s{i}", "S", "", "other", language, list(tools), EmulatedExecution())
+        for i, tools in enumerate(tool_lists)
+    ]
+
+
+def test_servers_that_are_there_twice():
+    tools = [function(f"f{i}", f"Does the thing number {i}.") for i in range(5)]
+    reworded = [function(f"F{i}", f"Works on thing number {i}.") for i in range(4)]
+    other = [function(f"f{i}", "Does it otherwise.", **{f"x{i}": {"type": "string"}}) for i in range(5)]
+    servers = documents(tools, tools[::-1], reworded, other, tools[:3]) + documents(tools, language="zh")
+    found = [next(iter(done.reasons()), "kept") for done in normalize_all(servers)]
+    assert found == ["kept", "duplicate_server", "near_duplicate_server", "kept", "kept", "kept"]
+    exact = [done.server is not None for done in normalize_all(servers, similarity=1.1)]
+    assert exact == [True, False, True, True, True, True]
+    assert [one.id for one in with_own_ids(servers)] == ["s0", "s1", "s2", "s3", "s4", "s0_2"]
+
+
+def test_servers_of_too_many_tools_are_dropped():
+    tools = [function(f"f{i}", f"Does the thing number {i}.") for i in range(9)]
+    (done,) = normalize_all(documents(tools), max_tools=8)
+    assert done.server is None and done.reasons() == {"server_too_large": 9}
+
+
+@pytest.mark.parametrize("text", ["No description available.", "Description not available", "TODO", "暂无描述"])
+def test_placeholders_are_no_descriptions(text):
+    (done,) = normalize_all(documents([function(description=text)]), min_tools=1)
+    assert done.reasons() == {"vague_description": 1}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the pipeline
+
+
+async def test_a_run_goes_on_with_what_is_left(tmp_path):
+    """Registries beside fact servers, a missing file, a server that hangs: the card says what was left out and why."""
+    registry = tmp_path / "dump.jsonl"
+    tools = [function(f"thing_{i}", f"Look up the thing number {i}.")["function"] for i in range(3)]
+    rows = [smithery("Things", tools), smithery("Same things", tools), smithery("Gone", [], is_success=False)]
+    registry.write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
+    hanging = StdioExecution([sys.executable, "-c", "import sys; sys.stdin.read()"])
+    config = TrajectoriesConfig(
+        trajectories=2,
+        languages={"en": 1.0},
+        sources=(ServerSource("hangs", "Hangs", "Never answers.", "test", "en", hanging),),
+        registries=(str(registry), str(tmp_path / "gone.json")),
+        fact_servers=("colors",),
+        mcp_share=0,
+        proposals=1,
+        walks=4,
+        max_length=1,
+        min_tools=1,
+        mcp_timeout_seconds=2,
+        server_weights={"colors": 1e6},
+    )
+    async with SandboxPool(SandboxConfig()) as pool:
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            summary = await synthesize(
+                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
+                workdir=tmp_path, seed=1,
+            )  # fmt: skip
+    servers = {server.id: server for server in read_dataset(tmp_path / "out" / "servers", ToolServer)}
+    assert list(servers) == ["colors", "me_things"] and servers["me_things"].execution == EmulatedExecution()
+    assert summary.rejected["collect"] == {"mcp_server_unavailable": 1}
+    assert summary.rejected["registries"] == {"not_connected": 1, "not_json": 1, "registry_unreadable": 1}
+    assert summary.rejected["normalize"]["duplicate_server"] == 3
+    card = read_card(tmp_path / "out" / "servers")
+    figures, dropped = card["statistics"], card["rejected"]["normalize"]
+    assert figures["tools"] + sum(dropped.values()) == figures["tools_read"]
+    assert figures["tools_read"] == 6 + len(fact_documents(["en"], only=["colors"])[0].tools)
+    assert "gone.json" in summary.details["registries"]["registry_unreadable"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mcp_timeout_seconds": 0}, "mcp_timeout_seconds: 0 is not positive"),
+        ({"max_tools": 2}, "min_tools 3, max_tools 2: need min <= max"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrajectoriesConfig(**settings)

@@ -1,0 +1,148 @@
+"""The seven axes on hand-made runs, failing closed, and the prompts of every request."""
+
+from __future__ import annotations
+
+import pytest
+
+from synthesis.core.records import Message, Task, TaskScores, ToolCall
+from synthesis.core.stages import Rejected
+from synthesis.facts.servers import fact_servers
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.offline.trajectory_author import final_text
+from synthesis.pipeline.teacher import TeacherError, render_prompt
+from synthesis.trajectories.interact import AgentRun, CallStatus
+from synthesis.trajectories.judge import AXES, judge, score_axes
+from synthesis.trajectories.teacher_answers import ConcisenessScore
+
+COUNTRIES, COUNTRIES_ZH = fact_servers("en")[0], fact_servers("zh")[0]
+QUESTION = "What is the capital of the largest neighbour of Nepal?"
+FIRST, SECOND = "largest_neighbor_of_country", "capital_of_country"
+NEIGHBOR, CAPITAL = ("ok", '{"largest_neighbor": "China"}'), ("ok", '{"capital": "Beijing"}')
+TIMEOUT = ("failed", '{"error": "timeout"}')
+OTHER = ((SECOND, {"country": "Nepal"}), ("ok", '{"capital": "Kathmandu"}'))
+ONE, TWO = (FIRST, {"country": "Nepal"}), (SECOND, {"country": "China"})
+
+
+def made(*turns, answer="The answer is Beijing.", question=QUESTION, language="en") -> AgentRun:
+    """A run: each turn is a list of (call, result)."""
+    messages, calls = [Message("user", question)], []
+    for turn in turns:
+        numbered = [(f"call_{len(calls) + i}", call, result) for i, (call, result) in enumerate(turn, start=1)]
+        messages.append(Message("assistant", "", "I look it up.", [ToolCall(i, *call) for i, call, _ in numbered]))
+        messages += [Message("tool", text, tool_call_id=i, name=call[0]) for i, call, (_, text) in numbered]
+        calls += [CallStatus(i, kind == "ok", "" if kind == "ok" else "timeout") for i, _, (kind, _) in numbered]
+    messages.append(Message("assistant", answer, "I have it."))
+    one = Task("t", COUNTRIES.id, language, "chain", "original", question, [FIRST, SECOND], TaskScores(5, 5, 5))
+    return AgentRun(one, messages, calls)
+
+
+async def axes(run: AgentRun, teacher=None) -> dict[str, float]:
+    """The axes that are not 1."""
+    scores = await score_axes(run, COUNTRIES, teacher=teacher or OfflineTeacher(), seed=0)
+    assert tuple(scores) == AXES and all(score.reason for score in scores.values())
+    return {axis: round(score.score, 3) for axis, score in scores.items() if score.score != 1}
+
+
+GOOD = made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)])
+
+
+async def test_a_flawless_run_has_every_point():
+    assert await axes(GOOD) == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        pytest.param(
+            made([(ONE, TIMEOUT)], [(ONE, NEIGHBOR)], [(TWO, CAPITAL)]), {"tool_call_status": 0.667}, id="retry"
+        ),
+        pytest.param(
+            made([(ONE, NEIGHBOR)], [(ONE, NEIGHBOR)], [(TWO, CAPITAL)]),
+            {"tool_response_understanding": 0.667, "response_conditioned_planning": 0.5, "conciseness": 0.667},
+            id="redundant",
+        ),
+        pytest.param(
+            made([(ONE, NEIGHBOR)], [(TWO, CAPITAL), OTHER]),
+            {"tool_response_understanding": 0.5, "response_conditioned_planning": 0.5, "conciseness": 0.667},
+            id="a call for nothing",
+        ),
+        pytest.param(
+            made([OTHER], answer="The answer is Kathmandu."),
+            {
+                "query_understanding": 0.0,
+                "query_planning": 0.0,
+                "tool_response_understanding": 0.5,
+                "conciseness": 0.0,
+                "final_answer": 0.0,
+            },
+            id="another question",
+        ),
+        pytest.param(
+            made([(ONE, TIMEOUT)], answer="I could not find the answer, the tool failed."),
+            {"tool_response_understanding": 0.5, "tool_call_status": 0.0, "final_answer": 0.5},
+            id="gives up, and says so",
+        ),
+        pytest.param(
+            made([(ONE, NEIGHBOR)]),
+            {"tool_response_understanding": 0.5, "final_answer": 0.5},
+            id="right by luck",
+        ),
+        pytest.param(
+            made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="答案是Beijing。"), {"final_answer": 0.0}, id="language"
+        ),
+        pytest.param(
+            made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="The answer is China."),
+            {"tool_response_understanding": 0.75, "final_answer": 0.0},
+            id="an intermediate value",
+        ),
+        pytest.param(made(), {"query_planning": 0.0, "final_answer": 0.5}, id="without a call"),
+    ],
+)  # fmt: skip
+async def test_each_flaw_costs_its_axes(run, expected):
+    assert await axes(run) == expected
+
+
+async def test_the_threshold_selects_and_the_reward_is_the_mean():
+    options = {"teacher": OfflineTeacher(), "threshold": 0.8, "final_answer_threshold": 0.75, "seed": 0}
+    retried = made([(ONE, TIMEOUT)], [(ONE, NEIGHBOR)], [(TWO, CAPITAL)])
+    (kept,) = await judge(retried, COUNTRIES, **options)
+    assert kept.reward == pytest.approx((6 + 2 / 3) / 7) and kept.injected_failures == 1
+    wrong = made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="The answer is China.")
+    with pytest.raises(Rejected, match="low_final_answer"):
+        await judge(wrong, COUNTRIES, **options)
+    with pytest.raises(Rejected, match="low_reward: t: 0.952; tool_call_status"):
+        await judge(retried, COUNTRIES, **{**options, "threshold": 0.99})
+
+
+async def test_a_judge_that_fails_rejects_and_never_scores():
+    class Failing(OfflineTeacher):
+        async def ask(self, answer, variables, *, language, seed):
+            if answer.__name__ == "ToolPlanningScore":
+                raise TeacherError("no valid answer")
+            return await super().ask(answer, variables, language=language, seed=seed)
+
+    class Forgetful(OfflineTeacher):
+        async def ask(self, answer, variables, *, language, seed):
+            given = await super().ask(answer, variables, language=language, seed=seed)
+            return ConcisenessScore(given.calls[:1]) if isinstance(given, ConcisenessScore) else given
+
+    with pytest.raises(Rejected, match="judge_failed: no valid answer"):
+        await axes(GOOD, Failing())
+    with pytest.raises(Rejected, match="judge_failed.*judged the calls call_1, not call_1, call_2"):
+        await axes(GOOD, Forgetful())
+
+
+def test_final_answers():
+    assert final_text(["Oslo"], "en") == "The answer is Oslo."
+    assert final_text([1, "b", 2.5], "en") == "The answers are 1, b and 2.5."
+    assert final_text([1, "b", 2.5], "zh") == "答案分别是1、b和2.5。"
+
+
+def test_the_three_kinds_of_variation_have_prompts_of_their_own():
+    from synthesis.trajectories.teacher_answers import TaskVariation
+
+    variables = {"server": COUNTRIES, "task": GOOD.task, "persona": "a teacher"}
+    texts = {
+        render_prompt(TaskVariation, {**variables, "mode": mode}, "en") for mode in ("diverse", "complicate", "persona")
+    }
+    assert len(texts) == 3

@@ -1,0 +1,315 @@
+"""The trajectory pipeline end to end: real MCP servers, the sandbox, the emulator, injected failures, resume."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import msgspec
+import pytest
+
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import (
+    EmulatedExecution,
+    StdioExecution,
+    Task,
+    TaskScores,
+    ToolChain,
+    ToolServer,
+    Trajectory,
+)
+from synthesis.core.stages import Journal, Rejected, rng_for
+from synthesis.facts.servers import fact_servers
+from synthesis.offline import grammar, templates
+from synthesis.offline.intents import FactIntent, understand
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.partition import Partition
+from synthesis.servers.collect import ServerSource, collect, default_sources
+from synthesis.servers.mcp_client import McpConnections
+from synthesis.servers.normalize import normalize
+from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor
+from synthesis.trajectories.interact import interact
+from synthesis.trajectories.judge import judge
+from synthesis.trajectories.pipeline import TrajectoriesConfig, synthesize
+from synthesis.trajectories.tasks import language_of, without_duplicates
+from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn, EmulatedResult
+
+MISSING = ServerSource("gone", "Gone", "Not there.", "test", "en", StdioExecution(["no-such-mcp-server"]))
+CONFIG = TrajectoriesConfig(
+    trajectories=60,
+    sources=(*default_sources(), MISSING),
+    mcp_share=0.25,
+    min_tools=2,
+    fact_servers=("countries", "elements", "colors", "numbers"),
+    emulated_servers=("colors",),
+    proposals=4,
+    walks=30,
+    partition=Partition("astra", 0.3, 0.2),
+)
+COUNTRIES = fact_servers("en")[0]
+
+
+async def run(folder, *, teacher=None, config=CONFIG, seed=3):
+    async with SandboxPool(SandboxConfig()) as pool:
+        with Journal(folder / "journal.sqlite") as journal:
+            return await synthesize(
+                config,
+                executor=LocalExecutor(teacher or OfflineTeacher(), pool),
+                journal=journal,
+                out_dir=folder / "out",
+                workdir=folder,
+                seed=seed,
+            )
+
+
+class CountingTeacher(OfflineTeacher):
+    """Counts requests; fails like a killed process after `limit` of them."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self.limit, self.count = limit, 0
+
+    async def ask(self, answer, variables, *, language, seed):
+        self.count += 1
+        if self.limit is not None and self.count > self.limit:
+            raise RuntimeError("killed")
+        return await super().ask(answer, variables, language=language, seed=seed)
+
+
+async def test_a_run_makes_all_datasets_and_its_resumption_the_same_bytes(tmp_path):
+    quiet = CountingTeacher()
+    summary = await run(tmp_path / "quiet", teacher=quiet)
+    killed = tmp_path / "killed"
+    for limit in (100, 500, 300):
+        teacher = CountingTeacher(limit)
+        with pytest.raises(RuntimeError, match="killed"):
+            await run(killed, teacher=teacher)
+    last = CountingTeacher()
+    resumed = await run(killed, teacher=last)
+    assert resumed.digests == summary.digests
+    assert last.count < quiet.count - 400  # what was finished is not asked again
+    again = CountingTeacher()
+    assert (await run(killed, teacher=again)).digests == summary.digests and again.count == 0
+    check(summary)
+
+
+def check(summary):
+    out = summary.datasets["trajectories"].parent
+    servers = {server.id: server for server in read_dataset(out / "servers", ToolServer)}
+    chains, tasks = read_dataset(out / "chains", ToolChain), read_dataset(out / "tasks", Task)
+    trajectories = read_dataset(out / "trajectories", Trajectory)
+    names = ("countries", "elements", "colors", "numbers", "mcp_time", "mcp_git")
+    assert set(servers) == {name + suffix for name in names for suffix in ("", "_zh")}
+    assert len(trajectories) == 60 and {len(chain.tools) for chain in chains} == {1, 2, 3}
+    assert {task.mode for task in tasks} == {"chain", "server"} and {task.language for task in tasks} == {"en", "zh"}
+    assert {task.augmentation for task in tasks} == {"original", "diverse", "complicate", "persona"}
+    # A server that does not start is one counted line; the rest goes on.
+    assert summary.rejected["collect"] == {"mcp_server_unavailable": 1}
+    assert "no-such-mcp-server" in summary.details["collect"]["mcp_server_unavailable"]
+    assert summary.rejected["normalize"] == {"changes_state": 10}
+    used = {type(servers[one.server_id].execution).__name__ for one in trajectories}
+    assert used == {"CodeExecution", "StdioExecution", "EmulatedExecution"}
+    assert {graph.name for graph in summary.graphs} == {f"{name}.graphml" for name in servers}
+    card = read_card(out / "trajectories")
+    figures = card["statistics"]
+    assert figures["role_shares"]["tool"] == pytest.approx(
+        figures["tool_calls_per_conversation"]["mean"] * 60 / figures["messages"], abs=1e-3
+    )
+    assert 0.1 < figures["all_runs"]["injected_failure_rate"] < 0.3
+    assert figures["all_runs"]["judge_failures"] == 0 and set(figures["execution_shares_of_servers"]) == {
+        "code", "emulated", "mcp",
+    }  # fmt: skip
+    assert set(figures["injected_failures_by_kind"]) == set(FAILURES)
+    assert sum(figures["injected_failures_by_kind"].values()) == figures["injected_failures"]
+    assert figures["tokens_per_conversation"]["mean"] > 500
+    failed = [one for one in trajectories if one.failures or one.errors]
+    assert figures["share_with_failures"] == pytest.approx(len(failed) / 60, abs=1e-4)
+    for one in trajectories:
+        well_formed(one)
+        held_out(one)
+
+
+def well_formed(one: Trajectory) -> None:
+    """Every call has its result right after its turn; ids are unique; arguments come from the conversation."""
+    messages = one.messages
+    assert [messages[0].role, messages[-1].role] == ["user", "assistant"] and not messages[-1].tool_calls
+    seen, ids = messages[0].content, []
+    for index, message in enumerate(messages):
+        if message.role == "assistant":
+            assert message.reasoning
+            results = messages[index + 1 : index + 1 + len(message.tool_calls)]
+            assert [result.tool_call_id for result in results] == [call.id for call in message.tool_calls]
+            ids += [call.id for call in message.tool_calls]
+            for call in message.tool_calls:
+                assert call.name in {tool.name for tool in one.tools}
+                values = [value for key, value in call.arguments.items() if key not in ("branch_type", "max_count")]
+                assert all(str(value) in seen for value in values), (call, seen)
+        seen += message.content
+    assert len(set(ids)) == len(ids) > 0
+    assert language_of(messages[-1].content) == one.language
+    assert one.reward >= CONFIG.reward_threshold and len(one.scores) == 7
+    failed = [m for m in messages if m.role == "tool" and m.content in FAILURES.values()]
+    assert len(failed) == one.injected_failures == len(one.failures)
+    ok = one.scores["tool_call_status"].score * len(ids)
+    assert ok == pytest.approx(len(ids) - len(one.failures) - len(one.errors))
+
+
+def held_out(one: Trajectory) -> None:
+    intent = understand(one.messages[0].content, one.language)
+    if isinstance(intent, FactIntent):
+        assert CONFIG.partition.side(grammar.entities(intent.plan), grammar.signature(intent.plan)) == "train"
+
+
+def test_a_config_is_checked():
+    with pytest.raises(ValueError, match="trajectories: 0"):
+        TrajectoriesConfig(trajectories=0)
+    with pytest.raises(ValueError, match="failures.kinds: unknown 'boredom'"):
+        TrajectoriesConfig(failures=Failures(kinds=("boredom",)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Failure injection and execution
+
+
+def test_a_fifth_of_the_calls_fails_evenly_by_kind_and_repeatably():
+    drawn = [Failures().draw(0, f"task-{index // 4}", f"call_{index % 4}") for index in range(5_000)]
+    kinds = Counter(kind for kind in drawn if kind)
+    assert sum(kinds.values()) / 5_000 == pytest.approx(0.2, abs=0.02)
+    assert set(kinds) == set(FAILURES) and all(200 < count < 300 for count in kinds.values())
+    assert drawn == [Failures().draw(0, f"task-{index // 4}", f"call_{index % 4}") for index in range(5_000)]
+    assert not any(Failures(rate=0).draw(0, "t", f"call_{index}") for index in range(100))
+
+
+def task(question: str, server: ToolServer, tools: list[str]) -> Task:
+    return Task("t", server.id, server.language, "chain", "original", question, tools, TaskScores(5, 5, 5))
+
+
+async def test_every_template_is_answered_by_the_real_servers(tmp_path):
+    """Written, read back, followed by the agent on the running servers, and found right by the judges."""
+    teacher = OfflineTeacher()
+    async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
+        executor = ToolExecutor(pool=pool, connections=connections, teacher=teacher, seed=0)
+        for source in default_sources():
+            server = normalize((await collect(source, connections))[0], min_tools=2).server
+            for template in templates.usable([tool.name for tool in server.tools]):
+                rng = rng_for(0, template.id)
+                slots = templates.draw_slots(template, rng, lambda _: True)
+                for wording in template.wordings[server.language]:
+                    question = wording.format_map(slots)
+                    assert templates.match(question, server.language) == (template, slots)
+                    (done,) = await interact(
+                        task(question, server, template.chain), server, teacher=teacher, executor=executor,
+                        failures=Failures(rate=0), max_turns=6, system_prompt="", seed=0,
+                    )  # fmt: skip
+                    assert all(call.ok for call in done.calls), done.messages
+                    assert len(done.calls) == len(template.steps), done.messages
+                    (kept,) = await judge(
+                        done, server, teacher=teacher, threshold=0.99, final_answer_threshold=1.0, seed=0
+                    )
+                    assert kept.reward == 1.0
+
+
+class Agent:
+    """Plays turns; asked for more, it repeats the last one."""
+
+    def __init__(self, *turns: AgentTurn, emulated: str = "") -> None:
+        self.turns, self.emulated, self.seen = list(turns), emulated, []
+
+    async def ask(self, answer, variables, *, language, seed):
+        if answer is EmulatedResult:
+            self.seen.append([(one["call"].name, one["result"]) for one in variables["history"]])
+            return EmulatedResult("", self.emulated, False)
+        return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
+
+
+def calling(*calls: tuple[str, object]) -> AgentTurn:
+    return AgentTurn(
+        "", [AgentCall(name, text if isinstance(text, str) else json.dumps(text)) for name, text in calls], ""
+    )
+
+
+async def play(agent: Agent, tmp_path, *, server=COUNTRIES, max_turns=4, rate=0.0, system_prompt=""):
+    async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
+        executor = ToolExecutor(pool=pool, connections=connections, teacher=agent, seed=0)
+        (done,) = await interact(
+            task("What is the capital of Japan?", server, ["capital_of_country"]), server, teacher=agent,
+            executor=executor, failures=Failures(rate=rate), max_turns=max_turns, system_prompt=system_prompt, seed=0,
+        )  # fmt: skip
+        return done
+
+
+async def test_results_and_errors_as_the_agent_sees_them(tmp_path):
+    agent = Agent(
+        calling(
+            ("capital_of_country", {"country": "Japan"}),
+            ("capital_of_country", {"country": "Narnia"}),
+            ("capital_of_country", {"land": "Japan"}),
+            ("fly_to_moon", {}),
+        ),
+        AgentTurn("done", [], "Tokyo."),
+    )
+    done = await play(agent, tmp_path, system_prompt="Be brief.")
+    assert [message.role for message in done.messages] == ["system", "user", "assistant", *["tool"] * 4, "assistant"]
+    contents = [message.content for message in done.messages if message.role == "tool"]
+    assert contents[0] == '{"capital": "Tokyo"}' and contents[3] == '{"error": "unknown tool: fly_to_moon"}'
+    assert "unknown country: 'Narnia'" in contents[1] and "invalid arguments" in contents[2]
+    assert [call.ok for call in done.calls] == [True, False, False, False]
+    assert [call.error for call in done.calls] == ["", "tool_error", "invalid_arguments", "unknown_tool"]
+    assert [call.call_id for call in done.calls] == ["call_1", "call_2", "call_3", "call_4"]
+
+
+async def test_an_injected_failure_hides_the_result(tmp_path):
+    done = await play(
+        Agent(calling(("capital_of_country", {"country": "Japan"})), AgentTurn("", [], "?")), tmp_path, rate=1
+    )
+    assert done.calls[0].injected in FAILURES and done.messages[2].content == FAILURES[done.calls[0].injected]
+
+
+async def test_the_emulator_sees_earlier_calls_but_not_those_of_the_same_turn(tmp_path):
+    server = msgspec.structs.replace(COUNTRIES, execution=EmulatedExecution())
+    one, two = ("capital_of_country", {"country": "Japan"}), ("area_of_country", {"country": "Japan"})
+    agent = Agent(calling(one, two), calling(one), AgentTurn("", [], "ok"), emulated='{"x":  1}')
+    done = await play(agent, tmp_path, server=server)
+    assert agent.seen == [[], [], [("capital_of_country", '{"x": 1}'), ("area_of_country", '{"x": 1}')]]
+    assert all(call.ok for call in done.calls)
+    with pytest.raises(Rejected, match="emulator_failed.*not JSON"):
+        await play(Agent(calling(one), emulated="Tokyo, I think"), tmp_path, server=server)
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        (calling(("capital_of_country", {"country": "Japan"})), "turn_limit"),
+        (calling(("capital_of_country", "{country: Japan}")), "malformed_call"),
+        (calling(("capital_of_country", "[1]")), "malformed_call"),
+        (AgentTurn("hm", [], "  "), "empty_answer"),
+    ],
+)
+async def test_runs_that_end_nowhere_are_rejected(tmp_path, turn, reason):
+    with pytest.raises(Rejected) as rejection:
+        await play(Agent(turn), tmp_path)
+    assert rejection.value.reason == reason
+
+
+async def test_the_offline_agent_retries_and_then_reports(tmp_path):
+    """With every call failing it tries three times and says so; the judges give no points for the answer."""
+
+    class NeverCareless(OfflineTeacher):
+        async def ask(self, answer, variables, *, language, seed):
+            return await super().ask(answer, variables, language=language, seed=11)
+
+    done = await play(NeverCareless(), tmp_path, rate=1, max_turns=9)
+    assert len(done.calls) == 3 and "could not find" in done.messages[-1].content
+    with pytest.raises(Rejected, match="low_reward|low_final_answer"):
+        await judge(done, COUNTRIES, teacher=OfflineTeacher(), threshold=0.5, final_answer_threshold=0.75, seed=0)
+
+
+def test_near_duplicates_are_the_same_words():
+    one = task("What is  the capital of Japan?", COUNTRIES, [])
+    same, other = (
+        msgspec.structs.replace(one, id=i, question=q)
+        for i, q in (("b", "what is the Capital of Japan"), ("c", "What is the capital of Chad?"))
+    )
+    assert without_duplicates([one, same, other]) == [one, other]

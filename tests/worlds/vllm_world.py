@@ -1,0 +1,263 @@
+"""Real vLLM servers on the CPU that serve a tiny Qwen3: with our plugin from dummy weights, or as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astra_jax.head import token_logprobs
+from astra_jax.models.qwen3.modules import Params, forward, head_kernel, init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.qwen3.weights import save_hf
+from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
+from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+from astra_jax.tokenizer import ChatTokenizer
+
+ROOT = Path(__file__).parent.parent.parent
+VLLM = Path(os.environ.get("ASTRA_VLLM", ROOT / ".venv-vllm" / "vllm" / "bin" / "vllm"))
+KEY = "open sesame"
+CONTEXT = 2048
+PROMPTS = [[5, 17, 300, 42], list(range(20, 90)), [600, 1, 2, 3] * 40]
+GREEDY = Sampling(max_tokens=40, stop_ids=(), seed=0, temperature=0.0)
+
+
+def require_vllm() -> None:
+    if not VLLM.exists():
+        pytest.skip("needs vLLM: launch/vllm_cpu.sh .venv-vllm", allow_module_level=True)
+
+
+def model(tie: bool, head_dim: int = 32) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=640,
+        d_model=128,
+        n_layers=3,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=head_dim,  # 32 is the least that vLLM's attention on CPUs takes
+        d_ff=256,
+        tie_embeddings=tie,
+        max_positions=4096,
+    )
+
+
+def weights(config: Qwen3Config, seed: int) -> Params:
+    """Random, and wide enough that greedy sampling has one clear answer.
+
+    Wider ones blow up what float32 leaves open: at six times, logprobs of short sequences differ by up to 9e-5 from the
+    server's and those of 1,500 tokens by 4e-4; at three times by 4e-5 and 8e-5.
+    """
+    params = init_params(config, jax.random.key(seed))
+    return jax.tree.map(lambda x: x * (3 if x.ndim > 1 else 1), params)
+
+
+@dataclass
+class World:
+    """A folder to serve from, a folder to publish to, and a tokenizer."""
+
+    folder: Path
+    model: Qwen3Config
+    tokenizer: ChatTokenizer
+
+    @classmethod
+    def make(cls, folder: Path, *, tie: bool, head_dim: int = 32) -> World:
+        config = model(tie, head_dim)
+        text = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
+        tokenizer = ChatTokenizer.train([text], 600, folder / "serve")
+        save_hf(weights(config, 0), config, folder / "serve")
+        return cls(folder, config, tokenizer)
+
+    def publisher(self) -> Publisher:
+        return Publisher(self.folder / "policy", self.model, dtype="float32")
+
+    def folder_publisher(self) -> FolderPublisher:
+        return FolderPublisher(self.folder / "folders", self.model, dtype="float32")
+
+    def policy(self, *servers: Server, max_length: int = CONTEXT, **config) -> VLLMPolicy:
+        urls = tuple(server.url for server in servers)
+        options = VLLMConfig(**dict(urls=urls, api_key=KEY, check_seconds=0.3, patience_seconds=90.0) | config)
+        publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
+        digest = self.tokenizer.vocabulary_digest
+        return VLLMPolicy(options, publisher, vocabulary=digest, max_length=max_length)
+
+
+class Server:
+    """One `vllm serve` and all its processes.
+
+    Args:
+        scale_out: it has `/inference/v1/generate`.
+        plugin: ours; else vLLM's development endpoints.
+        dummy: starts from dummy weights; else from those in the world's folder.
+        logprobs: vLLM's `--logprobs-mode`.
+        arguments: further ones of `vllm serve`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        ranks: int = 1,
+        scale_out: bool = True,
+        plugin: bool = True,
+        dummy: bool = True,
+        dtype: str = "float32",
+        logprobs: str = "processed_logprobs",
+        arguments: Sequence[str] = (),
+    ) -> None:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = one.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = world.folder / f"server-{self.port}.log"
+        self._command = [
+            str(VLLM), "serve", str(world.folder / "serve"), "--host=127.0.0.1", f"--port={self.port}",
+            "--served-model-name=policy", f"--dtype={dtype}", f"--max-model-len={CONTEXT}", "--enforce-eager",
+            "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
+            f"--tensor-parallel-size={ranks}", *arguments,
+        ]  # fmt: skip
+        self._environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        if plugin:
+            self._command.append('--weight-transfer-config={"backend": "astra"}')
+            self._environment["VLLM_PLUGINS"] = "astra,astra_sync"
+        else:
+            self._environment |= {"VLLM_PLUGINS": "", "VLLM_SERVER_DEV_MODE": "1"}
+        if dummy:
+            self._command.append("--load-format=dummy")
+        if scale_out:
+            self._command.append("--enable-scale-out")
+        if ranks > 1:
+            self._environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            env={**os.environ, **self._environment},
+            stdout=self.log.open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait(self, seconds: float = 300) -> None:
+        """Until it is healthy."""
+        assert self._process is not None
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.5)
+        raise AssertionError(self.log.read_text()[-3000:])
+
+    def kill(self) -> None:
+        """All of it at once: the engine outlives the API process otherwise."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def serving(*servers: Server) -> Iterator[tuple[Server, ...]]:
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def generated_tokens(server: Server) -> float:
+    """How many tokens a server has sampled since it was started."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndarray:
+    """Of each token but the first, as the trainer computes them."""
+    ids = jnp.asarray([tokens])
+    places = (ids, jnp.arange(len(tokens))[None], jnp.ones((1, len(tokens)), jnp.int32))
+    x_btd, _ = forward(params, world.model, *places)
+    logps, _ = token_logprobs(x_btd[:, :-1], head_kernel(params, world.model), ids[:, 1:])
+    return np.asarray(logps[0])
+
+
+def assert_labelled(choice: dict, world: World, by_version: Sequence[Params]) -> None:
+    """Each span of a completion of `PROMPTS[0]` has the logprobs of the weights that it names; one span for each."""
+    logprobs = np.asarray([one["logprob"] for one in choice["logprobs"]["content"]])
+    tokens = [*PROMPTS[0], *choice["token_ids"]]
+    wanted = [trainer_logprobs(params, world, tokens)[len(PROMPTS[0]) - 1 :] for params in by_version]
+    for i, span in enumerate(choice["weight_versions"]):
+        part = slice(span["start"], span["end"])
+        # A request this long has up to 1e-4 of float32 noise without any sync; one label that is off by a token, or one
+        # cache of the other weights, is off by more than 1.
+        np.testing.assert_allclose(logprobs[part], wanted[i][part], atol=1e-3)
+        assert np.median(np.abs(logprobs[part] - wanted[1 - i][part])) > 1
+
+
+async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list[Completion]:
+    """Completions of callers who ask again and again until an update is over; each caller's last began after it.
+
+    However long the update takes to reach the servers, it falls into requests.
+    """
+    sampling, over = Sampling(max_tokens=300, stop_ids=(), seed=0, temperature=0.0), asyncio.Event()
+
+    async def call() -> list[Completion]:
+        completions = []
+        while not over.is_set():
+            completions.append(await policy.generate(PROMPTS[0], sampling))
+        return [*completions, await policy.generate(PROMPTS[0], sampling)]
+
+    calls = asyncio.gather(*(call() for _ in range(16)))
+    await asyncio.sleep(0.2)
+    try:
+        await policy.update(params, version)
+    finally:
+        over.set()
+        by_caller = await calls
+    assert {completions[-1].policy_version for completions in by_caller} == {version}
+    return [completion for completions in by_caller for completion in completions]
+
+
+async def assert_same(policy, params: Params, world: World, version: int) -> None:
+    """Greedy draws of the servers are the trainer's own, with its logprobs."""
+    for prompt in PROMPTS:
+        completion = await policy.generate(prompt, GREEDY)
+        assert completion.policy_version == version and completion.finish == "length"
+        tokens = [*prompt, *completion.token_ids]
+        want = trainer_logprobs(params, world, tokens)[len(prompt) - 1 :]
+        np.testing.assert_allclose(completion.logprobs, want, atol=1e-4)
+
+
+def post(server: Server, path: str, body: dict) -> tuple[int, dict]:
+    request = urllib.request.Request(
+        server.url + path,
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
