@@ -31,11 +31,11 @@ async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
     from synthesis.pipeline.executors import LocalExecutor
 
     config = EnvironmentsConfig(count=count)
-    async with SandboxPool(SandboxConfig()) as pool:
+    async with SandboxPool(SandboxConfig()) as sandbox:
         with Journal(folder / "journal.sqlite") as journal:
             started = time.perf_counter()
             summary = await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=folder, seed=seed
+                config, executor=LocalExecutor(OfflineTeacher(), sandbox), journal=journal, out_dir=folder, seed=seed
             )
             seconds = time.perf_counter() - started
     made = sum(summary.counts.values())

@@ -42,7 +42,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.config import SFTConfig
-    from astra_jax.sft.data import Batch, DataConfig
+    from astra_jax.sft.data import DataConfig, TokenBatch
     from astra_jax.sft.step import sft_optimizer, to_device, train_step
 
     del threads  # XLA takes a thread a core
@@ -53,7 +53,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     ids = tokens(case)
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
-    batch = Batch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
+    batch = TokenBatch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
     params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = [params, opt_state]

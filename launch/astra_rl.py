@@ -61,9 +61,9 @@ async def _import(source: Path, target: Path) -> None:
     read_rows(source)  # what is no file of records is refused before there is a journal
     config = SearchConfig(calls_per_answer=_CALLS.value)
     journal_path = target.with_name(f".{target.name}.journal.sqlite")
-    async with sandboxes.sandbox_from_flags() as pool:
+    async with sandboxes.sandbox_from_flags() as sandbox:
         with Journal(journal_path) as journal:
-            imported = await import_dataset(source, pool, journal, config)
+            imported = await import_dataset(source, sandbox, journal, config)
     card = {
         "source": source.name,
         "rows": imported.rows,
@@ -80,7 +80,7 @@ async def _import(source: Path, target: Path) -> None:
         print(f"  {count} rejected, {reason}: {imported.details[reason]}")
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.core.datasets import DatasetError
 
@@ -88,4 +88,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

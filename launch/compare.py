@@ -53,7 +53,7 @@ def _runs() -> dict[str, Path]:
     return runs
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.evaluation.suite import EvaluationError
     from synthesis.core.datasets import DatasetError
 
@@ -61,4 +61,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

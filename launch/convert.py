@@ -50,7 +50,7 @@ def main() -> None:
     print(f"{target}: {count:,} parameters in {config.param_dtype}, {copied} tokenizer files")
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.models.qwen3.weights import WeightsError
     from astra_jax.run.checkpoints import CheckpointError
     from synthesis.core.files import StorageError
@@ -59,4 +59,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

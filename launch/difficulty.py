@@ -74,11 +74,11 @@ async def _measure() -> str:
     params = policies.load(model)
     with Journal(target.with_name(f"{target.name}.journal.sqlite")) as journal:
         async with (
-            sandboxes.sandbox_from_flags() as pool,
+            sandboxes.sandbox_from_flags() as sandbox,
             Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine,
         ):
-            await check_environments(environments, tokenizer, pool, config.episode, seed=config.seed)
-            measured = await measure(engine, environments, tokenizer, pool, config=config, journal=journal, run=run)
+            await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
+            measured = await measure(engine, environments, tokenizer, sandbox, config=config, journal=journal, run=run)
     records = [recorded(one, found, name) for one, found in zip(environments, measured, strict=True)]
     how = {
         "policy": name,
@@ -151,13 +151,13 @@ def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -
     return f"difficulty {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.core.datasets import DatasetError
 
-    return (*policies.mends(), DatasetError, SandboxError)
+    return (*policies.user_errors(), DatasetError, SandboxError)
 
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.difficulty")
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

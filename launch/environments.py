@@ -39,13 +39,13 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     async with executors.executor_from_flags(workdir) as executor:
         with Journal(workdir / "journal.sqlite") as journal:
             summary = await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value)
-    for side, statistics in summary.statistics.items():
-        print(f"\n{workdir / side}\n{table(statistics)}")
+    for split, statistics in summary.statistics.items():
+        print(f"\n{workdir / split}\n{table(statistics)}")
     print()
     cli.print_rejected(summary.rejected, summary.details)
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.core.datasets import DatasetError
     from synthesis.core.stages import Stopped
@@ -56,4 +56,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

@@ -25,7 +25,7 @@ from absl import flags
 from launch.flags import cli, sandboxes
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from astra_jax.evaluation.suite import Role, Served, Suite
+    from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
 
 flags.adopt_module_key_flags(sandboxes)
 
@@ -71,7 +71,7 @@ async def _evaluate() -> str:
     from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.run import RunConfig, run_suites
     from astra_jax.evaluation.saved import Evaluation, SuiteRun, save
-    from astra_jax.evaluation.suite import Context
+    from astra_jax.evaluation.suite import SuiteContext
     from astra_jax.evaluation.suites import make
     from astra_jax.evaluation.table import tabulate
     from launch.viewer.evaluation_page import write_evaluation
@@ -91,7 +91,7 @@ async def _evaluate() -> str:
         concurrency=_CONCURRENCY.value,
     )
     policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
-    models: dict[Role, Served] = {}
+    models: dict[Role, ModelEndpoint] = {}
     if _USER.value:
         models["user"] = await preflight.check(_served(_USER, _USER_MODEL, _USER_KEY_FILE), _USER.name)
     if _JUDGE.value:
@@ -100,28 +100,28 @@ async def _evaluate() -> str:
     endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=seconds)
     suites: list[Suite] = []
     runs_tools = "environments" in _SUITES.value
-    async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as pool:
-        context = Context(
+    async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as sandbox:
+        context = SuiteContext(
             policy=policy,
             endpoint=endpoint,
             models=models,
             harnesses=Path(_HARNESSES.value).expanduser().absolute(),
             sources=_sources(),
             logs=workdir / "logs",
-            sandbox=pool,
+            sandbox=sandbox,
             timeout_seconds=seconds,
         )
         try:
             for name in _SUITES.value:
                 suites.append(make(name, context))
-                config.decodings(suites[-1].about)  # a bad --extra is said before anything is installed
+                config.decodings(suites[-1].info)  # a bad --extra is said before anything is installed
             for suite in suites:
                 await suite.prepare()
             with Journal(workdir / "journals" / f"{_identity(policy, models, config)}.sqlite") as journal:
                 results = await run_suites(suites, journal=journal, config=config)
             evaluation = Evaluation(
                 model=_LABEL.value or policy.model,
-                suites={one.about.name: SuiteRun.of(one, config.decodings(one.about)) for one in suites},
+                suites={one.info.name: SuiteRun.of(one, config.decodings(one.info)) for one in suites},
                 results=tuple(results),
                 roles={role: served.model for role, served in models.items()},
                 config=msgspec.to_builtins(config),
@@ -141,13 +141,13 @@ async def _evaluate() -> str:
 
 def _served(
     url: flags.FlagHolder[str | None], model: flags.FlagHolder[str | None], key_file: flags.FlagHolder[str | None]
-) -> Served:
-    from astra_jax.evaluation.suite import Served
+) -> ModelEndpoint:
+    from astra_jax.evaluation.suite import ModelEndpoint
 
     assert url.value
     if not url.value.startswith(("http://", "https://")):
         raise cli.UsageError(f"--{url.name}={url.value}: write http://HOST:PORT/v1")
-    return Served(url.value.rstrip("/"), model.value or "", cli.token_of(key_file) or "EMPTY")
+    return ModelEndpoint(url.value.rstrip("/"), model.value or "", cli.token_of(key_file) or "EMPTY")
 
 
 def _sources() -> dict[str, Path]:
@@ -186,7 +186,7 @@ def _identity(policy, models, config) -> str:  # type: ignore[no-untyped-def]
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.evaluation.suite import EvaluationError
     from sandbox import SandboxError
     from synthesis.core.stages import Stopped
@@ -195,4 +195,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

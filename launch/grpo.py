@@ -73,7 +73,7 @@ async def _train(config, params, environments, tokenizer, workdir, published, me
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(sandboxes.sandbox_from_flags())
+        sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
         engine = None
         if _URLS.value:
             reload = _SYNC.value == "reload"
@@ -94,16 +94,16 @@ async def _train(config, params, environments, tokenizer, workdir, published, me
                 )
             )
         return await grpo.train(
-            config.grpo, config.model, params, environments, tokenizer, pool, workdir, engine=engine, mesh=mesh
+            config.grpo, config.model, params, environments, tokenizer, sandbox, workdir, engine=engine, mesh=mesh
         )
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.rollout.vllm.policy import PolicyError
     from sandbox import SandboxError
 
-    return (*models.mends(), PolicyError, SandboxError)
+    return (*models.user_errors(), PolicyError, SandboxError)
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

@@ -39,21 +39,21 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from launch.viewer.service import Service, ServiceConfig
+    from launch.viewer.service import ViewerConfig, ViewerService
     from synthesis.core.datasets import read_card
 
     if not _DATASET.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
     token = cli.token_of(_TOKEN_FILE)
     try:
-        config = ServiceConfig(host=_HOST.value, port=_PORT.value, token=token)
+        config = ViewerConfig(host=_HOST.value, port=_PORT.value, token=token)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     told = services.told_to_stop()
     card = read_card(_DATASET.value)
     async with AsyncExitStack() as stack:
         pages, sandboxed = await _pages(_DATASET.value, card.get("kind"), stack)
-        service = Service(pages, card, config)
+        service = ViewerService(pages, card, config)
         await services.listen(service, _HOST.value, _PORT.value)
         host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
         print(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}", flush=True)
@@ -94,7 +94,7 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.core.datasets import DatasetError
 
@@ -102,4 +102,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends, argument=_DATASET)
+    cli.run(main, user_errors=_user_errors, argument=_DATASET)

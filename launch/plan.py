@@ -67,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.planner.hardware import PlanError
 
     return (PlanError, ValueError)
@@ -75,4 +75,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

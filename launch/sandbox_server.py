@@ -32,11 +32,11 @@ def main() -> int:
 
 async def _serve() -> int:
     from sandbox import SandboxConfig, SandboxPool
-    from sandbox.service import Service, ServiceConfig
+    from sandbox.service import SandboxService, SandboxServiceConfig
 
     token = cli.token_of(_TOKEN_FILE)
     try:
-        service_config = ServiceConfig(
+        service_config = SandboxServiceConfig(
             host=_HOST.value,
             port=_PORT.value,
             token=token,
@@ -53,7 +53,7 @@ async def _serve() -> int:
         raise cli.UsageError(str(error)) from None
     told = services.told_to_stop()
     async with SandboxPool(pool_config) as pool:
-        service = Service(pool, service_config)
+        service = SandboxService(pool, service_config)
         await services.listen(service, _HOST.value, _PORT.value)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
         print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
@@ -62,11 +62,11 @@ async def _serve() -> int:
     return services.ended(cut, "calls")
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
 
     return (SandboxError,)
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

@@ -36,7 +36,7 @@ def main() -> int:
 async def _serve() -> int:
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
-    from astra_jax.serving.service import Service, ServingConfig
+    from astra_jax.serving.service import OpenAIService, ServingConfig
 
     name = _NAME.value or policies.source().name
     serving = ServingConfig(
@@ -53,7 +53,7 @@ async def _serve() -> int:
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
-        service = Service(engine, tokenizer, serving)
+        service = OpenAIService(engine, tokenizer, serving)
         await services.listen(service, _HOST.value, _PORT.value)
         print(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
         await told.wait()
@@ -63,4 +63,4 @@ async def _serve() -> int:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.serve")
-    cli.run(main, mends=policies.mends)
+    cli.run(main, user_errors=policies.user_errors)

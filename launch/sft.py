@@ -90,4 +90,4 @@ def _profiled(text: str | None) -> tuple[int, int] | None:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.sft")
-    cli.run(main, mends=models.mends)
+    cli.run(main, user_errors=models.user_errors)

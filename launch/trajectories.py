@@ -68,7 +68,7 @@ def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
     return digest.hexdigest()[:12]
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from sandbox import SandboxError
     from synthesis.core.stages import Stopped
     from synthesis.pipeline.ray_executor import RayUnavailable
@@ -77,4 +77,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

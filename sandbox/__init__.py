@@ -7,7 +7,7 @@ HTTP) and `remote` (its client).
 
 from __future__ import annotations
 
-from sandbox.episode import Episode
+from sandbox.episode import SandboxEpisode
 from sandbox.interface import Sandbox
 from sandbox.limits import Limits
 from sandbox.outcomes import INFRASTRUCTURE, CallResult, Outcome, SandboxError
@@ -18,7 +18,7 @@ from sandbox.validation import Finding, Reason, Validation, validate, validate_c
 __all__ = [
     "INFRASTRUCTURE",
     "CallResult",
-    "Episode",
+    "SandboxEpisode",
     "Finding",
     "Limits",
     "Outcome",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a
     from typing import Any, NoReturn
 
     from sandbox.limits import Limits
-    from sandbox.seccomp import Filter
+    from sandbox.seccomp import SyscallFilter
 
 CHANNEL = 3
 """The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
@@ -104,7 +104,9 @@ class Locks:
         parent: process id of the slot; the call does not outlive it.
     """
 
-    def __init__(self, rules: lockdown.LandlockRules | None, calls: Filter | None, limits: Limits, parent: int) -> None:
+    def __init__(
+        self, rules: lockdown.LandlockRules | None, calls: SyscallFilter | None, limits: Limits, parent: int
+    ) -> None:
         self._parent = parent
         self._kept = calls  # its program has to stay in memory
         self._cpu_seconds = limits.cpu_seconds

@@ -11,13 +11,13 @@ import os
 
 from sandbox import attacks, lockdown
 from sandbox.call import CHANNEL, Locks
-from sandbox.limits import Limits, Plan
+from sandbox.limits import Limits, LockPlan
 from sandbox.seccomp import call_filter
 from sandbox.selftest import ATTACKS
 
 __all__ = ["CHANNEL", "breaches", "confine"]
 
-_PLAN = Plan(tier="B", namespaces=False, landlock=True, seccomp=True, allow_open=True, drop_uid=False)
+_PLAN = LockPlan(tier="B", namespaces=False, landlock=True, seccomp=True, allow_open=True, drop_uid=False)
 
 
 def confine(channel: int, parent: int, limits: Limits) -> None:

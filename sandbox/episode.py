@@ -24,7 +24,7 @@ from sandbox.protocol import digest
 from sandbox.request import PastCall
 
 
-class Episode:
+class SandboxEpisode:
     """A sequence of calls of one module, each of which sees the state that the committed ones before it left.
 
     Args:

@@ -1,4 +1,4 @@
-"""The host's ends of the two sockets: `Zygote`, the fork server's process, and `Slot`, one environment.
+"""The host's ends of the two sockets: `ZygoteClient`, the fork server's process, and `SlotClient`, one environment.
 
 Both belong to one asyncio event loop. The pool decides which exist; these only speak the protocol.
 """
@@ -16,20 +16,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandbox.limits import Limits, Plan
-from sandbox.outcomes import CallResult, Reply, SandboxError, decode
-from sandbox.protocol import HELLO_ID, REPLY, REQUEST, FrameReader, Operation, Report, Verdict, frame
+from sandbox.limits import Limits, LockPlan
+from sandbox.outcomes import CallResult, SandboxError, SlotReply, decode
+from sandbox.protocol import HELLO_ID, REPLY, REQUEST, CallVerdict, FrameReader, Operation, Report, frame
 
 _ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
 _GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; this much later the host gives up on the slot
-_DIED = Reply(Verdict.SLOT_DIED, 0, 0.0, 0.0, b"")
+_DIED = SlotReply(CallVerdict.SLOT_DIED, 0, 0.0, 0.0, b"")
 
 
 class SlotError(Exception):
     """A slot could not be opened, or its layers not be put in place."""
 
 
-async def _reply_within(reply: asyncio.Future[Reply | None], seconds: float) -> Reply | None:
+async def _reply_within(reply: asyncio.Future[SlotReply | None], seconds: float) -> SlotReply | None:
     """The reply, or None when it is late. One that has come is taken, however long the event loop was held up."""
     # Not `asyncio.wait`, which costs more than all else that the host does for a call. The loop takes in what its
     # sockets hold before it looks at its timers.
@@ -40,12 +40,12 @@ async def _reply_within(reply: asyncio.Future[Reply | None], seconds: float) -> 
         timer.cancel()
 
 
-def _give_up(reply: asyncio.Future[Reply | None]) -> None:
+def _give_up(reply: asyncio.Future[SlotReply | None]) -> None:
     if not reply.done():
         reply.set_result(None)
 
 
-class Zygote:
+class ZygoteClient:
     """The fork server: a child process of the host, exec'd afresh and never forked from it.
 
     Args:
@@ -99,7 +99,7 @@ class Zygote:
             self._broken = True
         return not self._broken
 
-    async def open_slot(self, plan: Plan, limits: Limits, uid: int | None, seconds: float) -> Slot:
+    async def open_slot(self, plan: LockPlan, limits: Limits, uid: int | None, seconds: float) -> SlotClient:
         """Fork a slot and wait for its greeting.
 
         Args:
@@ -127,13 +127,13 @@ class Zygote:
                 self._broken = True
                 raise SlotError(f"the zygote does not answer: {error}") from error
         ours.setblocking(False)
-        slot = Slot(self, token, limits)
+        slot = SlotClient(self, token, limits)
         await asyncio.get_running_loop().create_unix_connection(lambda: slot, sock=ours)
         try:
             hello = await _reply_within(slot.greeting, seconds)
             if hello is None:
                 raise SlotError(f"the slot did not greet within {seconds:g} s")
-            if hello.verdict is not Verdict.REPORTED:
+            if hello.verdict is not CallVerdict.REPORTED:
                 raise SlotError(hello.payload.decode(errors="replace") or "the slot ended before it greeted")
             slot.layers = json.loads(hello.payload)
         except BaseException:
@@ -156,16 +156,16 @@ class Zygote:
             await asyncio.to_thread(self._process.wait)
 
 
-class Slot(asyncio.Protocol):
+class SlotClient(asyncio.Protocol):
     """One environment's slot zygote."""
 
-    def __init__(self, zygote: Zygote, token: int, limits: Limits) -> None:
+    def __init__(self, zygote: ZygoteClient, token: int, limits: Limits) -> None:
         self._zygote = zygote
         self._token = token
         self._limits = limits
         self._frames = FrameReader()
         self._numbers = itertools.count(HELLO_ID + 1)
-        self._waiting: dict[int, asyncio.Future[Reply | None]] = {}
+        self._waiting: dict[int, asyncio.Future[SlotReply | None]] = {}
         self._parts: dict[int, bytes] = {}  # of bodies that are coming in
         self._transport: asyncio.Transport | None = None
         self.greeting = self._expect(HELLO_ID)
@@ -184,7 +184,7 @@ class Slot(asyncio.Protocol):
             SlotError: for a reason that says nothing about the source.
         """
         reply = await self._request(Operation.LOAD, source.encode())
-        if reply.verdict is Verdict.REPORTED and reply.detail == Report.RETURNED:
+        if reply.verdict is CallVerdict.REPORTED and reply.detail == Report.RETURNED:
             return
         result = decode(reply, self._limits)
         if result.is_infrastructure:
@@ -205,7 +205,7 @@ class Slot(asyncio.Protocol):
             self._zygote.kill_slot(self._token)
             self._end()
 
-    async def _request(self, operation: Operation, payload: bytes, more_cpu_seconds: int = 0) -> Reply:
+    async def _request(self, operation: Operation, payload: bytes, more_cpu_seconds: int = 0) -> SlotReply:
         if self._transport is None:
             return _DIED
         number = next(self._numbers)
@@ -225,8 +225,8 @@ class Slot(asyncio.Protocol):
             return _DIED
         return answer
 
-    def _expect(self, number: int) -> asyncio.Future[Reply | None]:
-        future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+    def _expect(self, number: int) -> asyncio.Future[SlotReply | None]:
+        future: asyncio.Future[SlotReply | None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         return future
 
@@ -248,10 +248,10 @@ class Slot(asyncio.Protocol):
             if number not in self._waiting:
                 continue  # it was cancelled
             payload = self._parts.pop(number, b"") + message[REPLY.size :]
-            if verdict == Verdict.PART:
+            if verdict == CallVerdict.PART:
                 self._parts[number] = payload
             elif not (future := self._waiting[number]).done():
-                future.set_result(Reply(Verdict(verdict), detail, cpu, wall, payload))
+                future.set_result(SlotReply(CallVerdict(verdict), detail, cpu, wall, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio: the slot has ended."""

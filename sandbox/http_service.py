@@ -7,7 +7,7 @@
         def refusal(self, request, refused):
             return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
 
-Handlers raise `Refused`; what a refusal looks like is the service's own affair.
+Handlers raise `HttpRefusal`; what a refusal looks like is the service's own affair.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAST_SECONDS = 2.0  # for the last answers to get out; whatever still runs once
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with an error.
 
     Attributes:
@@ -133,13 +133,13 @@ class HttpService(abc.ABC):
         return cut
 
     @abc.abstractmethod
-    def refusal(self, request: web.Request, refused: Refused) -> web.StreamResponse:
+    def refusal(self, request: web.Request, refused: HttpRefusal) -> web.StreamResponse:
         """The answer to a request that was refused."""
 
     def admit(self, request: web.Request) -> None:
-        """Raises `Refused` for a request that is not to be handled."""
+        """Raises `HttpRefusal` for a request that is not to be handled."""
         if request.path != OPEN_PATH and not shows_token(request.headers, self.config.token):
-            raise Refused(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
+            raise HttpRefusal(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
 
     def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         """The answer as it is to be sent; one that is streamed has been already."""
@@ -152,15 +152,15 @@ class HttpService(abc.ABC):
         try:
             self.admit(request)
             response = await handler(request)
-        except Refused as refused:
+        except HttpRefusal as refused:
             response = self.refusal(request, refused)
         except web.HTTPRequestEntityTooLarge:
             text = f"the body is larger than {self._most_bytes} bytes; send less"
-            response = self.refusal(request, Refused(413, text))
+            response = self.refusal(request, HttpRefusal(413, text))
         except web.HTTPException as error:  # no such route, or not by this method
             allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             text = f"{request.method} {request.path}: {error.reason}"
-            response = self.refusal(request, Refused(error.status, text, allowed))
+            response = self.refusal(request, HttpRefusal(error.status, text, allowed))
         finally:
             self._open -= 1
             if not self._open:

@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LockPlan:
     """The layers a slot is to put in place; the start-up self-test finds the strongest that holds.
 
     Attributes:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from sandbox.limits import Limits, Plan
+    from sandbox.limits import Limits, LockPlan
 
     Step = tuple[Callable[..., Any], tuple[Any, ...]]
     """A C function with its arguments; it raises, or returns a negative number, when it fails."""
@@ -199,7 +199,7 @@ def _drop_capabilities() -> None:
     libc.check(LIBC.capset(header, ctypes.create_string_buffer(24)), "capset")
 
 
-def confine_slot(plan: Plan, uid: int | None, readable: Sequence[str]) -> dict[str, str]:
+def confine_slot(plan: LockPlan, uid: int | None, readable: Sequence[str]) -> dict[str, str]:
     """Put the slot's layers in place. Returns each layer's state, by name, for the run's record.
 
     Args:

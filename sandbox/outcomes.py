@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.limits import Limits
-from sandbox.protocol import Report, Verdict
+from sandbox.protocol import CallVerdict, Report
 
 
 class SandboxError(Exception):
@@ -83,10 +83,10 @@ class CallResult:
 
 
 @dataclass(frozen=True)
-class Reply:
+class SlotReply:
     """A slot's answer, undecoded."""
 
-    verdict: Verdict
+    verdict: CallVerdict
     detail: int
     cpu_seconds: float
     wall_seconds: float
@@ -105,29 +105,33 @@ _REPORTED = {
 }
 
 
-def decode(reply: Reply, limits: Limits) -> CallResult:
+def decode(reply: SlotReply, limits: Limits) -> CallResult:
     """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns."""
-    if reply.verdict is Verdict.REPORTED:
+    if reply.verdict is CallVerdict.REPORTED:
         return _decode_report(reply)
     kind, ended_by, error = {
-        Verdict.CPU_LIMIT: (
+        CallVerdict.CPU_LIMIT: (
             Outcome.CPU_TIMEOUT,
             "cpu_limit",
             f"TimeoutError: the call used more than {limits.cpu_seconds} s of CPU time",
         ),
-        Verdict.WALL_LIMIT: (
+        CallVerdict.WALL_LIMIT: (
             Outcome.WALL_TIMEOUT,
             "wall_limit",
             f"the call was still waiting after {limits.wall_seconds:g} s of wall time",
         ),
-        Verdict.KILLED: (Outcome.KILLED, "signal SIGKILL", "the call's process was killed from outside"),
-        Verdict.NO_REPORT: (Outcome.NO_RESULT, "exit", "RuntimeError: the tool ended the process without a result"),
-        Verdict.MALFORMED: (Outcome.PROTOCOL_ERROR, "channel", "RuntimeError: the tool wrote on the result channel"),
-        Verdict.FLOOD: (Outcome.FLOOD, "channel", "RuntimeError: the tool flooded the result channel"),
-        Verdict.NOT_LOCKED: (Outcome.OPEN_FAILED, "lockdown", "a layer could not be put in place for the call"),
-        Verdict.NOT_FORKED: (Outcome.OPEN_FAILED, "fork", "no process could be had for the call"),
-        Verdict.SLOT_DIED: (Outcome.ENV_DIED, "slot", "the environment's process ended during the call"),
-        Verdict.SIGNAL: (Outcome.CRASH, _signal_name(reply.detail), _crash(reply.detail)),
+        CallVerdict.KILLED: (Outcome.KILLED, "signal SIGKILL", "the call's process was killed from outside"),
+        CallVerdict.NO_REPORT: (Outcome.NO_RESULT, "exit", "RuntimeError: the tool ended the process without a result"),
+        CallVerdict.MALFORMED: (
+            Outcome.PROTOCOL_ERROR,
+            "channel",
+            "RuntimeError: the tool wrote on the result channel",
+        ),
+        CallVerdict.FLOOD: (Outcome.FLOOD, "channel", "RuntimeError: the tool flooded the result channel"),
+        CallVerdict.NOT_LOCKED: (Outcome.OPEN_FAILED, "lockdown", "a layer could not be put in place for the call"),
+        CallVerdict.NOT_FORKED: (Outcome.OPEN_FAILED, "fork", "no process could be had for the call"),
+        CallVerdict.SLOT_DIED: (Outcome.ENV_DIED, "slot", "the environment's process ended during the call"),
+        CallVerdict.SIGNAL: (Outcome.CRASH, _signal_name(reply.detail), _crash(reply.detail)),
     }[reply.verdict]
     return CallResult(kind, None, "", error, reply.cpu_seconds, reply.wall_seconds, ended_by)
 
@@ -145,7 +149,7 @@ def _crash(number: int) -> str:
     return f"RuntimeError: the tool's process crashed ({_signal_name(number)})"
 
 
-def _decode_report(reply: Reply) -> CallResult:
+def _decode_report(reply: SlotReply) -> CallResult:
     try:
         body = _DECODER.decode(str(reply.payload, "utf-8"))
         if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
@@ -168,7 +172,7 @@ def _decode_report(reply: Reply) -> CallResult:
     )
 
 
-def _malformed(reply: Reply) -> CallResult:
+def _malformed(reply: SlotReply) -> CallResult:
     return CallResult(
         Outcome.PROTOCOL_ERROR,
         error="RuntimeError: the tool wrote on the result channel",

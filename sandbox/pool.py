@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
-from sandbox.host import Slot, SlotError, Zygote
-from sandbox.limits import Limits, Plan
+from sandbox.host import SlotClient, SlotError, ZygoteClient
+from sandbox.limits import Limits, LockPlan
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
@@ -122,7 +122,7 @@ class PoolStats:
 @dataclass
 class _Entry:
     digest: str  # of its source
-    opening: asyncio.Task[Slot]
+    opening: asyncio.Task[SlotClient]
     users: int = 0
 
 
@@ -140,14 +140,14 @@ class SandboxPool:
         self.tier = ""
         self.layers: dict[str, str] = {}
         self.stats = PoolStats()
-        self._plan: Plan | None = None
+        self._plan: LockPlan | None = None
         self._cgroup: Cgroup | None = None
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteClient | None = None
         self._zygote_lock = asyncio.Lock()
         self._permits = asyncio.Semaphore(self.config.calls_at_once)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by source: its hash is kept, unlike its digest
         self._sources: dict[str, str] = {}  # of entries, by digest
-        self._spares: deque[asyncio.Task[Slot]] = deque()
+        self._spares: deque[asyncio.Task[SlotClient]] = deque()
         self._numbers = itertools.count()  # of slots
 
     async def __aenter__(self) -> SandboxPool:
@@ -324,13 +324,13 @@ class SandboxPool:
                 _close(self._forget(code).opening)
                 self.stats.evicted += 1
 
-    async def _open(self, code: str) -> Slot:
+    async def _open(self, code: str) -> SlotClient:
         for _ in range(_TRIES_TO_OPEN - 1):
             with contextlib.suppress(SlotError):
                 return await self._open_loaded(code)
         return await self._open_loaded(code)
 
-    async def _open_loaded(self, code: str) -> Slot:
+    async def _open_loaded(self, code: str) -> SlotClient:
         slot = await self._spare() or await self._open_empty()
         try:
             await slot.load(code)
@@ -340,7 +340,7 @@ class SandboxPool:
         self.stats.opened += 1
         return slot
 
-    async def _spare(self) -> Slot | None:
+    async def _spare(self) -> SlotClient | None:
         while self._spares:
             with contextlib.suppress(SlotError):
                 slot = await self._spares.popleft()
@@ -354,20 +354,20 @@ class SandboxPool:
             opening.add_done_callback(_note_exception)
             self._spares.append(opening)
 
-    async def _open_empty(self) -> Slot:
+    async def _open_empty(self) -> SlotClient:
         if self._plan is None:
             raise SandboxError("the pool was closed")
         zygote = await self._living_zygote()
         uid = self.config.first_uid + next(self._numbers) % (_UIDS - 1)
         return await zygote.open_slot(self._plan, self.config.limits, uid, self.config.open_seconds)
 
-    async def _living_zygote(self) -> Zygote:
+    async def _living_zygote(self) -> ZygoteClient:
         async with self._zygote_lock:
             if self._zygote is not None and not self._zygote.alive:
                 await self._zygote.close()
                 self._zygote = None
             if self._zygote is None:
-                self._zygote = Zygote(self.config.python)
+                self._zygote = ZygoteClient(self.config.python)
                 if self._cgroup is not None:
                     try:
                         self._cgroup.add(self._zygote.pid)
@@ -389,14 +389,14 @@ def _is_usable(entry: _Entry) -> bool:
     return slot.alive or slot.load_error is not None
 
 
-def _close(opening: asyncio.Task[Slot]) -> None:
+def _close(opening: asyncio.Task[SlotClient]) -> None:
     if not opening.done():
         opening.cancel()
     elif not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
-def _note_exception(task: asyncio.Task[Slot]) -> None:
+def _note_exception(task: asyncio.Task[SlotClient]) -> None:
     """Mark the exception as seen: every caller that waited for it may have been cancelled."""
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()

@@ -52,7 +52,7 @@ class Report(enum.IntEnum):
     DIVERGED = 8  # calls of its history did not repeat
 
 
-class Verdict(enum.IntEnum):
+class CallVerdict(enum.IntEnum):
     """What the slot decided about a call, from the outside."""
 
     REPORTED = 0

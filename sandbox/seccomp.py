@@ -125,7 +125,7 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
-class Filter:
+class SyscallFilter:
     """An assembled BPF program, built once and attached in every call's process."""
 
     def __init__(self, instructions: Iterable[Instruction]) -> None:
@@ -139,9 +139,9 @@ class Filter:
         return libc.SYSCALL, (NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address)
 
 
-def call_filter(*, allow_open: bool) -> Filter:
+def call_filter(*, allow_open: bool) -> SyscallFilter:
     """The filter of a call. With `allow_open=False` (tier C) no path can be named at all."""
-    return Filter(call_program(allow_open=allow_open))
+    return SyscallFilter(call_program(allow_open=allow_open))
 
 
 def allowed_names(*, allow_open: bool) -> list[str]:

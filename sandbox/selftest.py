@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.host import Slot, SlotError, Zygote
-from sandbox.limits import Limits, Plan
+from sandbox.host import SlotClient, SlotError, ZygoteClient
+from sandbox.limits import Limits, LockPlan
 from sandbox.outcomes import Outcome, SandboxError
 from sandbox.request import encode_request
 
@@ -58,12 +58,12 @@ class Isolation:
         rejected: why each stronger plan did not hold.
     """
 
-    plan: Plan
+    plan: LockPlan
     layers: dict[str, str]
     rejected: dict[str, str]
 
 
-def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[tuple[str, Plan]]:
+def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[tuple[str, LockPlan]]:
     """Plans with their names, strongest first.
 
     As the superuser each is tried with a user id of its own for each slot, then without: an interpreter below a private
@@ -91,7 +91,7 @@ def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[
             name = f"tier {tier} ({', '.join([*sorted(layers), 'rlimits'])}{', own user ids' if drop else ''})"
             yield (
                 name,
-                Plan(
+                LockPlan(
                     tier=tier,
                     namespaces="namespaces" in layers,
                     landlock="landlock" in layers,
@@ -138,7 +138,7 @@ def require_tier(tier: str, minimum: str, allow_unisolated: bool, rejected: Mapp
 
 
 async def find_isolation(
-    zygote: Zygote, *, highest_tier: str, leave_out: Collection[str], uid: int, seconds: float
+    zygote: ZygoteClient, *, highest_tier: str, leave_out: Collection[str], uid: int, seconds: float
 ) -> Isolation:
     """Try the plans in order; return the first whose slot opens, works, and stops every attack.
 
@@ -173,7 +173,7 @@ async def find_isolation(
     raise SlotError("; ".join(f"{name}: {reason}" for name, reason in rejected.items()))
 
 
-async def _first_weakness(slot: Slot, plan: Plan) -> str | None:
+async def _first_weakness(slot: SlotClient, plan: LockPlan) -> str | None:
     """Why this slot does not deserve its tier, or None."""
     controls: dict[str, tuple[dict[str, int], object]] = {"innocent": ({"left": 2, "right": 3}, {"sum": 5})}
     if plan.allow_open:

@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.http_service import HttpService, ReachConfig, Refused
+from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
@@ -35,7 +35,7 @@ _SCRIPT = "__sandbox_script__"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceConfig(ReachConfig):
+class SandboxServiceConfig(ReachConfig):
     """How the service is reached.
 
     Attributes:
@@ -52,16 +52,16 @@ class ServiceConfig(ReachConfig):
         self.check_not_negative("max_waiting")
 
 
-class Service(HttpService):
+class SandboxService(HttpService):
     """Serves an open pool until it is stopped.
 
     Args:
         pool: already open, and owned by the caller.
     """
 
-    config: ServiceConfig
+    config: SandboxServiceConfig
 
-    def __init__(self, pool: SandboxPool, config: ServiceConfig) -> None:
+    def __init__(self, pool: SandboxPool, config: SandboxServiceConfig) -> None:
         self._pool = pool
         self._accepted = 0  # calls that are running or wait for a permit
         self._metrics = _Metrics(self)
@@ -88,7 +88,7 @@ class Service(HttpService):
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    def refusal(self, request: web.Request, refused: Refused) -> web.Response:
+    def refusal(self, request: web.Request, refused: HttpRefusal) -> web.Response:
         """As JSON."""
         self._metrics.refused.labels(str(refused.status)).inc()
         return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
@@ -105,9 +105,9 @@ class Service(HttpService):
         if code is not None and digest is None:
             return code
         if digest is None or code is not None:
-            raise Refused(400, "send one of 'code' and 'digest': a module's source, or what names one that is open")
+            raise HttpRefusal(400, "send one of 'code' and 'digest': a module's source, or what names one that is open")
         if (held := self._pool.source(digest)) is None:
-            raise Refused(409, f"no environment of digest {digest[:80]!r} is open here; send its 'code'")
+            raise HttpRefusal(409, f"no environment of digest {digest[:80]!r} is open here; send its 'code'")
         return held
 
     async def _run_code(self, request: web.Request) -> web.Response:
@@ -116,9 +116,9 @@ class Service(HttpService):
         defaults = dict.fromkeys(set(names) - {"code"})
         body = await _body(request, names, defaults | {"language": "python"})
         if body["language"] != "python":
-            raise Refused(400, f"language is {body['language']!r}; only 'python' is run here")
+            raise HttpRefusal(400, f"language is {body['language']!r}; only 'python' is run here")
         if body["files"] or body["fetch_files"] or body["stdin"]:
-            raise Refused(400, "files, fetch_files and stdin are not offered here; put the data into the code")
+            raise HttpRefusal(400, "files, fetch_files and stdin are not offered here; put the data into the code")
         script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
         result = await self._admitted(script, function=_SCRIPT, arguments={})
         return web.json_response(_as_sandbox_fusion(result))
@@ -139,18 +139,18 @@ class Service(HttpService):
 
     async def _admitted(self, code: str, **call: Any) -> CallResult:
         if self.draining:
-            raise Refused(503, "the service is stopping")
+            raise HttpRefusal(503, "the service is stopping")
         if self._accepted >= self._pool.config.calls_at_once + self.config.max_waiting:
             # When about half of those that wait will be gone.
             wait = math.ceil(self.waiting / 2 * self._metrics.mean_seconds() / self._pool.config.calls_at_once)
             text = f"{self.waiting} calls are waiting already; try again later"
-            raise Refused(429, text, {"Retry-After": str(max(1, wait))})
+            raise HttpRefusal(429, text, {"Retry-After": str(max(1, wait))})
         self._accepted += 1
         started = time.perf_counter()
         try:
             result = await self._pool.call(code, **call)
         except SandboxError as error:
-            raise Refused(503, str(error)) from None
+            raise HttpRefusal(503, str(error)) from None
         finally:
             self._accepted -= 1
         self._metrics.calls.labels(result.kind.value).inc()
@@ -167,19 +167,19 @@ async def _body(request: web.Request, fields: dict[str, type], defaults: dict[st
     try:
         body = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not JSON: {error}") from None
+        raise HttpRefusal(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise Refused(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
+        raise HttpRefusal(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
     if unknown := set(body) - set(fields):
-        raise Refused(400, f"unknown field {sorted(unknown)[0]!r}; the fields are {', '.join(fields)}")
+        raise HttpRefusal(400, f"unknown field {sorted(unknown)[0]!r}; the fields are {', '.join(fields)}")
     for name, kind in fields.items():
         if name not in body:
             if name not in defaults:
-                raise Refused(400, f"field {name!r} is missing; the fields are {', '.join(fields)}")
+                raise HttpRefusal(400, f"field {name!r} is missing; the fields are {', '.join(fields)}")
             body[name] = defaults[name]
         elif not isinstance(body[name], kind) or (kind is int and isinstance(body[name], bool)):
             shown = json.dumps(body[name])[:80]
-            raise Refused(400, f"field {name!r} is {shown}; send a JSON {_JSON_NAMES[kind]}")
+            raise HttpRefusal(400, f"field {name!r} is {shown}; send a JSON {_JSON_NAMES[kind]}")
     return body
 
 
@@ -191,7 +191,9 @@ def _past_call(item: Any) -> PastCall:
     shaped = isinstance(item, list) and len(item) == len(shapes)
     if not shaped or not all(isinstance(part, shape) for part, shape in zip(item, shapes, strict=True)):
         shown = json.dumps(item)[:80]
-        raise Refused(400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds")
+        raise HttpRefusal(
+            400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds"
+        )
     return PastCall(*item)
 
 
@@ -217,7 +219,7 @@ def _as_sandbox_fusion(result: CallResult) -> dict[str, Any]:
 class _Metrics:
     """Of one service, in a registry of its own."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: SandboxService) -> None:
         pool = service._pool
         self.registry = CollectorRegistry()
         self.calls = Counter("sandbox_calls", "Calls that were answered.", ["kind"], registry=self.registry)

@@ -27,9 +27,9 @@ from sandbox.protocol import (
     REPLY,
     REPORT,
     REQUEST,
+    CallVerdict,
     Operation,
     Report,
-    Verdict,
 )
 from sandbox.seccomp import call_filter
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
-    from sandbox.limits import Limits, Plan
+    from sandbox.limits import Limits, LockPlan
 
     Buffer = bytes | bytearray | memoryview
 
@@ -50,7 +50,7 @@ _HEAD_BYTES = len(LOCKED) + REPORT.size
 # As plain integers: each look-up in an enumeration touches more of its objects, and after a fork each page of them is
 # copied.
 _LOAD, _CALL, _CANCEL = int(Operation.LOAD), int(Operation.CALL), int(Operation.CANCEL)
-_REPORTED, _PART, _RETURNED = int(Verdict.REPORTED), int(Verdict.PART), int(Report.RETURNED)
+_REPORTED, _PART, _RETURNED = int(CallVerdict.REPORTED), int(CallVerdict.PART), int(Report.RETURNED)
 _LAST_REPORT = int(max(Report))
 
 
@@ -107,7 +107,7 @@ class _Job:
         self.head = b""  # of what it wrote: at most the first `_HEAD_BYTES`
         self.written = 0  # bytes, in all
         self.code = bytearray()  # of a module, where it compiles one
-        self.stopped: Verdict | None = None  # set when the slot itself killed it
+        self.stopped: CallVerdict | None = None  # set when the slot itself killed it
         self.cancelled = False
 
 
@@ -127,7 +127,7 @@ class Slot:
         self,
         control: _socket.socket,
         lifeline: int,
-        plan: Plan,
+        plan: LockPlan,
         limits: Limits,
         readable: Sequence[str],
         clock: Callable[[], float],
@@ -160,7 +160,7 @@ class Slot:
 
     def serve(self, layers: dict[str, str]) -> NoReturn:
         """Greet the host with the layers' states, then serve until its end of the socket is closed."""
-        self._reply(HELLO_ID, Verdict.REPORTED, 0, payload=json.dumps(layers).encode())
+        self._reply(HELLO_ID, CallVerdict.REPORTED, 0, payload=json.dumps(layers).encode())
         self._compiler = self._fork_compiler()
         for descriptor in (self._control.fileno(), self._wake, self._lifeline):
             self._poll.register(descriptor, select.POLLIN)
@@ -241,7 +241,7 @@ class Slot:
                     source = source[os.write(writer, source) :]
         else:
             os.close(reader)
-            self._reply(number, Verdict.NOT_FORKED, 0)
+            self._reply(number, CallVerdict.NOT_FORKED, 0)
         os.close(writer)
 
     def _start(self, number: int, more_cpu_seconds: int, payload: memoryview) -> None:
@@ -253,7 +253,7 @@ class Slot:
         os.close(writer)
         if pid < 0:
             os.close(reader)
-            self._reply(number, Verdict.NOT_FORKED, 0)
+            self._reply(number, CallVerdict.NOT_FORKED, 0)
             return
         os.set_blocking(reader, False)
         self._jobs[pid] = _Job(number, _CALL, pid, reader, self._clock(), more_cpu_seconds, self._limits)
@@ -285,7 +285,7 @@ class Slot:
             job.written += count
             flood = job.written > self._most_bytes(job)
             if flood:
-                self._stop(job, Verdict.FLOOD)
+                self._stop(job, CallVerdict.FLOOD)
             if flood or not count:
                 self._close_pipe(job)
             elif job.operation == _LOAD:
@@ -309,7 +309,7 @@ class Slot:
             os.close(job.pipe)
             job.pipe = -1
 
-    def _stop(self, job: _Job, verdict: Verdict) -> None:
+    def _stop(self, job: _Job, verdict: CallVerdict) -> None:
         if job.stopped is None:
             job.stopped = verdict
             os.kill(job.pid, signal.SIGKILL)
@@ -327,7 +327,7 @@ class Slot:
                 self._pipes[job.pipe] = job
                 self._poll.register(job.pipe, select.POLLIN)
             if now >= job.deadline:
-                self._stop(job, Verdict.WALL_LIMIT)
+                self._stop(job, CallVerdict.WALL_LIMIT)
                 job.deadline = now + 1.0
 
     def _reap(self) -> None:
@@ -361,20 +361,20 @@ class Slot:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         overspent = cpu_seconds >= job.cpu_seconds  # also when the soft limit's signal was ignored
         if number == signal.SIGXCPU or overspent:
-            return Verdict.CPU_LIMIT, 0
+            return CallVerdict.CPU_LIMIT, 0
         if number == signal.SIGKILL:
-            return Verdict.KILLED, number
+            return CallVerdict.KILLED, number
         if not job.head.startswith(LOCKED):
-            return Verdict.NOT_LOCKED, number
+            return CallVerdict.NOT_LOCKED, number
         if number:
-            return Verdict.SIGNAL, number
+            return CallVerdict.SIGNAL, number
         if len(job.head) == len(LOCKED):
-            return Verdict.NO_REPORT, 0
+            return CallVerdict.NO_REPORT, 0
         if len(job.head) < _HEAD_BYTES:
-            return Verdict.MALFORMED, 0
+            return CallVerdict.MALFORMED, 0
         kind, length = REPORT.unpack_from(job.head, len(LOCKED))
         if kind > _LAST_REPORT or job.written != _HEAD_BYTES + length:
-            return Verdict.MALFORMED, 0
+            return CallVerdict.MALFORMED, 0
         return _REPORTED, kind
 
     def _reply(

@@ -29,14 +29,14 @@ if "sandbox" not in sys.modules:
     sys.modules["sandbox"] = _package
 
 from sandbox import call, determinism, libc, lockdown, modules  # noqa: E402
-from sandbox.protocol import HELLO_ID, REPLY, FrameReader, Verdict, frame  # noqa: E402
+from sandbox.protocol import HELLO_ID, REPLY, CallVerdict, FrameReader, frame  # noqa: E402
 from sandbox.slot import Slot  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from sandbox.limits import Plan
+    from sandbox.limits import LockPlan
 
 _OWN_MODULES: dict[str, types.ModuleType] = {}
 _CONTROL = 3
@@ -154,11 +154,11 @@ class Zygote:
             slot = Slot(control, self._lifeline, plan, limits, self._readable, self._clock)
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}".encode()
-            control.sendall(frame(REPLY.pack(HELLO_ID, Verdict.NOT_LOCKED, 0, 0.0, 0.0) + reason))
+            control.sendall(frame(REPLY.pack(HELLO_ID, CallVerdict.NOT_LOCKED, 0, 0.0, 0.0) + reason))
             os._exit(1)
         slot.serve(layers)
 
-    def _describe_process(self, plan: Plan) -> dict[str, str]:
+    def _describe_process(self, plan: LockPlan) -> dict[str, str]:
         names = "allow-list" if plan.allow_open else "allow-list, no paths"
         return {
             "landlock": f"ABI {lockdown.landlock_abi()}" if plan.landlock else "off",
@@ -169,7 +169,7 @@ class Zygote:
 
 
 def _sent(fields: dict[str, Any]) -> Any:
-    """A `Plan` or `Limits` of the host's, whose classes are not loaded here."""
+    """A `LockPlan` or `Limits` of the host's, whose classes are not loaded here."""
     return types.SimpleNamespace(**fields)
 
 

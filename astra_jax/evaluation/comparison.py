@@ -19,7 +19,7 @@ from astra_jax.evaluation.intervals import Estimate, estimate
 from astra_jax.evaluation.paper import WATCHED
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import Evaluation, SuiteRun
-from astra_jax.evaluation.suite import About, EvaluationError
+from astra_jax.evaluation.suite import EvaluationError, SuiteInfo
 from astra_jax.evaluation.table import SuiteTable, Table, departures, item_means, items_of, over_categories, tabulate
 
 
@@ -76,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def runs_of(self, suite: str) -> dict[str, SuiteTable]:
         """A suite's figures in each run, by the run's name."""
-        return {name: one for name, table in self.tables.items() for one in table.suites if one.about.name == suite}
+        return {name: one for name, table in self.tables.items() for one in table.suites if one.info.name == suite}
 
     @property
     def warnings(self) -> list[str]:
@@ -127,7 +127,7 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
         suites=[
             SuiteComparison(
                 name=suite,
-                title=runs[first].suites[suite].about.title,
+                title=runs[first].suites[suite].info.title,
                 changes=[change for one in pairs for change in _changes(suite, one, runs[one[0]], runs[one[1]])],
             )
             for suite in common
@@ -155,13 +155,13 @@ def _suites(runs: Mapping[str, Evaluation]) -> dict[str, list[str]]:
 def _check(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> None:
     """Raise `EvaluationError` where the two were measured with different instruments."""
     one, two = a.suites[suite], b.suites[suite]
-    for what, ours, theirs in _instruments(one.about, a, two.about, b):
+    for what, ours, theirs in _instruments(one.info, a, two.info, b):
         if ours != theirs:
             raise EvaluationError(
                 f"{suite}: {first} and {other} differ in {what} ({ours} and {theirs}), so that their scores are not of "
                 "the same measure; evaluate one of them again"
             )
-    for category in (column.name for column in one.about.categories):
+    for category in (column.name for column in one.info.categories):
         mine, yours = (
             {result.item for result in run.results if (result.suite, result.category) == (suite, category)}
             for run in (a, b)
@@ -173,7 +173,7 @@ def _check(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> 
             )
 
 
-def _instruments(one: About, a: Evaluation, two: About, b: Evaluation) -> Iterator[tuple[str, Any, Any]]:
+def _instruments(one: SuiteInfo, a: Evaluation, two: SuiteInfo, b: Evaluation) -> Iterator[tuple[str, Any, Any]]:
     yield "harness", one.harness, two.harness
     yield "data", dict(one.data_sha256), dict(two.data_sha256)
     yield "categories", [column.name for column in one.categories], [column.name for column in two.categories]
@@ -204,12 +204,12 @@ def _plain(value: object) -> str:
 
 def _changes(suite: str, pair: tuple[str, str], a: Evaluation, b: Evaluation) -> list[Change]:
     """Of each category, then of each headline."""
-    about = a.suites[suite].about
+    info = a.suites[suite].info
     totals = a.suites[suite].totals
     differences: dict[str, list[float]] = {}
     estimates: dict[str, Estimate] = {}
     changes = []
-    for column in about.categories:
+    for column in info.categories:
         before = _by_item(a.suites[suite], column.name, a.results)
         after = _by_item(b.suites[suite], column.name, b.results)
         each = [after[item] - before[item] for item in before]
@@ -230,9 +230,9 @@ def _changes(suite: str, pair: tuple[str, str], a: Evaluation, b: Evaluation) ->
                 partial=len(each) < totals[column.name],
             )
         )
-    for title, names in about.headline.items():
+    for title, names in info.headline.items():
         points = over_categories(
-            about, [estimates[name] for name in names], [differences[name] for name in names], least=-100
+            info, [estimates[name] for name in names], [differences[name] for name in names], least=-100
         )
         changes.append(
             Change(
@@ -257,7 +257,7 @@ _EQUAL = 1e-9
 
 
 def _by_item(run: SuiteRun, category: str, results: Sequence[ItemResult]) -> dict[str, float]:
-    own = [one for one in results if one.suite == run.about.name]
+    own = [one for one in results if one.suite == run.info.name]
     items = items_of(run, category, own)
     return dict(zip(items, item_means(items), strict=True))
 

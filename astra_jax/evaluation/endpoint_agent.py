@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.evaluation.suite import Decoding, Served
+from astra_jax.evaluation.suite import Decoding, ModelEndpoint
 from synthesis.core.agent_loop import Call
 from synthesis.core.chat_format import MalformedCall
-from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, Refused
+from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, RequestRefused
 from synthesis.core.records import ToolCall
 from synthesis.core.stages import Transient, rng_for
 
@@ -27,7 +27,7 @@ def too_long(refusal: str) -> bool:
     return _TOO_LONG.search(refusal.lower()) is not None
 
 
-def endpoint_of(served: Served, *, concurrency: int, timeout_seconds: float) -> Endpoint:
+def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: float) -> Endpoint:
     """The client of an endpoint: retries, back-off, a bound on what is in flight."""
     return Endpoint(
         OpenAITeacherConfig(
@@ -99,7 +99,7 @@ class Chat:
             body["tools"] = self.tools
         try:
             reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             if too_long(str(refusal)):
                 self.overflowed = True
                 return None

@@ -72,7 +72,7 @@ async def evaluate(
     engine: Policy,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: Sandbox,
+    sandbox: Sandbox,
     *,
     config: EvalConfig | None = None,
     progress: bool = True,
@@ -100,7 +100,7 @@ async def evaluate(
         engine,
         environments,
         tokenizer,
-        pool,
+        sandbox,
         config=config,
         on_episode=keep,
         progress=progress,
@@ -114,7 +114,7 @@ async def run_episodes(
     engine: Policy,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: Sandbox,
+    sandbox: Sandbox,
     *,
     config: EvalConfig,
     on_episode: Callable[[ToolEnvironment, int, Episode], None],
@@ -142,7 +142,7 @@ async def run_episodes(
             rng = rng_for(config.seed, "evaluate", environment.id, number)
             task = make_task(environment, tokenizer, limits, seed=rng.getrandbits(32))
             seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
-            episode = await run_episode(engine, pool, task, tokenizer, limits, seed=seed, session=session)
+            episode = await run_episode(engine, sandbox, task, tokenizer, limits, seed=seed, session=session)
             bar.update()
             on_episode(environment, number, episode)
 

@@ -20,7 +20,7 @@ _ENOUGH_TRIALS = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """A line of a grid; `ours` is no reference."""
 
     cells: list[str]
@@ -33,7 +33,7 @@ class Grid:
 
     title: str
     columns: list[str]
-    rows: list[Row]
+    rows: list[GridRow]
     notes: list[str] = field(default_factory=list)
     strong: frozenset[int] = frozenset()
 
@@ -44,7 +44,7 @@ _EVALUATION, _STAGES = ("Table 1", "Table 3"), ("Table 2", "Table 3")
 
 def overview_of_table(table: Table) -> list[Grid]:
     """The headlines of an evaluation."""
-    return _overview({table.model: table}, [one.about.name for one in table.suites], sources=_EVALUATION)
+    return _overview({table.model: table}, [one.info.name for one in table.suites], sources=_EVALUATION)
 
 
 def overview_of_comparison(comparison: Comparison) -> list[Grid]:
@@ -78,20 +78,20 @@ def _overview(tables: Mapping[str, Table], suites: Sequence[str], *, sources: Se
         return []
     rows, strong = [], []
     for name, table in tables.items():
-        by_name = {suite.about.name: suite for suite in table.suites}
+        by_name = {suite.info.name: suite for suite in table.suites}
         strong = [by_name[suite] for suite in suites]
-        rows.append(Row([name, *(score_text(one) for suite in strong for one in suite.headlines)]))
-    columns = [(suite.about, title) for suite in strong for title in suite.about.headline]
+        rows.append(GridRow([name, *(score_text(one) for suite in strong for one in suite.headlines)]))
+    columns = [(suite.info, title) for suite in strong for title in suite.info.headline]
     # A model of Table 1 has its AIME figures in Table 3.
     models = dict.fromkeys(one.model for suite in suites for one in paper.rows(suite, *sources))
     published = [
         (
             model,
-            [paper.average(model, sources, about.name, about.headline[title]) for about, title in columns],
+            [paper.average(model, sources, info.name, info.headline[title]) for info, title in columns],
         )
         for model in models
     ]
-    titles = [f"{about.title}, {title}" if len(about.headline) > 1 else about.title for about, title in columns]
+    titles = [f"{info.title}, {title}" if len(info.headline) > 1 else info.title for info, title in columns]
     notes = [f"Headlines; published rows ({', '.join(sources)}): {paper.PAPER}."]
     return [Grid("Overview", ["model", *titles], [*rows, *_published(published)], notes)]
 
@@ -102,24 +102,24 @@ def scores(runs: Mapping[str, SuiteTable], *, sources: Sequence[str]) -> Grid:
     Args:
         runs: our figures, by name.
     """
-    about = next(iter(runs.values())).about
-    columns = ["model", *(one.title for one in about.categories), *about.headline]
+    info = next(iter(runs.values())).info
+    columns = ["model", *(one.title for one in info.categories), *info.headline]
     rows = [
-        Row([name, *(score_text(one) for one in suite.categories), *(score_text(one) for one in suite.headlines)])
+        GridRow([name, *(score_text(one) for one in suite.categories), *(score_text(one) for one in suite.headlines)])
         for name, suite in runs.items()
     ]
     published = [
         (
             f"{one.model} ({one.source})",
             [
-                *(one.score(about.name, column.name) for column in about.categories),
-                *(one.average(about.name, names) for names in about.headline.values()),
+                *(one.score(info.name, column.name) for column in info.categories),
+                *(one.average(info.name, names) for names in info.headline.values()),
             ],
         )
-        for one in paper.rows(about.name, *sources)
+        for one in paper.rows(info.name, *sources)
     ]
     rows += _published([one for one in published if any(figure is not None for figure in one[1])])
-    notes = [f"Scores in percent with 95 % intervals, by {about.harness}."]
+    notes = [f"Scores in percent with 95 % intervals, by {info.harness}."]
     for name, suite in runs.items():
         if short := [one for one in suite.categories if one.partial]:
             left = ", ".join(f"{one.title} {one.items} of {one.total} items" for one in short)
@@ -129,9 +129,9 @@ def scores(runs: Mapping[str, SuiteTable], *, sources: Sequence[str]) -> Grid:
             for one in _departures(suite)
         ]
     if len(rows) > len(runs):
-        notes += [f"Published rows: {paper.PAPER}.", *paper.NOTES.get(about.name, ())]
-    first = 1 + len(about.categories)
-    return Grid(about.title, columns, rows, notes, frozenset(range(first, first + len(about.headline))))
+        notes += [f"Published rows: {paper.PAPER}.", *paper.NOTES.get(info.name, ())]
+    first = 1 + len(info.categories)
+    return Grid(info.title, columns, rows, notes, frozenset(range(first, first + len(info.headline))))
 
 
 def score_text(one: CategoryScore | Headline) -> str:
@@ -150,7 +150,7 @@ def trials(suite: SuiteTable) -> Grid:
     for one in suite.categories:
         spread, hat = one.spread, one.pass_hat or []
         rows.append(
-            Row(
+            GridRow(
                 [
                     one.title,
                     f"{one.items} of {one.total}",
@@ -175,21 +175,21 @@ def trials(suite: SuiteTable) -> Grid:
         for name, metric in one.metrics.items()
         if metric.items < one.items
     ]
-    return Grid(f"{suite.about.title}: trials", columns, rows, notes)
+    return Grid(f"{suite.info.title}: trials", columns, rows, notes)
 
 
 def behaviour(runs: Mapping[str, SuiteTable]) -> Grid:
     """The paper's analysis: steps per sub-task, tokens per step and per sub-task."""
-    about = next(iter(runs.values())).about
+    info = next(iter(runs.values())).info
     rows = []
     for name, suite in runs.items():
         ours = _uses(suite)
         if len(runs) > 1:
             ours = [(f"{name}, {ours[-1][0]}", suite.use)]
-        rows += [Row([title, *_ratios(one)]) for title, one in ours]
-    if about.name == "bfcl_v3_mt":
+        rows += [GridRow([title, *_ratios(one)]) for title, one in ours]
+    if info.name == "bfcl_v3_mt":
         rows += [
-            Row(
+            GridRow(
                 [
                     f"{one.model} (paper, §4)",
                     f"{one.steps_per_sub_task:.1f}",
@@ -208,7 +208,7 @@ def behaviour(runs: Mapping[str, SuiteTable]) -> Grid:
         if silent := suite.use.without_completion:
             notes.append(f"{name}: {silent} of {suite.use.runs} runs have no completion, and no tokens per step.")
     columns = ["category", "steps per sub-task", "tokens per step", "tokens per sub-task"]
-    return Grid(f"{about.title}: steps and tokens", columns, rows, notes)
+    return Grid(f"{info.title}: steps and tokens", columns, rows, notes)
 
 
 def use(suite: SuiteTable) -> Grid:
@@ -216,7 +216,7 @@ def use(suite: SuiteTable) -> Grid:
     ends = list(suite.use.finishes)
     columns = ["category", "steps", "calls", "prompt tokens", "completion tokens", *(f"ended: {end}" for end in ends)]
     rows = [
-        Row(
+        GridRow(
             [
                 title,
                 f"{one.steps:.1f}",
@@ -229,7 +229,7 @@ def use(suite: SuiteTable) -> Grid:
         for title, one in _uses(suite)
     ]
     return Grid(
-        f"{suite.about.title}: use per task", columns, rows, ["Means over runs; shares of runs by how they ended."]
+        f"{suite.info.title}: use per task", columns, rows, ["Means over runs; shares of runs by how they ended."]
     )
 
 
@@ -243,7 +243,7 @@ def _uses(suite: SuiteTable) -> list[tuple[str, Use]]:
 def changes(suite: SuiteComparison) -> Grid:
     """What became of each category from run to run."""
     rows = [
-        Row(
+        GridRow(
             [
                 f"{one.before} → {one.after}",
                 one.title,
@@ -289,7 +289,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 def as_json(table: Table) -> str:
     """Everything that the table knows, and the published rows of its suites. Standard JSON: no NaN, no infinity."""
     every = sorted({one.source for one in paper.REFERENCES})
-    references = {suite.about.name: paper.rows(suite.about.name, *every) for suite in table.suites}
+    references = {suite.info.name: paper.rows(suite.info.name, *every) for suite in table.suites}
     whole = {"table": table, "paper": {"source": paper.PAPER, "rows": references, "behaviour": paper.BEHAVIOUR}}
     return _json(whole)
 
@@ -307,14 +307,14 @@ def _points(points: Estimate) -> str:
     return f"{points.mean:+.1f} [{points.low:+.1f}, {points.high:+.1f}]"
 
 
-def _published(rows: Sequence[tuple[str, list[float | None]]]) -> list[Row]:
+def _published(rows: Sequence[tuple[str, list[float | None]]]) -> list[GridRow]:
     """Rows of the paper, each column with the digits that it prints."""
     digits = [
         2 if any(one is not None and round(one, 1) != one for one in column) else 1
         for column in zip(*(figures for _, figures in rows), strict=True)
     ]
     return [
-        Row(
+        GridRow(
             [
                 name,
                 *(

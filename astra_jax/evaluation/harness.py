@@ -30,7 +30,7 @@ _LINE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class HarnessEnvironment:
     """A virtual environment for a harness.
 
     Attributes:
@@ -161,7 +161,7 @@ Answers = Mapping[str, Callable[..., Awaitable[Any]]]
 """What a process may ask while it works on a call (`serving.ask`), by name."""
 
 
-class Connection:
+class WorkerProcess:
     """One process of a harness, for one item."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
@@ -194,7 +194,7 @@ class Connection:
             message = {"reply": await self._answers[answer["ask"]](**answer["params"])}
 
 
-class Workers:
+class WorkerProgram:
     """A worker program, which forks a process for each connection.
 
     Args:
@@ -251,7 +251,7 @@ class Workers:
             raise EvaluationError(f"{' '.join(self._command)} did not start ({self._log}):\n{last}")
 
     @contextlib.asynccontextmanager
-    async def open(self, answers: Answers = MappingProxyType({})) -> AsyncIterator[Connection]:
+    async def open(self, answers: Answers = MappingProxyType({})) -> AsyncIterator[WorkerProcess]:
         """A process of its own. Raises `WorkerFailed`.
 
         Args:
@@ -262,7 +262,7 @@ class Workers:
         except OSError as error:
             raise WorkerFailed(f"{self._command[-1]} is gone ({error}); see {self._log}") from None
         try:
-            yield Connection(reader, writer, answers)
+            yield WorkerProcess(reader, writer, answers)
         finally:
             writer.close()
 

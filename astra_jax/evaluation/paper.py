@@ -46,7 +46,7 @@ NOTES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Reference:
+class PublishedRow:
     """A published row.
 
     Attributes:
@@ -78,10 +78,10 @@ class Reference:
         return None
 
 
-def _tools(source: str, model: str, *figures: float) -> Reference:
+def _tools(source: str, model: str, *figures: float) -> PublishedRow:
     """A row of Table 1 or 2: BFCL's four categories and mean, tau2's two and mean, ACEBench's two and mean."""
     bfcl, (tau2, ace) = figures[:5], (figures[5:8], figures[8:])
-    return Reference(
+    return PublishedRow(
         model,
         source,
         {"bfcl_v3_mt": bfcl[:4], "tau2": tau2[:2], "acebench": ace[:2]},
@@ -89,14 +89,14 @@ def _tools(source: str, model: str, *figures: float) -> Reference:
     )
 
 
-def _aime(model: str, *figures: float) -> Reference:
+def _aime(model: str, *figures: float) -> PublishedRow:
     """A row of Table 3: 2024, 2025 and mean with top-k 20, then without."""
-    return Reference(
+    return PublishedRow(
         model, "Table 3", {"aime": (*figures[:2], *figures[3:5])}, {"aime": (figures[2], figures[5])}
     )  # fmt: skip
 
 
-REFERENCES: tuple[Reference, ...] = (
+REFERENCES: tuple[PublishedRow, ...] = (
     _tools("Table 1", "Claude-Opus-4.5", 81.0, 64.0, 58.0, 70.5, 68.38, 80.88, 90.70, 85.79, 64.17, 100.0, 82.09),
     _tools("Table 1", "Gemini-3-Pro", 69.0, 63.0, 56.5, 64.0, 63.13, 77.72, 89.65, 83.69, 52.09, 100.0, 76.05),
     _tools("Table 1", "Claude-Sonnet-4.5", 69.0, 65.0, 52.5, 59.0, 61.38, 77.19, 75.96, 76.58, 65.83, 94.38, 80.11),
@@ -120,11 +120,11 @@ REFERENCES: tuple[Reference, ...] = (
     _aime("ASTRA-14B", 80.1, 66.7, 73.40, 78.8, 66.4, 72.60),
     _aime("Qwen3-32B", 83.0, 66.8, 74.90, 82.4, 65.9, 74.15),
     _aime("ASTRA-32B", 81.4, 68.3, 74.85, 81.2, 69.1, 75.15),
-    Reference("o3-2025-04-16", "README", {}, {"bfcl_v3_mt": (62.3,)}),
-    Reference("Grok-4-1-fast-reasoning", "README", {}, {"bfcl_v3_mt": (58.9,)}),
-    Reference("Qwen3-30B-A3B-Thinking-2507", "README", {}, {"bfcl_v3_mt": (47.8,)}),
-    Reference("TouCan-32B", "README", {}, {"bfcl_v3_mt": (46.5,)}),
-    Reference("Qwen3-30B-A3B-Instruct-2507", "README", {}, {"bfcl_v3_mt": (30.0,)}),
+    PublishedRow("o3-2025-04-16", "README", {}, {"bfcl_v3_mt": (62.3,)}),
+    PublishedRow("Grok-4-1-fast-reasoning", "README", {}, {"bfcl_v3_mt": (58.9,)}),
+    PublishedRow("Qwen3-30B-A3B-Thinking-2507", "README", {}, {"bfcl_v3_mt": (47.8,)}),
+    PublishedRow("TouCan-32B", "README", {}, {"bfcl_v3_mt": (46.5,)}),
+    PublishedRow("Qwen3-30B-A3B-Instruct-2507", "README", {}, {"bfcl_v3_mt": (30.0,)}),
 )
 
 
@@ -156,7 +156,7 @@ WATCHED: dict[tuple[str, str], str] = {
 """Categories whose fall from one stage to the next is a warning, and why."""
 
 
-def rows(suite: str, *tables: str) -> list[Reference]:
+def rows(suite: str, *tables: str) -> list[PublishedRow]:
     """The rows of these tables that say something about a suite, in the paper's order."""
     benchmark = _BENCHMARKS.get(suite, suite)
     return [

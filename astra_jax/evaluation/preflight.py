@@ -6,12 +6,12 @@ import json
 
 import aiohttp
 
-from astra_jax.evaluation.suite import EvaluationError, Served
+from astra_jax.evaluation.suite import EvaluationError, ModelEndpoint
 
 _SECONDS = 60.0
 
 
-async def check(served: Served, flag: str) -> Served:
+async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
     """Ask for a completion of one token.
 
     Args:
@@ -47,7 +47,7 @@ async def check(served: Served, flag: str) -> Served:
         raise EvaluationError(f"--{prefix}model={model} is not served by {served.url}, which has {_shown(names)}")
     if status != 200:
         raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
-    return Served(served.url, model, served.key)
+    return ModelEndpoint(served.url, model, served.key)
 
 
 async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:

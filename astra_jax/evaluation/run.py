@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Item, Suite
+from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, Suite, SuiteInfo
 from synthesis.core.stages import Journal, rng_for, run_stage
 
 
@@ -43,7 +43,7 @@ class RunConfig:
             if value is not None and value < 1:
                 raise ValueError(f"RunConfig.{name} is {value}; use a positive number")
 
-    def decodings(self, about: About) -> dict[str, Decoding]:
+    def decodings(self, info: SuiteInfo) -> dict[str, Decoding]:
         """Of each category: the paper's, with what this run overrides."""
         return {
             one.name: replace(
@@ -53,7 +53,7 @@ class RunConfig:
                 max_tokens=self.max_tokens or one.decoding.max_tokens,
                 extra={**one.decoding.extra, **self.extra},
             )
-            for one in about.categories
+            for one in info.categories
         }
 
 
@@ -96,14 +96,14 @@ async def run_suites(
     failed: dict[str, int] = {}
     examples: dict[str, str] = {}
     for suite in suites:
-        decodings = config.decodings(suite.about)
+        decodings = config.decodings(suite.info)
         items = [
-            Item(category, id, trial, rng_for(config.seed, suite.about.name, category, id, trial).getrandbits(31))
+            EvalItem(category, id, trial, rng_for(config.seed, suite.info.name, category, id, trial).getrandbits(31))
             for category, decoding in decodings.items()
             for id in suite.ids(category)[: config.limit]
             for trial in range(decoding.trials)
         ]
-        stage = _stage(suite.about)
+        stage = _stage(suite.info)
         done = await run_stage(
             stage,
             partial(_run, suite, decodings),
@@ -113,27 +113,27 @@ async def run_suites(
             journal=journal,
             concurrency=config.concurrency,
             retries=config.retries,
-            description=suite.about.title,
+            description=suite.info.title,
         )
         results += done.outputs
         if lost := sum(done.rejected.values()):
-            failed[suite.about.name] = lost
-            examples[suite.about.name] = next(iter(done.details.values()))
+            failed[suite.info.name] = lost
+            examples[suite.info.name] = next(iter(done.details.values()))
             journal.forget_rejected(stage)
     if failed:
         raise InfrastructureFailed(failed, examples)
     return results
 
 
-def _stage(about: About) -> str:
+def _stage(info: SuiteInfo) -> str:
     """Names a suite's results in the journal: those of another harness or other data are others."""
-    measured = json.dumps([about.harness, dict(about.data_sha256)], sort_keys=True)
-    return f"{about.name} {hashlib.sha256(measured.encode()).hexdigest()[:12]}"
+    measured = json.dumps([info.harness, dict(info.data_sha256)], sort_keys=True)
+    return f"{info.name} {hashlib.sha256(measured.encode()).hexdigest()[:12]}"
 
 
-def _key(item: Item) -> str:
+def _key(item: EvalItem) -> str:
     return f"{item.category}/{item.id}/{item.trial}"
 
 
-async def _run(suite: Suite, decodings: Mapping[str, Decoding], item: Item) -> list[ItemResult]:
+async def _run(suite: Suite, decodings: Mapping[str, Decoding], item: EvalItem) -> list[ItemResult]:
     return [await suite.run(item, decodings[item.category])]

@@ -10,32 +10,31 @@ from typing import Any
 import msgspec
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Role, Suite
+from astra_jax.evaluation.suite import Decoding, EvaluationError, Role, Suite, SuiteInfo
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 
 FOLDER = "results"
 """Of the dataset, in the evaluation's workdir."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuiteRun:
+class SuiteRun(msgspec.Struct, frozen=True, kw_only=True, rename={"info": "about"}):
     """What was run of a suite.
 
     Attributes:
-        about: what the suite declares, the paper's decodings among it.
+        info: what the suite declares, the paper's decodings among it; `about` on the card.
         decodings: as they were used, by category.
         totals: how many items each category has, run or not.
     """
 
-    about: About
+    info: SuiteInfo
     decodings: Mapping[str, Decoding]
     totals: Mapping[str, int]
 
     @classmethod
     def of(cls, suite: Suite, decodings: Mapping[str, Decoding]) -> SuiteRun:
         """Of a prepared suite."""
-        totals = {one.name: len(suite.ids(one.name)) for one in suite.about.categories}
-        return cls(about=suite.about, decodings=dict(decodings), totals=totals)
+        totals = {one.name: len(suite.ids(one.name)) for one in suite.info.categories}
+        return cls(info=suite.info, decodings=dict(decodings), totals=totals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,10 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for run in self.suites.values():
-            if missing := run.about.needs - self.roles.keys():
+            if missing := run.info.needs - self.roles.keys():
                 raise EvaluationError(
                     f"the evaluation does not say which model was the {' and the '.join(sorted(missing))} of "
-                    f"{run.about.name}; name it in roles"
+                    f"{run.info.name}; name it in roles"
                 )
 
 
@@ -103,7 +102,7 @@ def load(workdir: Path) -> Evaluation:
         ) from None
     return Evaluation(
         model=card.model,
-        suites={run.about.name: run for run in card.suites},
+        suites={run.info.name: run for run in card.suites},
         results=tuple(results),
         roles=card.roles,
         config=card.config,

@@ -46,7 +46,7 @@ async def measure(
     policy: Policy,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: Sandbox,
+    sandbox: Sandbox,
     *,
     config: EvalConfig,
     journal: Journal,
@@ -90,7 +90,14 @@ async def measure(
 
     todo = [environment for environment in environments if environment.id not in found]
     await run_episodes(
-        policy, todo, tokenizer, pool, config=config, on_episode=on_episode, progress=progress, description="difficulty"
+        policy,
+        todo,
+        tokenizer,
+        sandbox,
+        config=config,
+        on_episode=on_episode,
+        progress=progress,
+        description="difficulty",
     )
     measured = [found[environment.id] for environment in environments]
     if not any(one.rewards for one in measured):

@@ -23,7 +23,7 @@ class EvaluationError(Exception):
 
 
 @dataclass(frozen=True)
-class Served:
+class ModelEndpoint:
     """A model behind an OpenAI-compatible endpoint; `url` ends in `/v1`."""
 
     url: str
@@ -88,7 +88,7 @@ class Category:
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class SuiteInfo:
     """What a suite declares.
 
     Attributes:
@@ -118,7 +118,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Item:
+class EvalItem:
     """One question to run once.
 
     Attributes:
@@ -135,7 +135,7 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class SuiteContext:
     """What a suite is made of.
 
     Attributes:
@@ -149,9 +149,9 @@ class Context:
         timeout_seconds: of one completion of a model that a suite asks itself.
     """
 
-    policy: Served
+    policy: ModelEndpoint
     endpoint: Endpoint
-    models: Mapping[Role, Served]
+    models: Mapping[Role, ModelEndpoint]
     harnesses: Path
     sources: Mapping[str, Path]
     logs: Path
@@ -163,7 +163,7 @@ class Suite(Protocol):
     """A benchmark. Items may run at once, as many as the runner's concurrency says."""
 
     @property
-    def about(self) -> About: ...
+    def info(self) -> SuiteInfo: ...
 
     async def prepare(self) -> None:
         """Install and check what it needs: harness, versions, data.
@@ -177,7 +177,7 @@ class Suite(Protocol):
         """The ids of a category's items, in a fixed order; to be asked after `prepare`."""
         ...
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         """Run and score one item.
 
         Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from astra_jax.evaluation.intervals import Estimate, combined, estimate, pass_hat
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import Evaluation, SuiteRun
-from astra_jax.evaluation.suite import About, Decoding, EvaluationError, Role
+from astra_jax.evaluation.suite import Decoding, EvaluationError, Role, SuiteInfo
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class ItemSummary(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteTable(msgspec.Struct, frozen=True, kw_only=True):
     """A suite's figures, next to what it declares and the decodings that were used."""
 
-    about: About
+    info: SuiteInfo
     decodings: dict[str, Decoding]
     categories: list[CategoryScore]
     headlines: list[Headline]
@@ -167,7 +167,7 @@ def items_of(run: SuiteRun, category: str, results: Iterable[ItemResult]) -> dic
     Raises:
         EvaluationError: as `tabulate`.
     """
-    where, trials = f"{run.about.name}/{category}", run.decodings[category].trials
+    where, trials = f"{run.info.name}/{category}", run.decodings[category].trials
     items: dict[str, list[ItemResult]] = defaultdict(list)
     for result in results:
         if result.category == category:
@@ -198,7 +198,7 @@ def item_means(items: Mapping[str, Sequence[ItemResult]]) -> list[float]:
 
 
 def over_categories(
-    about: About, estimates: Sequence[Estimate], values: Sequence[Sequence[float]], *, least: float
+    info: SuiteInfo, estimates: Sequence[Estimate], values: Sequence[Sequence[float]], *, least: float
 ) -> Estimate:
     """A figure over categories, each weighing the same.
 
@@ -209,11 +209,11 @@ def over_categories(
     Raises:
         EvaluationError: the suite says that its categories share questions, and they have not as many.
     """
-    if not about.shared_questions:
+    if not info.shared_questions:
         return combined(estimates)
     if len({len(one) for one in values}) != 1:
         raise EvaluationError(
-            f"the categories of {about.name} share their questions, but have {[len(one) for one in values]} items; "
+            f"the categories of {info.name} share their questions, but have {[len(one) for one in values]} items; "
             "run as many of each"
         )
     questions = [math.fsum(question) / len(question) for question in zip(*values, strict=True)]
@@ -237,23 +237,23 @@ def _plain(value: object) -> str:
 
 
 def _suite(run: SuiteRun, results: Sequence[ItemResult]) -> SuiteTable:
-    declared = [one.name for one in run.about.categories]
+    declared = [one.name for one in run.info.categories]
     if stray := {one.category for one in results} - set(declared):
-        raise EvaluationError(f"there are results of {sorted(stray)}, which are no categories of {run.about.name}")
+        raise EvaluationError(f"there are results of {sorted(stray)}, which are no categories of {run.info.name}")
     items = {name: items_of(run, name, results) for name in declared}
     categories = {
         one.name: _category(
             one.name, one.title, run, items[one.name], departures(run.decodings[one.name], one.decoding)
         )
-        for one in run.about.categories
+        for one in run.info.categories
     }
     means = {name: item_means(items[name]) for name in declared}
     headlines = [
-        _headline(title, run.about, [categories[name] for name in names], [means[name] for name in names])
-        for title, names in run.about.headline.items()
+        _headline(title, run.info, [categories[name] for name in names], [means[name] for name in names])
+        for title, names in run.info.headline.items()
     ]
     return SuiteTable(
-        about=run.about,
+        info=run.info,
         decodings=dict(run.decodings),
         categories=list(categories.values()),
         headlines=headlines,
@@ -263,12 +263,12 @@ def _suite(run: SuiteRun, results: Sequence[ItemResult]) -> SuiteTable:
 
 
 def _headline(
-    title: str, about: About, categories: Sequence[CategoryScore], means: Sequence[Sequence[float]]
+    title: str, info: SuiteInfo, categories: Sequence[CategoryScore], means: Sequence[Sequence[float]]
 ) -> Headline:
     return Headline(
         title=title,
         categories=tuple(one.name for one in categories),
-        score=over_categories(about, [one.score for one in categories], means, least=0),
+        score=over_categories(info, [one.score for one in categories], means, least=0),
         items=sum(one.items for one in categories),
         total=sum(one.total for one in categories),
         partial=any(one.partial for one in categories),

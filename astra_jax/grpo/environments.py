@@ -46,7 +46,7 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
 async def check_environments(
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: Sandbox,
+    sandbox: Sandbox,
     config: EpisodeConfig,
     *,
     seed: int,
@@ -64,9 +64,9 @@ async def check_environments(
 
     async def check(task: EpisodeTask, call: ReferenceCall, tool: CodeTool) -> str:
         async with gate:
-            result = await pool.call(tool.code, call.tool, call.arguments)
+            result = await sandbox.call(tool.code, call.tool, call.arguments)
             if result.is_infrastructure:
-                result = await pool.call(tool.code, call.tool, call.arguments)
+                result = await sandbox.call(tool.code, call.tool, call.arguments)
         if result.is_infrastructure:
             raise SandboxError(f"the sandbox failed on tool {call.tool}: {result.kind.value}: {result.error}")
         where = f"environment {task.environment.id}: its tool {call.tool}, called with {call.arguments},"

@@ -31,7 +31,7 @@ class GroupSampler:
     def __init__(
         self,
         policy: Policy,
-        pool: Sandbox,
+        sandbox: Sandbox,
         environments: Sequence[ToolEnvironment],
         tokenizer: ChatTokenizer,
         config: EpisodeConfig,
@@ -41,7 +41,7 @@ class GroupSampler:
         next_index: int = 0,
         order: Order = "shuffled",
     ) -> None:
-        self.policy, self.pool, self.tokenizer = policy, pool, tokenizer
+        self.policy, self.sandbox, self.tokenizer = policy, sandbox, tokenizer
         self.environments, self.config = environments, config
         self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
         self.begin(0)
@@ -82,7 +82,7 @@ class GroupSampler:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
             session = f"group{index}.{number}"
             return await run_episode(
-                self.policy, self.pool, task, self.tokenizer, self.config, seed=seed, session=session
+                self.policy, self.sandbox, task, self.tokenizer, self.config, seed=seed, session=session
             )
 
         try:

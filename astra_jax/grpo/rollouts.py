@@ -20,7 +20,7 @@ from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
 
 
-class Filling(msgspec.Struct):
+class FillReport(msgspec.Struct):
     """How the rollouts of one batch went.
 
     Attributes:
@@ -36,11 +36,11 @@ class Filling(msgspec.Struct):
     counts: dict[str, float]
 
 
-class Batch(msgspec.Struct):
+class GroupBatch(msgspec.Struct):
     """`groups_per_batch` valid groups and how they came about."""
 
     groups: list[Group]
-    filling: Filling
+    filling: FillReport
 
 
 class Rollouts:
@@ -52,7 +52,7 @@ class Rollouts:
     def __init__(
         self,
         policy: Policy,
-        pool: Sandbox,
+        sandbox: Sandbox,
         environments: Sequence[ToolEnvironment],
         tokenizer: ChatTokenizer,
         config: GRPOConfig,
@@ -63,7 +63,7 @@ class Rollouts:
         self._buffer = GroupBuffer(config.groups_per_batch, delta=config.delta, max_age=max_age)
         self._sampler = GroupSampler(
             policy,
-            pool,
+            sandbox,
             environments,
             tokenizer,
             config.episode,
@@ -72,7 +72,7 @@ class Rollouts:
             order=config.order,
         )
         self._update = 0
-        self._filling: Filling | None = None
+        self._filling: FillReport | None = None
 
     async def fill(self, update: int, version: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
         """Sample until there is a batch, or `max_groups_per_update` are reached; nothing if there is one already.
@@ -98,7 +98,7 @@ class Rollouts:
             on_group=lambda group, valid: on_group(self._buffer.missing),
         )
         sampler = self._sampler
-        self._filling = Filling(
+        self._filling = FillReport(
             filled=filled,
             seconds=time.perf_counter() - started,
             rollout=episode_stats(sampler.finished),
@@ -109,7 +109,7 @@ class Rollouts:
             },
         )
 
-    def take(self) -> Batch | None:
+    def take(self) -> GroupBatch | None:
         """The batch, which leaves the buffer; None when it could not be filled."""
         filling, self._filling = self._filling, None
         assert filling is not None, "fill first"
@@ -117,7 +117,7 @@ class Rollouts:
             return None
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
-        return Batch(groups, filling)
+        return GroupBatch(groups, filling)
 
     def state(self) -> dict[str, Any]:
         """As JSON values."""
@@ -132,12 +132,12 @@ class Rollouts:
         """Go on from a `state`."""
         self._buffer.load(state["buffer"])
         self._sampler.next_index, self._update = state["next_index"], state["update"]
-        filling = msgspec.convert(state["filling"], Filling | None)
+        filling = msgspec.convert(state["filling"], FillReport | None)
         self._filling = filling if filling is not None and filling.filled else None  # else it is tried again
 
 
-def on_every_host(batch: Batch | None) -> Batch | None:
+def on_every_host(batch: GroupBatch | None) -> GroupBatch | None:
     """The first host's batch; all hosts must call it."""
     if jax.process_count() == 1:
         return batch
-    return msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(batch)), type=Batch | None)
+    return msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(batch)), type=GroupBatch | None)

@@ -35,7 +35,7 @@ from tqdm import tqdm
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.episode_pages import write_episodes
-from astra_jax.grpo.rollouts import Batch, Rollouts, on_every_host
+from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.mesh import check_batch
 from astra_jax.models.qwen3.modules import Params
@@ -72,7 +72,7 @@ async def train(
     params: Params,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
-    pool: Sandbox,
+    sandbox: Sandbox,
     workdir: Folder,
     *,
     engine: Any = None,
@@ -85,7 +85,7 @@ async def train(
         params: the starting policy; copied, so the caller's arrays stay valid.
         environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
             `config.solve_rates` may leave some out.
-        pool: where calls run; already started.
+        sandbox: where calls run; already started.
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/` and `episodes/`. All hosts share it.
         engine: a policy with `update(params, version)`; by default an embedded engine is made and closed here. On
             several hosts only the first one's samples; the others' `update` takes part in publishing weights.
@@ -108,7 +108,7 @@ async def train(
         if progress and len(environments) < given:
             kept = f"{len(environments)} of {given} environments"
             tqdm.write(f"{kept} have a solve rate within {config.solve_rates}", file=sys.stderr)
-        await check_environments(environments, tokenizer, pool, config.episode, seed=config.seed)
+        await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
 
     checkpointer = Checkpointer(folder / "checkpoints")
     shardings = None if mesh is None else param_shardings(model_config, mesh)
@@ -117,7 +117,7 @@ async def train(
     if own_engine:
         slots = config.concurrent_groups * config.group_size
         engine = Engine(params, model_config, EngineConfig(slots=slots, max_length=longest))
-    rollouts = Rollouts(engine, pool, environments, tokenizer, config)
+    rollouts = Rollouts(engine, sandbox, environments, tokenizer, config)
     start, identity = 0, _identity(config, model_config, environments)
 
     def check(extra: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ def _check(config: GRPOConfig, model_config: Qwen3Config, tokenizer: ChatTokeniz
     return longest
 
 
-def _row(batch: Batch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+def _row(batch: GroupBatch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
     """The metrics of one update, by name."""
     rollout, counts = batch.filling.rollout, batch.filling.counts
     sampled = rollout.get("sampled_tokens", 0.0) * counts["episodes"]

@@ -22,7 +22,7 @@ from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.sft import step as sft_step
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import Batch
+from astra_jax.sft.data import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh, rows: int) -
     params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
     one = jax.ShapeDtypeStruct((config.accumulation, rows, config.data.seq_len), jnp.int32, sharding=sharding)
-    batch = Batch(one, one, one, one)
+    batch = TokenBatch(one, one, one, one)
 
     def lower() -> Any:
         options = {"model": model, "config": config, "steps": steps, "mesh": mesh}

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from astra_jax.rollout.policy import Policy, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, CallResult, Desk, outputs_of
+from astra_jax.rollout.tool_calls import CallRecord, Desk, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.agent_loop import Call, Finish, converse
@@ -115,8 +115,8 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
     rng = rng_for(seed, "task", environment.id)
     offered = list(environment.tools)
     for band in sorted(environment.distractors):
-        pool = environment.distractors[band]
-        offered += rng.sample(pool, min(config.distractors_per_band, len(pool)))
+        sandbox = environment.distractors[band]
+        offered += rng.sample(sandbox, min(config.distractors_per_band, len(sandbox)))
     rng.shuffle(offered)
     tools = {tool.spec.name: tool for tool in offered}
     if len(tools) != len(offered):
@@ -146,7 +146,7 @@ def make_task(
 
 async def run_episode(
     policy: Policy,
-    pool: Sandbox,
+    sandbox: Sandbox,
     task: EpisodeTask,
     tokenizer: ChatTokenizer,
     config: EpisodeConfig,
@@ -161,7 +161,7 @@ async def run_episode(
         session: a name that is unique among the episodes under way.
     """
     speaker = _Tokens(policy, task, tokenizer, config, seed=seed, session=session)
-    desk = Desk(pool, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
+    desk = Desk(sandbox, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
 
     async def act(turn: int, requests: Sequence[Call]) -> list[str] | None:
         results = await desk.carry_out(turn, requests)
@@ -228,7 +228,7 @@ class _Tokens:
         self.messages.append(Message(role="assistant", content=said.content, reasoning=said.reasoning))
         return said.calls
 
-    def record(self, results: Sequence[CallResult]) -> None:
+    def record(self, results: Sequence[ToolCallResult]) -> None:
         """Show people what became of the calls of the last turn."""
         called = [result.call for result in results if result.call is not None]
         self.messages[-1] = msgspec.structs.replace(self.messages[-1], tool_calls=called)

@@ -47,7 +47,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class CallResult:
+class ToolCallResult:
     """A record, the whole JSON value that the tool returned, and whether the infrastructure failed."""
 
     call_id: str
@@ -58,14 +58,14 @@ class CallResult:
 
 
 async def execute(
-    pool: Sandbox,
+    sandbox: Sandbox,
     tools: Mapping[str, CodeTool],
     request: ToolCall | MalformedCall,
     *,
     turn: int,
     call_id: str,
     max_chars: int,
-) -> CallResult:
+) -> ToolCallResult:
     """Run one call.
 
     Args:
@@ -75,11 +75,11 @@ async def execute(
     """
     if isinstance(request, MalformedCall):
         record = CallRecord(turn, "", {}, "malformed", _error(f"the tool call could not be read: {request.error}"))
-        return CallResult(call_id, None, record)
+        return ToolCallResult(call_id, None, record)
 
-    def refused(outcome: str, why: str) -> CallResult:
+    def refused(outcome: str, why: str) -> ToolCallResult:
         shown = truncate(_error(why), max_chars)
-        return CallResult(call_id, call, CallRecord(turn, call.name, call.arguments, outcome, shown))
+        return ToolCallResult(call_id, call, CallRecord(turn, call.name, call.arguments, outcome, shown))
 
     call = ToolCall(id=call_id, name=request.name, arguments=request.arguments)
     tool = tools.get(call.name)
@@ -89,11 +89,11 @@ async def execute(
     if problem:
         return refused("bad_arguments", problem)
 
-    result = await pool.call(tool.code, call.name, call.arguments)
+    result = await sandbox.call(tool.code, call.name, call.arguments)
     outcome = result.kind.value
     shown = compact_json(result.value) if result.ok else _error(result.error or outcome)
     record = CallRecord(turn, call.name, call.arguments, outcome, truncate(shown, max_chars))
-    return CallResult(call_id, call, record, result.value if result.ok else None, result.is_infrastructure)
+    return ToolCallResult(call_id, call, record, result.value if result.ok else None, result.is_infrastructure)
 
 
 class Desk:
@@ -110,21 +110,21 @@ class Desk:
 
     def __init__(
         self,
-        pool: Sandbox,
+        sandbox: Sandbox,
         tools: Mapping[str, CodeTool],
         sub_tasks: Mapping[str, list[SubQuestion]],
         *,
         max_chars: int,
     ) -> None:
         self.calls: list[CallRecord] = []
-        self._pool, self._tools, self._sub_tasks, self._max_chars = pool, tools, sub_tasks, max_chars
+        self._sandbox, self._tools, self._sub_tasks, self._max_chars = sandbox, tools, sub_tasks, max_chars
 
-    async def carry_out(self, turn: int, requests: Sequence[ToolCall | MalformedCall]) -> list[CallResult]:
+    async def carry_out(self, turn: int, requests: Sequence[ToolCall | MalformedCall]) -> list[ToolCallResult]:
         """Run the calls of a turn, all at once."""
         results = await asyncio.gather(
             *(
                 execute(
-                    self._pool,
+                    self._sandbox,
                     self._tools,
                     request,
                     turn=turn,
@@ -141,7 +141,7 @@ class Desk:
         return results
 
 
-def outputs_of(results: Sequence[CallResult]) -> list[str] | None:
+def outputs_of(results: Sequence[ToolCallResult]) -> list[str] | None:
     """What the policy is shown of each call; None when the infrastructure failed."""
     return None if any(result.infrastructure for result in results) else [result.record.output for result in results]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.serving.protocol import ChatRequest, Refused
+from astra_jax.serving.protocol import ChatRequest, InvalidRequest
 from astra_jax.serving.sampled import beginning
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import (
@@ -54,14 +54,20 @@ def offers_tools(request: ChatRequest) -> bool:
 def _message(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise Refused(f"{where}.role is {json.dumps(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role")
+        raise InvalidRequest(
+            f"{where}.role is {json.dumps(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role"
+        )
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
-        raise Refused(f"{where}.tool_calls must be a list, in a message of the assistant", param=f"{where}.tool_calls")
+        raise InvalidRequest(
+            f"{where}.tool_calls must be a list, in a message of the assistant", param=f"{where}.tool_calls"
+        )
     if message.get("function_call"):
-        raise Refused(f"{where}.function_call is no longer used; send tool_calls", param=f"{where}.function_call")
+        raise InvalidRequest(
+            f"{where}.function_call is no longer used; send tool_calls", param=f"{where}.function_call"
+        )
     if message.get("content") is None and role != "assistant":
-        raise Refused(f"{where}.content is missing; send a string", param=f"{where}.content")
+        raise InvalidRequest(f"{where}.content is missing; send a string", param=f"{where}.content")
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     return Message(
         role=_ROLES[role],  # type: ignore[arg-type]
@@ -80,14 +86,16 @@ def _text(content: Any, where: str) -> str:
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"{where} has {json.dumps(part)[:80]}; send a string, or parts of type text", param=where)
+            raise InvalidRequest(
+                f"{where} has {json.dumps(part)[:80]}; send a string, or parts of type text", param=where
+            )
     return "".join(part["text"] for part in parts)
 
 
 def _call(call: Any, where: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(f"{where} has no function with a name; send calls as they were answered", param=where)
+        raise InvalidRequest(f"{where} has no function with a name; send calls as they were answered", param=where)
     arguments = function.get("arguments")
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -95,19 +103,21 @@ def _call(call: Any, where: str) -> ToolCall:
         value = None
     if not isinstance(value, dict):
         where = f"{where}.function.arguments"
-        raise Refused(f"{where} is {json.dumps(arguments)[:80]}; send a JSON object as a string", param=where)
+        raise InvalidRequest(f"{where} is {json.dumps(arguments)[:80]}; send a JSON object as a string", param=where)
     return ToolCall(id=_text(call.get("id"), f"{where}.id"), name=function["name"], arguments=value)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(f"{where} is no function with a name; only functions are offered here", param=where)
+        raise InvalidRequest(f"{where} is no function with a name; only functions are offered here", param=where)
     if function.get("strict"):
-        raise Refused(f"{where}.function.strict is true; a schema cannot be enforced here", param=f"{where}.function")
+        raise InvalidRequest(
+            f"{where}.function.strict is true; a schema cannot be enforced here", param=f"{where}.function"
+        )
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
-        raise Refused(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
+        raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
     description = _text(function.get("description"), f"{where}.function.description")
     return ToolSpec(function["name"], description, parameters)
 

@@ -18,7 +18,7 @@ MAX_CHOICES = 128
 """Completions of one request."""
 
 
-class Refused(http_service.Refused):
+class InvalidRequest(http_service.HttpRefusal):
     """A request is not taken; the text names the field, the value and the remedy.
 
     Attributes:
@@ -68,18 +68,20 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool = True
 
     def check(self) -> None:
-        """Raises `Refused` for a value out of range."""
+        """Raises `InvalidRequest` for a value out of range."""
         for name, low, high in (("n", 1, MAX_CHOICES), ("temperature", 0, None), ("top_p", 0, 1)):
             value = getattr(self, name)
             if value < low or (high is not None and value > high) or (name == "top_p" and value == 0):
                 upper = f" to {high}" if high is not None else " upwards"
-                raise Refused(f"{name} is {value}; use a number from {low}{upper}", param=name)
+                raise InvalidRequest(f"{name} is {value}; use a number from {low}{upper}", param=name)
         if "" in self.stops:
-            raise Refused("stop has an empty string, which would end every completion; leave it out", param="stop")
+            raise InvalidRequest(
+                "stop has an empty string, which would end every completion; leave it out", param="stop"
+            )
         if self.stream_options is not None and not self.stream:
-            raise Refused("stream_options is given without stream; set stream to true", param="stream_options")
+            raise InvalidRequest("stream_options is given without stream; set stream to true", param="stream_options")
         if self.token_limit is not None and self.token_limit < 1:
-            raise Refused(f"max_tokens is {self.token_limit}; ask for at least 1 token", param="max_tokens")
+            raise InvalidRequest(f"max_tokens is {self.token_limit}; ask for at least 1 token", param="max_tokens")
 
     @property
     def stops(self) -> list[str]:
@@ -106,13 +108,15 @@ class CompletionRequest(_Request, kw_only=True):
     def check(self) -> None:
         super().check()
         if self.echo:
-            raise Refused("echo is true; the prompt is not repeated here, put it before the text", param="echo")
+            raise InvalidRequest("echo is true; the prompt is not repeated here, put it before the text", param="echo")
         if self.logprobs:
-            raise Refused(
+            raise InvalidRequest(
                 f"logprobs is {self.logprobs}; only the drawn tokens' are given here, ask for 0", param="logprobs"
             )
         if len(self.prompts) * self.n > MAX_CHOICES:
-            raise Refused(f"{len(self.prompts)} prompts x n {self.n} are above {MAX_CHOICES}; ask in parts", param="n")
+            raise InvalidRequest(
+                f"{len(self.prompts)} prompts x n {self.n} are above {MAX_CHOICES}; ask in parts", param="n"
+            )
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -122,7 +126,7 @@ class CompletionRequest(_Request, kw_only=True):
             return [[one for one in self.prompt if isinstance(one, int)]]
         several = [one for one in self.prompt if not isinstance(one, int)]
         if len(several) != len(self.prompt) or not several:
-            raise Refused("prompt is empty, or mixes token ids with texts; send one kind", param="prompt")
+            raise InvalidRequest("prompt is empty, or mixes token ids with texts; send one kind", param="prompt")
         return several
 
     @property
@@ -153,14 +157,14 @@ class ChatRequest(_Request, kw_only=True):
     def check(self) -> None:
         super().check()
         if not self.messages:
-            raise Refused("messages is empty; send at least one", param="messages")
+            raise InvalidRequest("messages is empty; send at least one", param="messages")
         if self.tool_choice not in ("auto", "none"):
             shown = json.dumps(self.tool_choice)[:80]
-            raise Refused(
+            raise InvalidRequest(
                 f"tool_choice is {shown}; a call cannot be enforced here, use auto or none", param="tool_choice"
             )
         if self.top_logprobs:
-            raise Refused(
+            raise InvalidRequest(
                 f"top_logprobs is {self.top_logprobs}; only the drawn tokens' are given here, ask for 0",
                 param="top_logprobs",
             )
@@ -222,22 +226,24 @@ def parse(body: bytes, kind: type[Request]) -> Request:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise Refused(f"the body is a JSON {type(fields).__name__}; send an object")
+        raise InvalidRequest(f"the body is a JSON {type(fields).__name__}; send an object")
     fields = {name: value for name, value in fields.items() if value is not None and name not in _HARMLESS}
     for name in sorted(set(fields) & set(_NEUTRAL)):
         value = fields.pop(name)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
-            raise Refused(f"{name} is {json.dumps(value)[:80]}; it is not offered here, leave it out", param=name)
+            raise InvalidRequest(
+                f"{name} is {json.dumps(value)[:80]}; it is not offered here, leave it out", param=name
+            )
     if unknown := sorted(set(fields) - set(kind.__struct_fields__)):
-        raise Refused(f"unknown field {unknown[0]!r}; leave it out", param=unknown[0])
+        raise InvalidRequest(f"unknown field {unknown[0]!r}; leave it out", param=unknown[0])
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         where = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
         param = where.group(1) if where else None
         name = f"{param} is {json.dumps(fields[param])[:80]}: " if param in fields else ""
-        raise Refused(f"{name}{error}", param=param) from None
+        raise InvalidRequest(f"{name}{error}", param=param) from None
     request.check()
     return request

@@ -33,7 +33,7 @@ class Choice:
         return sum(len(part.token_ids) for part in self.parts)
 
 
-class Answer(Generic[Request]):
+class Response(Generic[Request]):
     """What both endpoints' answers share."""
 
     prefix: str
@@ -94,7 +94,7 @@ class Answer(Generic[Request]):
         return {"token_ids": [i for part in parts for i in part.token_ids]} if self.request.return_token_ids else {}
 
 
-class CompletionAnswer(Answer[CompletionRequest]):
+class CompletionResponse(Response[CompletionRequest]):
     """Of `/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -120,7 +120,7 @@ class CompletionAnswer(Answer[CompletionRequest]):
         return body | {"finish_reason": parts[-1].finish, "stop_reason": parts[-1].stop_reason}
 
 
-class ChatAnswer(Answer[ChatRequest]):
+class ChatResponse(Response[ChatRequest]):
     """Of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

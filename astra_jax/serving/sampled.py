@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import TURN_START
 
@@ -112,7 +112,7 @@ def samplings_of(
     ends = () if asked.ignore_eos else turn_ends
     stop_ids = tuple(dict.fromkeys([*ends, *asked.stop_token_ids]))
     if len(stop_ids) > limits.max_stops:
-        raise Refused(
+        raise InvalidRequest(
             f"stop_token_ids has {len(asked.stop_token_ids)} ids; with those that end a turn at most "
             f"{limits.max_stops} are watched for",
             param="stop_token_ids",
@@ -133,9 +133,9 @@ def samplings_of(
 
 def _check_prompt(prompt: Sequence[int], limits: PolicyLimits, param: str) -> None:
     if not prompt:
-        raise Refused(f"{param} has no tokens; send at least one", param=param)
+        raise InvalidRequest(f"{param} has no tokens; send at least one", param=param)
     if len(prompt) >= limits.max_length:
-        raise Refused(
+        raise InvalidRequest(
             f"{param} has {len(prompt)} tokens; prompt and completion have room for {limits.max_length} here, so "
             f"at most {limits.max_length - 1} are taken",
             param=param,
@@ -143,7 +143,9 @@ def _check_prompt(prompt: Sequence[int], limits: PolicyLimits, param: str) -> No
         )
     for wrong in (min(prompt), max(prompt)):
         if not 0 <= wrong < limits.vocab_size:
-            raise Refused(f"{param} has token id {wrong}; ids are from 0 to {limits.vocab_size - 1}", param=param)
+            raise InvalidRequest(
+                f"{param} has token id {wrong}; ids are from 0 to {limits.vocab_size - 1}", param=param
+            )
 
 
 async def sample(

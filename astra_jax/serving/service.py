@@ -28,8 +28,8 @@ from prometheus_client import exposition
 from astra_jax.rollout.policy import Sampling, StreamingPolicy
 from astra_jax.serving.messages import prompt_of
 from astra_jax.serving.metrics import Metrics
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, Refused, parse
-from astra_jax.serving.responses import Answer, ChatAnswer, Choice, CompletionAnswer
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, parse
+from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
@@ -60,7 +60,7 @@ class ServingConfig(ReachConfig):
         self.check_not_negative("max_waiting", "max_body_bytes")
 
 
-class Service(HttpService):
+class OpenAIService(HttpService):
     """Serves a policy until it is stopped.
 
     Args:
@@ -87,10 +87,10 @@ class Service(HttpService):
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    def refusal(self, request: web.Request, refused: http_service.Refused) -> web.Response:
+    def refusal(self, request: web.Request, refused: http_service.HttpRefusal) -> web.Response:
         """In OpenAI's form."""
-        if not isinstance(refused, Refused):
-            refused = Refused(refused.text, status=refused.status, headers=refused.headers)
+        if not isinstance(refused, InvalidRequest):
+            refused = InvalidRequest(refused.text, status=refused.status, headers=refused.headers)
         return web.json_response(refused.body(), status=refused.status, headers=refused.headers)
 
     def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
@@ -107,12 +107,12 @@ class Service(HttpService):
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         asked = parse(await request.read(), CompletionRequest)
         prompts = [self._tokenizer.encode(one) if isinstance(one, str) else one for one in asked.prompts]
-        return await self._answer(request, CompletionAnswer(asked, self._model(asked), self._tokenizer, prompts))
+        return await self._answer(request, CompletionResponse(asked, self._model(asked), self._tokenizer, prompts))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         asked = parse(await request.read(), ChatRequest)
         prompt = prompt_of(asked, self._tokenizer)
-        return await self._answer(request, ChatAnswer(asked, self._model(asked), self._tokenizer, [prompt]))
+        return await self._answer(request, ChatResponse(asked, self._model(asked), self._tokenizer, [prompt]))
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": self.config.model, "object": "model", "created": self._created, "owned_by": "astra-jax"}
@@ -134,10 +134,10 @@ class Service(HttpService):
     def _model(self, asked: CompletionRequest | ChatRequest) -> str:
         if asked.model not in (None, self.config.model):
             text = f"model is {asked.model!r}; {self.config.model!r} is served here"
-            raise Refused(text, status=404, param="model", code="model_not_found")
+            raise InvalidRequest(text, status=404, param="model", code="model_not_found")
         return self.config.model
 
-    async def _answer(self, request: web.Request, answer: Answer[Any]) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, answer: Response[Any]) -> web.StreamResponse:
         prompts = [choice.prompt for choice in answer.choices]
         samplings = samplings_of(answer.request, prompts, self._policy.limits, self._turn_ends)
         with self._admitted(len(answer.choices)):
@@ -151,11 +151,11 @@ class Service(HttpService):
                 except Exception as error:  # of the policy: it says so to whoever waits, and fails for good
                     if self._policy.failure is None:
                         raise
-                    raise Refused(str(error), status=503) from error
+                    raise InvalidRequest(str(error), status=503) from error
         return web.json_response(answer.whole())
 
     async def _streamed(
-        self, request: web.Request, answer: Answer[Any], parts: AsyncGenerator[tuple[Choice, Part], None]
+        self, request: web.Request, answer: Response[Any], parts: AsyncGenerator[tuple[Choice, Part], None]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
@@ -178,22 +178,22 @@ class Service(HttpService):
         except Exception as error:  # the status line is out: all that is left is an event
             if self._policy.failure is None:
                 raise
-            await send(Refused(str(error), status=503).body())
+            await send(InvalidRequest(str(error), status=503).body())
         return response
 
     @contextlib.contextmanager
     def _admitted(self, choices: int):  # type: ignore[no-untyped-def]
         if self.draining:
-            raise Refused("the server is stopping; ask another one", status=503)
+            raise InvalidRequest("the server is stopping; ask another one", status=503)
         if self._policy.failure is not None:
-            raise Refused(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
+            raise InvalidRequest(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
         slots = self._policy.limits.slots
         if self._choices + choices > slots + self.config.max_waiting:
             waiting = max(0, self._choices - slots)
             # When about half of those that wait will be gone.
             wait = max(1, math.ceil(waiting / 2 * self._metrics.mean_seconds() / slots))
             text = f"{waiting} completions are waiting already, {choices} more are too many; try again later"
-            raise Refused(text, status=429, headers={"Retry-After": str(wait)})
+            raise InvalidRequest(text, status=429, headers={"Retry-After": str(wait)})
         self._choices += choices
         try:
             yield
@@ -201,7 +201,7 @@ class Service(HttpService):
             self._choices -= choices
 
     async def _sampled(
-        self, answer: Answer[Any], samplings: Sequence[Sampling]
+        self, answer: Response[Any], samplings: Sequence[Sampling]
     ) -> AsyncGenerator[tuple[Choice, Part], None]:
         """The parts of all choices, as they come."""
         asked, started = answer.request, time.perf_counter()

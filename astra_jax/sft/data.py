@@ -78,7 +78,7 @@ class DataConfig:
 
 
 @struct.dataclass
-class Batch:
+class TokenBatch:
     """Packed rows, int32, each `[rows, seq_len]`; numpy from the iterator, and a pytree, so it may be put on devices.
 
     Attributes:
@@ -192,7 +192,7 @@ def steps_for_epochs(stats: DataStats, config: DataConfig, epochs: float) -> int
     return max(1, math.ceil(rows * epochs / whole / config.rows))
 
 
-class BatchIterator(Iterator[Batch]):
+class BatchIterator(Iterator[TokenBatch]):
     """Endless batches of a dataset.
 
     Args:
@@ -221,7 +221,7 @@ class BatchIterator(Iterator[Batch]):
             batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers))
         self._iterator = iter(batches)
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> TokenBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -264,8 +264,8 @@ def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
     return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
 
 
-def _to_batch(packed: dict[str, np.ndarray]) -> Batch:
-    return Batch(
+def _to_batch(packed: dict[str, np.ndarray]) -> TokenBatch:
+    return TokenBatch(
         tokens_bt=packed["tokens"],
         loss_mask_bt=packed["loss_mask"],
         segment_ids_bt=packed["tokens_segment_ids"],

@@ -18,11 +18,11 @@ from astra_jax.models.qwen3.moe import RouterSums, router_metrics
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.optimizers import apply_updates, make_optimizer
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import Batch
+from astra_jax.sft.data import TokenBatch
 
 
 def loss_sums(
-    params: Params, batch: Batch, *, model: Qwen3Config, remat: str = "none", mesh: Mesh | None = None
+    params: Params, batch: TokenBatch, *, model: Qwen3Config, remat: str = "none", mesh: Mesh | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
     """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense).
 
@@ -41,7 +41,7 @@ def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple
     return -jnp.sum(logps * mask), jnp.sum(mask)
 
 
-def target_mask(batch: Batch) -> jax.Array:
+def target_mask(batch: TokenBatch) -> jax.Array:
     """[B, T], float32: 1 at t where the *next* token is trained on and belongs to the same document."""
     same_document_bt = (shift(batch.segment_ids_bt) == batch.segment_ids_bt) & (batch.segment_ids_bt > 0)
     return (shift(batch.loss_mask_bt) * same_document_bt).astype(jnp.float32)
@@ -52,7 +52,7 @@ def shift(x_bt: jax.Array) -> jax.Array:
     return jnp.pad(x_bt[:, 1:], ((0, 0), (0, 1)))
 
 
-def to_device(batch: Batch, accumulation: int, mesh: Mesh | None) -> Batch:
+def to_device(batch: TokenBatch, accumulation: int, mesh: Mesh | None) -> TokenBatch:
     """Split rows [B, T] into micro-batches [accumulation, B / accumulation, T], and put them where they are needed."""
 
     def put(x_bt: np.ndarray) -> jax.Array:
@@ -95,7 +95,7 @@ def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation
 def train_step(
     params: Params,
     opt_state: Any,
-    batch: Batch,
+    batch: TokenBatch,
     *,
     model: Qwen3Config,
     config: SFTConfig,
@@ -109,7 +109,7 @@ def train_step(
     """
     grad_fn = jax.value_and_grad(partial(loss_sums, model=model, remat=config.remat, mesh=mesh), has_aux=True)
 
-    def micro_batch(micro: Batch) -> Any:
+    def micro_batch(micro: TokenBatch) -> Any:
         (loss, sums), gradients = grad_fn(params, micro)
         return gradients, loss, sums
 
@@ -119,7 +119,7 @@ def train_step(
         shapes = jax.eval_shape(micro_batch, jax.tree.map(lambda x: x[0], batch))
         zeros = jax.tree.map(jnp.zeros_like, params), *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1:])
 
-        def add(carry: Any, micro: Batch) -> tuple[Any, None]:
+        def add(carry: Any, micro: TokenBatch) -> tuple[Any, None]:
             # The barrier keeps the gradients' reduce-scatter in the loop: XLA would move it behind, where each device
             # holds whole gradients (and its TPU compiler fails while it tries).
             new = jax.lax.optimization_barrier(micro_batch(micro))

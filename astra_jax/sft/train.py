@@ -42,7 +42,7 @@ from astra_jax.run.identity import check_same_run, run_identity
 from astra_jax.run.metrics import MetricWriter
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import Batch, BatchIterator, DataStats, scan, steps_for_epochs, trajectories
+from astra_jax.sft.data import BatchIterator, DataStats, TokenBatch, scan, steps_for_epochs, trajectories
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, to_device, train_step
 from astra_jax.tokenizer import ChatTokenizer
@@ -225,7 +225,7 @@ class _Clock:
     def start(self) -> None:
         self._tokens, self._flops, self._started = 0, 0.0, time.perf_counter()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: TokenBatch) -> None:
         self._tokens += int((batch.segment_ids_bt > 0).sum())
         if self._peak is not None:
             self._flops += batch_flops(self._model, batch.segment_ids_bt)
@@ -309,7 +309,7 @@ def _trace(steps: tuple[int, int] | None, target: epath.Path) -> Iterator[Callab
                 stop()
 
 
-def _shares(batch: Batch, step: int) -> dict[str, float]:
+def _shares(batch: TokenBatch, step: int) -> dict[str, float]:
     """Mask share (of the real tokens) and padding share (of all places).
 
     Raises:

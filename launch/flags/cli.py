@@ -77,7 +77,7 @@ def with_cpu_environment(module: str) -> None:
 def run(
     main: Callable[[], int | None],
     *,
-    mends: Callable[[], tuple[type[Exception], ...]] = tuple,
+    user_errors: Callable[[], tuple[type[Exception], ...]] = tuple,
     argument: flags.FlagHolder[str | None] | None = None,
 ) -> None:
     """Parse the command line and run a program.
@@ -105,7 +105,7 @@ def run(
                 raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
             return main()
         except Exception as error:
-            if isinstance(error, (UsageError, *mends())):
+            if isinstance(error, (UsageError, *user_errors())):
                 print(f"error: {error}", file=sys.stderr)
                 return 2
             raise

@@ -68,5 +68,5 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     if given := next((flag.name for flag in of_ray if flag.value is not None), None):
         raise cli.UsageError(f"--{given} is for --{_EXECUTOR.name}=ray: give that too")
     teacher = make_endpoint() if make_endpoint else OfflineTeacher()
-    async with sandboxes.sandbox_from_flags() as pool:
-        yield LocalExecutor(teacher, pool, make_embedder())
+    async with sandboxes.sandbox_from_flags() as sandbox:
+        yield LocalExecutor(teacher, sandbox, make_embedder())

@@ -117,7 +117,7 @@ def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
     return weights.load(source, model, shardings=shardings), ChatTokenizer.load(tokenizer_folder())
 
 
-def mends() -> tuple[type[Exception], ...]:
+def user_errors() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
     from astra_jax.models.qwen3.weights import WeightsError
     from astra_jax.run.checkpoints import CheckpointError

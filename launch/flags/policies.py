@@ -78,7 +78,7 @@ def load(model: Qwen3Config) -> Params:
     return weights.load(source(), model, step=step())
 
 
-def mends() -> tuple[type[Exception], ...]:
+def user_errors() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
     from astra_jax.models.qwen3.weights import WeightsError
     from astra_jax.run.checkpoints import CheckpointError

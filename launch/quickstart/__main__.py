@@ -49,7 +49,7 @@ def main() -> None:
     print(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
 
 
-def _mends() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.run.checkpoints import CheckpointError
     from astra_jax.run.identity import WorkdirError
     from astra_jax.tokenizer import TokenizerError
@@ -61,4 +61,4 @@ def _mends() -> tuple[type[Exception], ...]:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.quickstart")
-    cli.run(main, mends=_mends)
+    cli.run(main, user_errors=_user_errors)

@@ -44,7 +44,7 @@ from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
-from synthesis.pipeline.partition import Side
+from synthesis.pipeline.partition import Split
 
 Result = dict[str, Any]
 SAMPLES = 3
@@ -71,8 +71,8 @@ class Quickstart:
 
     async def run(self, sandbox: AbstractAsyncContextManager[Sandbox]) -> None:
         """Run the stages that are not finished; tool code runs in `sandbox`, not yet open."""
-        async with sandbox as pool:
-            self.pool = pool
+        async with sandbox as opened:
+            self.sandbox = opened
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
                 if (done := self.ledger.result(name)) is not None:
@@ -82,7 +82,7 @@ class Quickstart:
                 started = time.perf_counter()
                 result = await stage()
                 seconds = time.perf_counter() - started
-                isolation = {"tier": pool.tier, "layers": pool.layers}
+                isolation = {"tier": opened.tier, "layers": opened.layers}
                 measured = {"seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "sandbox": isolation}
                 self.ledger.finish(name, result | measured)
 
@@ -92,7 +92,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "trajectories.sqlite") as journal:
             summary = await synthesis.trajectories.pipeline.synthesize(
                 self.config.trajectories,
-                executor=LocalExecutor(self.teacher, self.pool),
+                executor=LocalExecutor(self.teacher, self.sandbox),
                 journal=journal,
                 out_dir=self.workdir / "trajectories",
                 workdir=self.workdir,
@@ -112,7 +112,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "environments.sqlite") as journal:
             summary = await synthesis.environments.pipeline.synthesize(
                 self.config.environments,
-                executor=LocalExecutor(self.teacher, self.pool),
+                executor=LocalExecutor(self.teacher, self.sandbox),
                 journal=journal,
                 out_dir=self.workdir / "environments",
                 seed=self.config.seed,
@@ -162,7 +162,7 @@ class Quickstart:
                 params,
                 self.environments_of("train"),
                 self.tokenizer,
-                self.pool,
+                self.sandbox,
                 self.workdir / "grpo",
                 engine=engine,
             )
@@ -183,7 +183,7 @@ class Quickstart:
                 engine,
                 environments,
                 self.tokenizer,
-                self.pool,
+                self.sandbox,
                 config=self.config.evaluation,
                 description=f"evaluate {description}",
                 on_episode=keep,
@@ -200,9 +200,9 @@ class Quickstart:
     def tokenizer(self) -> ChatTokenizer:
         return ChatTokenizer.load(self.workdir / "tokenizer")
 
-    def environments_of(self, side: Side) -> list[ToolEnvironment]:
+    def environments_of(self, split: Split) -> list[ToolEnvironment]:
         """What was synthesised for training, or held out."""
-        return read_dataset(self.workdir / "environments" / side, ToolEnvironment)
+        return read_dataset(self.workdir / "environments" / split, ToolEnvironment)
 
     def untrained(self) -> Params:
         return copying_params(init_params(self.config.model, jax.random.key(self.config.seed)), self.config.model)

@@ -36,7 +36,7 @@ class Chart:
     title: str
     note: str
     columns: charts.Columns | None
-    rows: list[charts.Row]
+    rows: list[charts.ChartRow]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Suite:
+class SuiteCard:
     """What an evaluation ran of a benchmark; of each category its title, how many items it has, and the decoding."""
 
     title: str
@@ -77,7 +77,7 @@ class ShownCard:
     facts: dict[str, Any]
     table: dict[str, str]
     groups: list[tuple[str, list[Chart]]]
-    suites: list[Suite]
+    suites: list[SuiteCard]
     rejections: list[Rejection] | None
     more: dict[str, Any]
 
@@ -126,23 +126,23 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
     return table
 
 
-def _suites(card: Mapping[str, Any]) -> list[Suite]:
+def _suites(card: Mapping[str, Any]) -> list[SuiteCard]:
     try:
         runs = msgspec.convert(card.get("suites", []), list[SuiteRun])
     except msgspec.ValidationError:
         return []  # another version's; they are shown as they are
     return [
-        Suite(
-            run.about.title,
-            run.about.harness,
-            run.about.licence,
+        SuiteCard(
+            run.info.title,
+            run.info.harness,
+            run.info.licence,
             [
                 (
                     one.title,
                     run.totals.get(one.name),
                     decoding_text(run.decodings[one.name]) if one.name in run.decodings else "",
                 )
-                for one in run.about.categories
+                for one in run.info.categories
             ],
         )
         for run in runs

@@ -13,7 +13,7 @@ from synthesis.core.reward import solved_by, sub_tasks_by_tool
 
 
 @dataclass(frozen=True)
-class Filter:
+class EnvironmentFilter:
     """Which environments to list; what is empty lets all pass.
 
     Attributes:
@@ -35,7 +35,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ShownParameter:
     """One property of a tool's schema, as text."""
 
     name: str
@@ -46,7 +46,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ShownReference:
     """A stored call, the sub-question that it answers (None: there is none of its id), and the rule by which."""
 
     call: ReferenceCall
@@ -63,8 +63,8 @@ class Tool:
     """
 
     tool: CodeTool
-    parameters: list[Parameter]
-    references: list[Reference]
+    parameters: list[ShownParameter]
+    references: list[ShownReference]
     arguments: Any
 
 
@@ -102,7 +102,7 @@ class Catalogue:
         """The environment of an id, or None."""
         return self._by_id.get(id)
 
-    def page(self, wanted: Filter, number: int, size: int = 50) -> Page[ToolEnvironment]:
+    def page(self, wanted: EnvironmentFilter, number: int, size: int = 50) -> Page[ToolEnvironment]:
         """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
         return part([one for one in self._by_id.values() if wanted.passes(one)], number, size)
 
@@ -113,7 +113,7 @@ def shown_tools(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> list
     shown = []
     for tool in tools:
         references = [
-            Reference(call, subs.get(call.sub_question), _rule(call, subs.get(call.sub_question)))
+            ShownReference(call, subs.get(call.sub_question), _rule(call, subs.get(call.sub_question)))
             for call in environment.reference_calls
             if call.tool == tool.spec.name
         ]
@@ -148,12 +148,12 @@ def _rule(call: ReferenceCall, sub: SubQuestion | None) -> str:
 # Schemas, which are whatever JSON a record holds
 
 
-def parameters_of(schema: Mapping[str, Any]) -> list[Parameter]:
+def parameters_of(schema: Mapping[str, Any]) -> list[ShownParameter]:
     """The properties of an object schema; what is not written as JSON Schema wants it counts as left out."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     return [
-        Parameter(
+        ShownParameter(
             name=name,
             type=" or ".join(map(str, _types(one))) or "any",
             required=name in names,

@@ -38,7 +38,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChartRow:
     """A named number; `bar` is its length in pixels, of at most `ROW_WIDTH`."""
 
     name: str
@@ -99,7 +99,7 @@ def columns(histogram: Mapping[str, float], *, bins: tuple[float, float, float] 
     return Columns(max(width * len(labelled), 40), base + _FOOT, base, base + 14, bars)
 
 
-def rows(values: Mapping[str, float], *, shares: bool = False) -> list[Row]:
+def rows(values: Mapping[str, float], *, shares: bool = False) -> list[ChartRow]:
     """Named numbers, the largest first; the smallest of many are summed up in one row.
 
     Args:
@@ -112,7 +112,7 @@ def rows(values: Mapping[str, float], *, shares: bool = False) -> list[Row]:
     whole = sum(values.values())
     largest = max((count for _, count in ranked), default=0) or 1
     return [
-        Row(
+        ChartRow(
             name,
             "" if shares else f"{count:,}",
             f"{count if shares else count / whole if whole else 0:.1%}",

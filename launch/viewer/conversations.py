@@ -26,7 +26,7 @@ TOO_DEEP = "(too deeply nested to be shown)"
 
 
 @dataclass(frozen=True)
-class Filter:
+class TrajectoryFilter:
     """Which trajectories to list; what is empty lets all pass.
 
     Attributes:
@@ -41,7 +41,7 @@ class Filter:
     reward: float | None = None
     failures: str = ""
 
-    def passes(self, entry: Entry) -> bool:
+    def passes(self, entry: TrajectoryEntry) -> bool:
         """Whether a trajectory is one of those."""
         return (
             self.domain in ("", entry.domain)
@@ -53,7 +53,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrajectoryEntry:
     """A line of the list. `searched` is the text that a filter looks in."""
 
     id: str
@@ -82,7 +82,7 @@ class Conversations:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._entries: list[Entry] = []
+        self._entries: list[TrajectoryEntry] = []
         self._index: dict[str, int] = {}
         for index, one in enumerate(each_record(path, Trajectory)):
             if self._index.setdefault(one.id, index) != index:
@@ -103,17 +103,17 @@ class Conversations:
         index = self._index.get(id)
         return None if index is None else read_record(self._path, Trajectory, index)
 
-    def page(self, wanted: Filter, number: int, size: int = 50) -> Page[Entry]:
+    def page(self, wanted: TrajectoryFilter, number: int, size: int = 50) -> Page[TrajectoryEntry]:
         """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
         return part([one for one in self._entries if wanted.passes(one)], number, size)
 
 
-def _entry(one: Trajectory) -> Entry:
+def _entry(one: Trajectory) -> TrajectoryEntry:
     question = next((message.content for message in one.messages if message.role == "user"), "")
     names = [call.name for message in one.messages for call in message.tool_calls]
     # A line break stands in no form's field: nothing matches across two of these.
     searched = "\n".join([question, one.id, one.server_id, *dict.fromkeys(names)]).casefold()
-    return Entry(
+    return TrajectoryEntry(
         id=one.id,
         question=question,
         server_id=one.server_id,

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from launch.viewer.catalogue import Catalogue, Filter, code_tools, shown_tools, solved
+from launch.viewer.catalogue import Catalogue, EnvironmentFilter, code_tools, shown_tools, solved
 from launch.viewer.drawing import answer_text, draw
 from launch.viewer.listing import address, asked, page_number
 from launch.viewer.pages import CALL, page, short
 from sandbox import SandboxError
-from sandbox.http_service import Refused
+from sandbox.http_service import HttpRefusal
 from sandbox.interface import Sandbox
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'
@@ -62,7 +62,7 @@ class EnvironmentPages:
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = Filter(**asked(request, ("text", "structure", "language")))
+        wanted = EnvironmentFilter(**asked(request, ("text", "structure", "language")))
         shown = self._catalogue.page(wanted, page_number(request))
         return page(
             "environments.html.jinja",
@@ -76,7 +76,7 @@ class EnvironmentPages:
         id = request.match_info["id"]
         environment = self._catalogue.get(id)
         if environment is None:
-            raise Refused(404, f"there is no environment {short(id)}; choose one of the list")
+            raise HttpRefusal(404, f"there is no environment {short(id)}; choose one of the list")
         tool_of = {call.sub_question: call.tool for call in environment.reference_calls}
         return page(
             "environment.html.jinja",
@@ -92,22 +92,24 @@ class EnvironmentPages:
     async def _call(self, request: web.Request) -> web.Response:
         origin = request.headers.get("Origin")  # every browser sends it with a POST
         if origin is not None and origin.partition("://")[2].lower() != request.host.lower():
-            raise Refused(403, f"Origin is {short(origin)}; calls are taken from this service's own pages only")
+            raise HttpRefusal(403, f"Origin is {short(origin)}; calls are taken from this service's own pages only")
         if request.content_type != "application/json":
-            raise Refused(415, f"Content-Type is {request.content_type!r}; send application/json")
+            raise HttpRefusal(415, f"Content-Type is {request.content_type!r}; send application/json")
         call = _call_request(await request.read())
         environment = self._catalogue.get(call.environment)
         if environment is None:
-            raise Refused(404, f"environment {short(call.environment)} is not in this dataset; give an id of the list")
+            raise HttpRefusal(
+                404, f"environment {short(call.environment)} is not in this dataset; give an id of the list"
+            )
         tools = code_tools(environment)
         if call.tool not in tools:
             known = ", ".join(tools)
-            raise Refused(404, f"tool {short(call.tool)} is none of {environment.id}'s; its tools are {known}")
+            raise HttpRefusal(404, f"tool {short(call.tool)} is none of {environment.id}'s; its tools are {known}")
         arguments = _arguments(call.arguments) if isinstance(call.arguments, str) else call.arguments
         try:
             result = await self._sandbox.call(tools[call.tool].code, call.tool, arguments)
         except SandboxError as error:
-            raise Refused(503, str(error)) from None
+            raise HttpRefusal(503, str(error)) from None
         answer = {**vars(result), "infrastructure": result.is_infrastructure, "solves": [], "note": ""}
         if result.ok:
             # As text too: JavaScript would show 1.0 as 1 and round long integers.
@@ -123,7 +125,7 @@ def _call_request(body: bytes) -> CallRequest:
     try:
         return msgspec.json.decode(body, type=CallRequest)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, text that is not UTF-8 too
-        raise Refused(400, f"the body is no call ({error}); {_CALL}") from None
+        raise HttpRefusal(400, f"the body is no call ({error}); {_CALL}") from None
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -131,9 +133,9 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"arguments is {short(text)}, which is not JSON ({error}); write an object") from None
+        raise HttpRefusal(400, f"arguments is {short(text)}, which is not JSON ({error}); write an object") from None
     if not isinstance(value, dict):
-        raise Refused(400, f'arguments is {short(text)}; write an object, like {{"name": "value"}}')
+        raise HttpRefusal(400, f'arguments is {short(text)}; write an object, like {{"name": "value"}}')
     return value
 
 

@@ -38,7 +38,7 @@ NAME_FIELDS = tuple(field.name for field in fields(Name))
 
 
 @dataclass(frozen=True)
-class Filter:
+class ResultFilter:
     """Which results to list; what is empty lets all pass.
 
     Attributes:
@@ -53,7 +53,7 @@ class Filter:
     finish: str = ""
     trial: str = ""
 
-    def passes(self, entry: Entry) -> bool:
+    def passes(self, entry: ResultEntry) -> bool:
         """Whether a result is one of those."""
         return (
             self.suite in ("", entry.name.suite)
@@ -65,11 +65,11 @@ class Filter:
         )
 
 
-FILTERS = tuple(field.name for field in fields(Filter))
+FILTERS = tuple(field.name for field in fields(ResultFilter))
 
 
 @dataclass(frozen=True)
-class Entry:
+class ResultEntry:
     """A line of the list. `problem` is cut where it is long; `searched` is the text that a filter looks in."""
 
     name: Name
@@ -100,9 +100,9 @@ class Evaluated:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        self._entries: list[Entry] = []
+        self._entries: list[ResultEntry] = []
         self._index: dict[Name, int] = {}
-        self._trials: dict[tuple[str, str, str], list[Entry]] = {}
+        self._trials: dict[tuple[str, str, str], list[ResultEntry]] = {}
         for index, one in enumerate(each_record(path, ItemResult)):
             entry = _entry(one)
             name = entry.name
@@ -134,18 +134,18 @@ class Evaluated:
             raise DatasetError("its records are others now")
         return found
 
-    def trials_of(self, name: Name) -> list[Entry]:
+    def trials_of(self, name: Name) -> list[ResultEntry]:
         """All trials of a result's item, itself among them."""
         return self._trials.get((name.suite, name.category, name.item), [])
 
-    def page(self, wanted: Filter, number: int, size: int = 50) -> Page[Entry]:
+    def page(self, wanted: ResultFilter, number: int, size: int = 50) -> Page[ResultEntry]:
         """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
         return part([one for one in self._entries if wanted.passes(one)], number, size)
 
 
-def _entry(one: ItemResult) -> Entry:
+def _entry(one: ItemResult) -> ResultEntry:
     long = len(one.problem) > _PROBLEM_CHARACTERS
-    return Entry(
+    return ResultEntry(
         name=Name.of(one),
         score=one.score,
         finish=one.finish,

@@ -9,7 +9,7 @@ from pathlib import Path
 from astra_jax.evaluation import grids
 from astra_jax.evaluation.comparison import Comparison
 from astra_jax.evaluation.grids import Grid
-from astra_jax.evaluation.suite import About
+from astra_jax.evaluation.suite import SuiteInfo
 from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table
 from launch.viewer import charts
 from synthesis.core.files import write_text
@@ -32,10 +32,10 @@ class _Failure:
 class _Section:
     """A suite: its grids, bars and endings by run, what it declares, how it was sampled, and what was not solved."""
 
-    about: About
+    info: SuiteInfo
     grids: list[Grid]
     bars: list[tuple[str, list[charts.Whisker]]]
-    endings: list[tuple[str, list[charts.Row]]]
+    endings: list[tuple[str, list[charts.ChartRow]]]
     decodings: list[tuple[str, str]]
     runs: list[str]
     failures: list[_Failure]
@@ -89,16 +89,16 @@ def _write(
 
 
 def _section(runs: Mapping[str, SuiteTable], shown: list[Grid]) -> _Section:
-    about = next(iter(runs.values())).about
+    info = next(iter(runs.values())).info
     return _Section(
-        about=about,
+        info=info,
         grids=shown,
         bars=[(name, _bars(suite)) for name, suite in runs.items()],
         endings=[(name, charts.rows(suite.use.finishes, shares=True)) for name, suite in runs.items()],
         decodings=[
             (f"{name}, {column.title}", grids.decoding_text(suite.decodings[column.name]))
             for name, suite in runs.items()
-            for column in about.categories
+            for column in info.categories
         ],
         runs=list(runs),
         failures=_failures(runs),
@@ -121,7 +121,7 @@ def _bars(suite: SuiteTable) -> list[charts.Whisker]:
 
 def _failures(runs: Mapping[str, SuiteTable]) -> list[_Failure]:
     first = next(iter(runs.values()))
-    titles = {one.name: one.title for one in first.about.categories}
+    titles = {one.name: one.title for one in first.info.categories}
     by_run = {name: {(one.category, one.item): one for one in suite.items} for name, suite in runs.items()}
     failures = []
     for key in by_run[next(iter(runs))]:

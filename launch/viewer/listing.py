@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from sandbox.http_service import Refused
+from sandbox.http_service import HttpRefusal
 
 T = TypeVar("T")
 
@@ -33,10 +33,10 @@ def part(matching: Sequence[T], number: int, size: int = 50) -> Page[T]:
 
 
 def page_number(request: web.Request) -> int:
-    """The page that ?page asks for. Raises `Refused` where it is no whole number."""
+    """The page that ?page asks for. Raises `HttpRefusal` where it is no whole number."""
     number = request.query.get("page", "1")
     if not number.isascii() or not number.isdigit() or len(number) > 9:
-        raise Refused(400, f"page is {number[:40]!r}; give a whole number from 1")
+        raise HttpRefusal(400, f"page is {number[:40]!r}; give a whole number from 1")
     return int(number)
 
 

@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from launch.viewer.evaluated import FILTERS, NAME_FIELDS, SCORES, Evaluated, Filter, Name, turns_of
+from launch.viewer.evaluated import FILTERS, NAME_FIELDS, SCORES, Evaluated, Name, ResultFilter, turns_of
 from launch.viewer.listing import address, asked, page_number
 from launch.viewer.pages import page, short
-from sandbox.http_service import Refused
+from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import DatasetError
 
 
@@ -36,9 +36,9 @@ class ResultPages:
         return [web.get("/", self._list), web.get("/result", self._one)]
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = Filter(**asked(request, FILTERS))
+        wanted = ResultFilter(**asked(request, FILTERS))
         if wanted.score not in ("", *SCORES):
-            raise Refused(400, f"score is {short(wanted.score)}; give one of {', '.join(SCORES)}")
+            raise HttpRefusal(400, f"score is {short(wanted.score)}; give one of {', '.join(SCORES)}")
         return page(
             "results.html.jinja",
             page=self._evaluated.page(wanted, page_number(request)),
@@ -54,9 +54,11 @@ class ResultPages:
         try:
             result = self._evaluated.get(name)
         except DatasetError as error:
-            raise Refused(503, f"the dataset has changed since this was started ({error}); start it again") from None
+            raise HttpRefusal(
+                503, f"the dataset has changed since this was started ({error}); start it again"
+            ) from None
         if result is None:
-            raise Refused(
+            raise HttpRefusal(
                 404,
                 f"there is no trial {short(name.trial)} of the item {short(name.item)} in {short(name.suite)}, "
                 f"{short(name.category)}; choose one of the list",

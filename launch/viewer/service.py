@@ -24,7 +24,7 @@ from aiohttp import web
 from launch.viewer.cards import shown_card
 from launch.viewer.pages import CALL, HERE, page
 from sandbox.access import is_loopback, shows_token
-from sandbox.http_service import HttpService, ReachConfig, Refused
+from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
 from synthesis.core.html import template
 
 _MOST_BYTES = 1 << 20
@@ -50,11 +50,11 @@ class Pages(Protocol):
     def __len__(self) -> int: ...
 
     def routes(self) -> list[web.RouteDef]:
-        """The list, `/`, and what it leads to. Handlers raise `Refused`."""
+        """The list, `/`, and what it leads to. Handlers raise `HttpRefusal`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceConfig(ReachConfig):
+class ViewerConfig(ReachConfig):
     """How the pages are reached; browsers send the token as HTTP Basic's password."""
 
     RISK = "read the data and run tools"
@@ -63,16 +63,16 @@ class ServiceConfig(ReachConfig):
     drain_seconds: float = 35.0
 
 
-class Service(HttpService):
+class ViewerService(HttpService):
     """Serves a dataset until it is stopped.
 
     Args:
         card: the dataset's.
     """
 
-    config: ServiceConfig
+    config: ViewerConfig
 
-    def __init__(self, pages: Pages, card: Mapping[str, Any], config: ServiceConfig) -> None:
+    def __init__(self, pages: Pages, card: Mapping[str, Any], config: ViewerConfig) -> None:
         self._pages = pages
         self._card = card
         self._script = (HERE / "viewer.js").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ class Service(HttpService):
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
-    def refusal(self, request: web.Request, refused: Refused) -> web.Response:
+    def refusal(self, request: web.Request, refused: HttpRefusal) -> web.Response:
         """As JSON to programs, as a page to people."""
         if request.path == CALL:
             response = web.json_response({"error": refused.text}, status=refused.status)
@@ -104,18 +104,18 @@ class Service(HttpService):
     def admit(self, request: web.Request) -> None:
         """Whoever shows the token, or else a browser that asks for this machine by name."""
         if self.draining:  # on a connection that was open before
-            raise Refused(503, "launch.inspect is stopping; start it again")
+            raise HttpRefusal(503, "launch.inspect is stopping; start it again")
         token = self.config.token
         if token is None:
             with contextlib.suppress(ValueError):  # of a host like "["
                 if is_loopback(urlsplit(f"//{request.host}").hostname or ""):
                     return
-            raise Refused(
+            raise HttpRefusal(
                 403,
                 f"the host {request.host!r} is not this machine; open http://127.0.0.1:{self.port}/, or use a token",
             )
         if not shows_token(request.headers, token) and not _shows_password(request.headers, token):
-            raise Refused(401, "give the token as the password, with any user name", _CHALLENGE)
+            raise HttpRefusal(401, "give the token as the password, with any user name", _CHALLENGE)
 
     async def _show_card(self, request: web.Request) -> web.Response:
         return page("card.html.jinja", card=shown_card(self._card), noun=self._pages.noun)

@@ -13,10 +13,10 @@ from functools import partial
 from aiohttp import web
 
 from launch.viewer.catalogue import parameters_of
-from launch.viewer.conversations import Conversations, Filter, scores, turns
+from launch.viewer.conversations import Conversations, TrajectoryFilter, scores, turns
 from launch.viewer.listing import address, asked, page_number
 from launch.viewer.pages import page, short
-from sandbox.http_service import Refused
+from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import DatasetError
 
 
@@ -36,7 +36,9 @@ class TrajectoryPages:
         return [web.get("/", self._list), web.get("/trajectory/{id:.+}", self._one)]
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = Filter(**asked(request, ("text", "domain", "language", "failures")), reward=_least_reward(request))
+        wanted = TrajectoryFilter(
+            **asked(request, ("text", "domain", "language", "failures")), reward=_least_reward(request)
+        )
         return page(
             "trajectories.html.jinja",
             page=self._conversations.page(wanted, page_number(request)),
@@ -52,9 +54,11 @@ class TrajectoryPages:
             if trajectory is not None and trajectory.id != id:
                 raise DatasetError("its records are others now")
         except DatasetError as error:
-            raise Refused(503, f"the dataset has changed since this was started ({error}); start it again") from None
+            raise HttpRefusal(
+                503, f"the dataset has changed since this was started ({error}); start it again"
+            ) from None
         if trajectory is None:
-            raise Refused(404, f"there is no trajectory {short(id)}; choose one of the list")
+            raise HttpRefusal(404, f"there is no trajectory {short(id)}; choose one of the list")
         return page(
             "trajectory.html.jinja",
             trajectory=trajectory,
@@ -73,5 +77,5 @@ def _least_reward(request: web.Request) -> float | None:
     except ValueError:
         least = math.nan
     if not math.isfinite(least):
-        raise Refused(400, f"reward is {text[:40]!r}; give the least one, a number from 0 to 1")
+        raise HttpRefusal(400, f"reward is {text[:40]!r}; give the least one, a number from 0 to 1")
     return least

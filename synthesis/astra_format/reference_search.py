@@ -79,7 +79,7 @@ async def find_calls(
     tools: Mapping[str, CodeTool],
     answers: Mapping[str, Sequence[Answer]],
     question: str,
-    pool: Sandbox,
+    sandbox: Sandbox,
     config: SearchConfig,
 ) -> list[Found]:
     """A proven call for every gold answer, in the order of `answers`.
@@ -88,7 +88,7 @@ async def find_calls(
         tools: by name; each name of `answers` is among them.
         answers: tool name → the answers that calls of it give.
         question: names most arguments; the others come from the tools' sources and from outputs of other calls.
-        pool: an open sandbox.
+        sandbox: an open one.
         config: the bounds.
 
     Raises:
@@ -110,16 +110,16 @@ async def find_calls(
             calls = _untried(one, sources)
             calls = itertools.islice(calls, config.calls_per_answer * len(one.missing))
             while one.missing and (batch := list(itertools.islice(calls, _BATCH))):
-                made = await play([one.tool], [(name, arguments) for arguments in batch], pool)
+                made = await play([one.tool], [(name, arguments) for arguments in batch], sandbox)
                 for arguments, call in zip(batch, made, strict=True):
                     holds = (i for i, answer in enumerate(one.answers) if call.ok and contains(call.output, answer))
                     one.calls.append(_Call(arguments, call.ok, frozenset(holds)))
-                for place, proven in await _settle(one, question, found, pool, config):
+                for place, proven in await _settle(one, question, found, sandbox, config):
                     found[name, place] = proven
                     progress = True
     for one in state.values():
         if one.missing:
-            raise await _unreached(one, question, pool)
+            raise await _unreached(one, question, sandbox)
     return [found[name, place] for name, wanted in answers.items() for place in range(len(wanted))]
 
 
@@ -144,7 +144,7 @@ async def _settle(
     one: _Tried,
     question: str,
     found: Mapping[tuple[str, int], Found],
-    pool: Sandbox,
+    sandbox: Sandbox,
     config: SearchConfig,
 ) -> list[tuple[int, Found]]:
     """Calls for missing answers among those tried, proven; they are missing no longer."""
@@ -164,7 +164,7 @@ async def _settle(
             one.proofs.add((place, key))
             try:
                 case = Case(place, arguments, _other(one, arguments, place), answer)
-                proven = await prove_case(one.tool, case, pool)
+                proven = await prove_case(one.tool, case, sandbox)
             except Rejected as rejection:
                 refused.append(rejection)
                 continue
@@ -209,7 +209,7 @@ def _other(one: _Tried, arguments: Mapping[str, Any], place: int) -> dict[str, A
     )
 
 
-async def _unreached(one: _Tried, question: str, pool: Sandbox) -> Rejected:
+async def _unreached(one: _Tried, question: str, sandbox: Sandbox) -> Rejected:
     """Why the first missing answer has no call."""
     place = one.missing[0]
     answer, name = one.answers[place], one.tool.spec.name
@@ -220,7 +220,7 @@ async def _unreached(one: _Tried, question: str, pool: Sandbox) -> Rejected:
     ok = next((call.arguments for call in one.calls if call.ok), None)
     why = f"; {sum(call.ok for call in one.calls)} of them succeeded"
     if ok is not None:
-        validation = await validate_call(pool, one.tool.code, name, ok)
+        validation = await validate_call(sandbox, one.tool.code, name, ok)
         if validation.finding is not None:
             why += f"; {shown(one.tool, ok)} {validation.finding.reason.value}: {validation.finding.detail}"
     return Rejected(

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AstraRecord",
     "Defect",
-    "Imported",
+    "ImportedEnvironments",
     "SearchConfig",
     "defects",
     "import_dataset",
@@ -103,7 +103,7 @@ def _json(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedEnvironments:
     """What became of a file.
 
     Attributes:
@@ -123,17 +123,17 @@ class Imported:
 
 async def import_dataset(
     path: Path | str,
-    pool: Sandbox,
+    sandbox: Sandbox,
     journal: Journal,
     config: SearchConfig | None = None,
     *,
     concurrency: int = 8,
-) -> Imported:
+) -> ImportedEnvironments:
     """Every row of a file as an environment, or counted with the reason why it is none.
 
     Args:
         path: see `read_records` for the formats.
-        pool: an open sandbox.
+        sandbox: an open one.
         journal: an import that was killed goes on from it; another file or configuration starts anew.
         config: bounds of the search.
         concurrency: rows in work at a time.
@@ -154,7 +154,7 @@ async def import_dataset(
             continue  # the stage counts it
 
     async def stage(item: tuple[int, bytes]) -> list[ToolEnvironment]:
-        return [await import_record(parse(item[1], item[0], path), pool, config)]
+        return [await import_record(parse(item[1], item[0], path), sandbox, config)]
 
     result = await run_stage(
         f"astra_rl/{digest.hexdigest()[:16]}",
@@ -166,10 +166,10 @@ async def import_dataset(
         concurrency=concurrency,
         description="astra_rl: import",
     )
-    return Imported(result.outputs, result.rejected, result.details, found, len(rows))
+    return ImportedEnvironments(result.outputs, result.rejected, result.details, found, len(rows))
 
 
-async def import_record(record: AstraRecord, pool: Sandbox, config: SearchConfig | None = None) -> ToolEnvironment:
+async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchConfig | None = None) -> ToolEnvironment:
     """The record as an environment, every gold answer with a proven call.
 
     Raises:
@@ -182,7 +182,7 @@ async def import_record(record: AstraRecord, pool: Sandbox, config: SearchConfig
     specs = [spec_of(schema) for schema in record.schemas]
     tools = {spec.name: CodeTool(spec, record.code[spec.name]) for spec in specs}
     answers = {tool: [typed_answer(value) for value in values] for tool, values in record.answers.items()}
-    calls = await find_calls(tools, answers, record.question, pool, config or SearchConfig())
+    calls = await find_calls(tools, answers, record.question, sandbox, config or SearchConfig())
     steps, calls = _steps(calls, tools, record.question)
     irrelevant = [tool for name, tool in tools.items() if name not in record.answers]
     arguments = [value for call in calls for value in leaves(call.arguments) if isinstance(value, str)]
@@ -208,7 +208,7 @@ async def import_record(record: AstraRecord, pool: Sandbox, config: SearchConfig
         mode="imported",
         difficulty=dependency_graph.difficulty_of(steps),
     )
-    await solve(environment, pool)
+    await solve(environment, sandbox)
     return environment
 
 

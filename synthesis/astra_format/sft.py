@@ -38,7 +38,7 @@ from synthesis.core.records import (
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.languages import language_of
 
-__all__ = ["Imported", "import_dataset", "import_record", "to_chat_record", "to_record", "write_records"]
+__all__ = ["ImportedTrajectories", "import_dataset", "import_record", "to_chat_record", "to_record", "write_records"]
 
 AXIS_NAMES: Mapping[str, str] = {
     "query_understanding": "query_understand",
@@ -147,7 +147,7 @@ def _question(messages: Iterable[Message]) -> str:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedTrajectories:
     """What became of a file.
 
     Attributes:
@@ -199,7 +199,7 @@ class _Row(msgspec.Struct):
     reward: str | dict[str, Any] | None = None
 
 
-def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Imported:
+def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> ImportedTrajectories:
     """The records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in either form, as trajectories.
 
     Args:
@@ -226,7 +226,7 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
             details.setdefault(rejection.reason, f"{path}: row {row}: {rejection.detail}")
         else:
             found.append(trajectory)
-    return Imported(found, rejected, details, named, len(rows))
+    return ImportedTrajectories(found, rejected, details, named, len(rows))
 
 
 def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:

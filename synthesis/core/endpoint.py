@@ -91,15 +91,15 @@ class EndpointDown(Stopped):
     """The endpoint has answered nothing for `outage_seconds`, or asks to be left alone for longer."""
 
 
-class EndpointRefuses(Stopped):
+class EndpointUnusable(Stopped):
     """The endpoint refuses whatever it is asked: a wrong key, a wrong model, an account without money."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The endpoint will not answer this request, and asking it again does not help; others it would answer."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class EndpointReply(msgspec.Struct, frozen=True):
     """One completion.
 
     Attributes:
@@ -214,7 +214,7 @@ class Endpoint:
         self._probed = 0.0
         self._refusal: _Refusal | None = None
 
-    async def complete(self, kind: str, body: bytes, rng: random.Random) -> Reply:
+    async def complete(self, kind: str, body: bytes, rng: random.Random) -> EndpointReply:
         """Send a request until it is answered.
 
         Args:
@@ -248,7 +248,7 @@ class Endpoint:
                 self._paused_until = max(self._paused_until, now + failure.wait)
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
-                raise Refused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
+                raise RequestRefused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
             silent = now - max(first_failure, self._answered)
             if max(silent, failure.wait or 0.0) > config.outage_seconds:
                 raise EndpointDown(
@@ -265,7 +265,7 @@ class Endpoint:
             await self._opened.session.close()
             self._opened = None
 
-    async def _try(self, kind: str, body: bytes) -> Reply:
+    async def _try(self, kind: str, body: bytes) -> EndpointReply:
         line = self._line()
 
         def expected() -> Usage:
@@ -276,7 +276,7 @@ class Endpoint:
             if self._refusal is not None:
                 raise self._refuses(self._refusal)
             reserved = await line.budget.reserve(expected)
-            reply: Reply | None = None
+            reply: EndpointReply | None = None
             try:
                 while (wait := self._paused_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
@@ -299,7 +299,7 @@ class Endpoint:
             self._recording.touch()
         return reply
 
-    async def _send(self, body: bytes) -> Reply:
+    async def _send(self, body: bytes) -> EndpointReply:
         import aiohttp
 
         TRAFFIC.requests += 1
@@ -312,7 +312,7 @@ class Endpoint:
         except TimeoutError:
             raise _Failure(f"no answer in {self.config.timeout_seconds:g} s") from None
         except aiohttp.InvalidURL:
-            raise EndpointRefuses(
+            raise EndpointUnusable(
                 f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
@@ -333,7 +333,7 @@ class Endpoint:
             len(body) // self.BYTES_PER_TOKEN if prompt is None else prompt,
             len(text.encode()) // self.BYTES_PER_TOKEN if written is None else written,
         )
-        return Reply(text, choice.finish_reason or "", used, choice.message)
+        return EndpointReply(text, choice.finish_reason or "", used, choice.message)
 
     async def _judged(self, refusal: _Refusal, body: bytes) -> _Failure:
         """What a refusal means: the failure that kept the endpoint from telling.
@@ -349,7 +349,7 @@ class Endpoint:
             telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
             if not telling and (failure := await self._probe(body)) is not None:
                 return failure
-        raise Refused(f"{self.config.base_url} refused the request with {refusal}")
+        raise RequestRefused(f"{self.config.base_url} refused the request with {refusal}")
 
     async def _answers(self, body: bytes) -> bool:
         """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""
@@ -377,7 +377,7 @@ class Endpoint:
             return failure
         return None
 
-    def _refuses(self, refusal: _Refusal) -> EndpointRefuses:
+    def _refuses(self, refusal: _Refusal) -> EndpointUnusable:
         """The end of the run; requests that are still to be sent learn of it."""
         self._refusal = refusal
         config, status = self.config, refusal.status
@@ -393,7 +393,7 @@ class Endpoint:
                 f"see that model={config.model!r} is the name of a served model ({config.base_url.rstrip('/')}/models "
                 "lists them) and that base_url ends in /v1"
             )
-        return EndpointRefuses(
+        return EndpointUnusable(
             f"{config.base_url} refuses every request with {refusal}",
             f"{remedy}, and run the same command again to go on",
         )

@@ -12,13 +12,15 @@ import msgspec
 
 from synthesis.core.records import CodeTool, ToolEnvironment
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Built, Context, Draft, NeededTool
+from synthesis.environments.config import Built, Draft, EnvironmentContext, NeededTool
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
 
 
-async def augment(seed: QuestionSeed, context: Context, environments: Mapping[str, ToolEnvironment]) -> list[Built]:
+async def augment(
+    seed: QuestionSeed, context: EnvironmentContext, environments: Mapping[str, ToolEnvironment]
+) -> list[Built]:
     """A new question with the tools that it needs, all of the seed's environment.
 
     Args:

@@ -13,8 +13,8 @@ import msgspec
 from synthesis.core.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.executors import Means
-from synthesis.pipeline.partition import Partition, Side, SplitBy
+from synthesis.pipeline.executors import Resources
+from synthesis.pipeline.partition import Partition, Split, SplitBy
 from synthesis.pipeline.teacher import Teacher, TeacherError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class EnvironmentsConfig:
         held_out_questions: share of all intents (or signatures) that only held-out questions may have.
         split_by: `intent`: no tool of a held-out question is needed by, or offered with, a training question.
             `signature`: only the way in which look-ups are put together is held out.
-        partition_salt: names the partition into the two sides. It does not depend on the seed, so that what one run
+        partition_salt: names the partition into the two splits. It does not depend on the seed, so that what one run
             holds out no other run trains on.
         languages: weights; the default is the paper's share (71.2 % English).
         structures: weights; the default is the paper's shares.
@@ -153,12 +153,12 @@ class EnvironmentsConfig:
 # Records between the stages
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, rename={"split": "side"}):  # as journals have it
     """A decomposition on its way; `domains` are its sub-questions', in their order."""
 
     decomposition: Decomposition
     domains: list[str]
-    side: Side = "train"
+    split: Split = "train"
     mode: Mode = "unconditional"
 
 
@@ -191,12 +191,12 @@ class Built(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Context:
+class EnvironmentContext:
     """What every stage of one run is given."""
 
     config: EnvironmentsConfig
     teacher: Teacher
-    pool: Sandbox
+    sandbox: Sandbox
     seed: int
     embedder: Embedder = field(default_factory=SentenceEmbedder)
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
@@ -240,9 +240,11 @@ class Context:
 
 
 @asynccontextmanager
-async def open_context(means: Means, *, config: EnvironmentsConfig, seed: int) -> AsyncIterator[Context]:
+async def open_context(
+    resources: Resources, *, config: EnvironmentsConfig, seed: int
+) -> AsyncIterator[EnvironmentContext]:
     """The context of one process."""
-    yield Context(config, means.teacher, means.pool, seed, means.embedder)
+    yield EnvironmentContext(config, resources.teacher, resources.sandbox, seed, resources.embedder)
 
 
 async def accept(given: T) -> T:

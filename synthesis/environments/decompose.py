@@ -14,15 +14,15 @@ from synthesis.core.matching import fold
 from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments import dependency_graph
-from synthesis.environments.config import Context, Draft, EnvironmentsConfig
+from synthesis.environments.config import Draft, EnvironmentContext, EnvironmentsConfig
 from synthesis.environments.sources import sources_of
 from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
-from synthesis.pipeline.partition import Side
+from synthesis.pipeline.partition import Split
 
 Choice = TypeVar("Choice", bound=str)
 
 
-class QuestionSeed(msgspec.Struct, frozen=True):
+class QuestionSeed(msgspec.Struct, frozen=True, rename={"split": "side"}):  # journals and a run's name have `side`
     """What one question shall be like; what is empty is left to the teacher.
 
     `question` is given where it is only to be decomposed; `environment` is the id of that whose tools it shall need.
@@ -32,7 +32,7 @@ class QuestionSeed(msgspec.Struct, frozen=True):
     language: Language
     structure: Structure | Literal[""]
     domain: str
-    side: Side
+    split: Split
     mode: Mode = "unconditional"
     question: str = ""
     knowledge: str = ""
@@ -44,7 +44,7 @@ def question_seeds(
 ) -> list[QuestionSeed]:
     """`config.count` seeds, each of a source if the configuration names any, every source as often as every other.
 
-    Languages (where sources do not decide), structures and sides have the configured shares, exactly but for rounding.
+    Languages (where sources do not decide), structures and splits have the configured shares, exactly but for rounding.
 
     Args:
         environments: those whose tools new questions shall need, each as often as it has tools.
@@ -54,20 +54,20 @@ def question_seeds(
     """
     rng = rng_for(seed, "question_seeds")
     n = config.count
-    sides: dict[Side, float] = {"held_out": config.held_out_fraction, "train": 1 - config.held_out_fraction}
-    columns: list[list[Any]] = [apportion(config.languages, n), apportion(config.structures, n), apportion(sides, n)]
+    splits: dict[Split, float] = {"held_out": config.held_out_fraction, "train": 1 - config.held_out_fraction}
+    columns: list[list[Any]] = [apportion(config.languages, n), apportion(config.structures, n), apportion(splits, n)]
     for column in columns:
         rng.shuffle(column)
     domains = [rng.choice(config.domains) if config.domains else "" for _ in range(n)]
     seeds = [
-        QuestionSeed(f"env-{seed}-{index:06d}", language, structure, domain, side)
-        for index, (language, structure, side, domain) in enumerate(zip(*columns, domains, strict=True))
+        QuestionSeed(f"env-{seed}-{index:06d}", language, structure, domain, split)
+        for index, (language, structure, split, domain) in enumerate(zip(*columns, domains, strict=True))
     ]
     if environments:
         chosen = rng.choices(environments, [len(one.tools) for one in environments], k=n)
         return [
             msgspec.structs.replace(
-                one, language=of.language, domain=of.domain, side=of.split, mode="augmented", environment=of.id
+                one, language=of.language, domain=of.domain, split=of.split, mode="augmented", environment=of.id
             )
             for one, of in zip(seeds, chosen, strict=True)
         ]
@@ -97,7 +97,7 @@ def apportion(weights: Mapping[Choice, float], n: int) -> list[Choice]:
     return [choice for i, choice in enumerate(weights) for _ in range(bounds[i + 1] - bounds[i])]
 
 
-async def decompose(seed: QuestionSeed, context: Context) -> list[Draft]:
+async def decompose(seed: QuestionSeed, context: EnvironmentContext) -> list[Draft]:
     """One decomposition, well formed as a graph.
 
     Raises:
@@ -126,8 +126,8 @@ def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
         "max_branches": config.max_branches,
         "domain": seed.domain,
         "relations": config.relations,
-        # A model cannot use these two (it does not know the hash); what it puts on neither side is dropped.
-        "side": seed.side,
+        # A model cannot use these two (it does not know the hash); what it puts into neither split is dropped.
+        "split": seed.split,
         "partition": config.partition,
     }
 
@@ -180,16 +180,16 @@ def drafted(
 
 
 def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
-    """The draft with the side of the partition on which all of it lies.
+    """The draft with the split in which all of it lies.
 
     Raises:
         Rejected: `straddles_split`; asking again would give no better chance than another question.
     """
     one = draft.decomposition
-    side = config.partition.side(one.entities, one.signature)
-    if side is None:
+    split = config.partition.split(one.entities, one.signature)
+    if split is None:
         raise Rejected("straddles_split", f"{one.signature} of {one.entities}")
-    return msgspec.structs.replace(draft, side=side)
+    return msgspec.structs.replace(draft, split=split)
 
 
 def distinct(drafts: Sequence[Draft]) -> tuple[list[Draft], Counter[str]]:

@@ -19,12 +19,12 @@ import numpy as np
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
-from synthesis.environments.config import BANDS, Band, Built, Context, EnvironmentsConfig, NeededTool
+from synthesis.environments.config import BANDS, Band, Built, EnvironmentContext, EnvironmentsConfig, NeededTool
 from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.proof import play, translated
 from synthesis.facts.relations import all_relations
 from synthesis.pipeline.embedding import Embedder, document_text
-from synthesis.pipeline.partition import Side
+from synthesis.pipeline.partition import Split
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -189,14 +189,14 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
 
 async def build_indices(
     built: Sequence[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
-) -> dict[tuple[Language, Side], Index]:
-    """One index for each language and side that occurs, over the tools of all environments and, if so configured, all
-    relations; but where intents are held out, over those of the same side.
+) -> dict[tuple[Language, Split], Index]:
+    """One index for each language and split that occurs, over the tools of all environments and, if so configured, all
+    relations; but where intents are held out, over those of the same split.
 
     Of several tools with one name the first is the candidate: names have to be unique in an environment.
     """
-    indices: dict[tuple[Language, Side], Index] = {}
-    for language, side in dict.fromkeys((one.draft.decomposition.language, one.draft.side) for one in built):
+    indices: dict[tuple[Language, Split], Index] = {}
+    for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
         own = [one for one in built if one.draft.decomposition.language == language]
         candidates: dict[str, Candidate] = {}
         for tool in (tool for one in own for tool in one.tools):
@@ -209,9 +209,9 @@ async def build_indices(
                     code_tool = fact_tool(relation, subjects, language)
                     candidates[relation.id] = Candidate(relation.id, relation.domain, code_tool)
         partition = config.partition
-        indices[language, side] = await Index.build(
-            [one for one in candidates.values() if partition.side_of_intent(one.intent) in (side, None)],
-            [tool for one in own if one.draft.side == side for tool in one.tools],
+        indices[language, split] = await Index.build(
+            [one for one in candidates.values() if partition.split_of_intent(one.intent) in (split, None)],
+            [tool for one in own if one.draft.split == split for tool in one.tools],
             embedder,
             high_cut=config.high_cut,
             low_cut=config.low_cut,
@@ -219,7 +219,9 @@ async def build_indices(
     return indices
 
 
-async def distract(built: Built, context: Context, indices: Mapping[tuple[Language, Side], Index]) -> list[Built]:
+async def distract(
+    built: Built, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
+) -> list[Built]:
     """The environment with up to the configured number of irrelevant tools of each band, none a functional twin of a
     needed one: each is executed, and one that answers a reference call makes room for another.
 
@@ -227,7 +229,7 @@ async def distract(built: Built, context: Context, indices: Mapping[tuple[Langua
         Transient: the sandbox itself failed.
     """
     decomposition = built.draft.decomposition
-    index = indices[decomposition.language, built.draft.side]
+    index = indices[decomposition.language, built.draft.split]
     checked: set[str] = set()
     twins: set[str] = set()
     while True:
@@ -244,7 +246,7 @@ async def distract(built: Built, context: Context, indices: Mapping[tuple[Langua
     return [msgspec.structs.replace(built, distractors=distractors, closeness=closeness)]
 
 
-async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Context) -> set[str]:
+async def twins_of(built: Built, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
     """Names of the tools that answer a reference call of the environment: given its arguments, they give the answer.
 
     Raises:
@@ -261,5 +263,5 @@ async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Contex
                     asked.append((candidate.spec.name, arguments))
                     wanted.append(answers[reference.sub_question])
     async with context.proofs:
-        made = await play(candidates, asked, context.pool)
+        made = await play(candidates, asked, context.sandbox)
     return {one.tool for one, answer in zip(made, wanted, strict=True) if one.ok and contains(one.output, answer)}

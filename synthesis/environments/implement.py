@@ -15,7 +15,7 @@ from typing import Any
 
 from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.environments.config import Built, Context, Draft, NeededTool
+from synthesis.environments.config import Built, Draft, EnvironmentContext, NeededTool
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import (
     HarderToolDocumentAnswer,
@@ -29,7 +29,7 @@ from synthesis.environments.teacher_answers import (
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
-async def implement(draft: Draft, context: Context) -> list[Built]:
+async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
     """The draft with one proven tool for each sub-question that needs one.
 
     Raises:
@@ -42,7 +42,7 @@ async def implement(draft: Draft, context: Context) -> list[Built]:
     return [Built(draft, list(tools))]
 
 
-async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context: Context) -> NeededTool:
+async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context: EnvironmentContext) -> NeededTool:
     decomposition = draft.decomposition
     key = f"{decomposition.id}/{step.id}"
     by_id = {one.id: one for one in decomposition.sub_questions}

@@ -8,14 +8,14 @@ import msgspec
 
 from synthesis.core.records import CodeTool
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Built, Context, NeededTool
+from synthesis.environments.config import Built, EnvironmentContext, NeededTool
 from synthesis.environments.implement import check_source
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
 from synthesis.pipeline.embedding import document_text
 
 
-async def merge(built: Built, context: Context) -> list[Built]:
+async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
     """The environment with one tool for each intent. All reference calls are proven against the merged code.
 
     Raises:
@@ -35,7 +35,7 @@ async def merge(built: Built, context: Context) -> list[Built]:
     return [msgspec.structs.replace(built, tools=tools)]
 
 
-async def _clusters(built: Built, context: Context) -> list[Cluster]:
+async def _clusters(built: Built, context: EnvironmentContext) -> list[Cluster]:
     decomposition = built.draft.decomposition
     ids = [tool.calls[0].sub_question for tool in built.tools]
     by_step = dict(zip(ids, built.tools, strict=True))
@@ -55,7 +55,7 @@ async def _clusters(built: Built, context: Context) -> list[Cluster]:
     )
 
 
-async def _merged(built: Built, group: list[NeededTool], context: Context) -> NeededTool:
+async def _merged(built: Built, group: list[NeededTool], context: EnvironmentContext) -> NeededTool:
     """One tool with the first member's document and the union of the members' data."""
     decomposition = built.draft.decomposition
     steps = {step.id: step for step in decomposition.sub_questions}
@@ -95,7 +95,7 @@ async def _merged(built: Built, group: list[NeededTool], context: Context) -> Ne
     return await context.ask(MergedToolAnswer, variables, language=decomposition.language, key=key, check=check)
 
 
-async def _check_homogeneous(group: list[NeededTool], context: Context) -> None:
+async def _check_homogeneous(group: list[NeededTool], context: EnvironmentContext) -> None:
     """Whether tools may become one: they require the same, and their documents say much the same.
 
     Raises:

@@ -26,7 +26,7 @@ from synthesis.core.datasets import read_dataset, write_dataset
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.stages import Journal
 from synthesis.environments.augment import augment, validated
-from synthesis.environments.config import Built, Context, Draft, EnvironmentsConfig, open_context
+from synthesis.environments.config import Built, Draft, EnvironmentContext, EnvironmentsConfig, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
 from synthesis.environments.implement import implement
@@ -36,7 +36,7 @@ from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
 from synthesis.environments.verify import finish
 from synthesis.pipeline.executors import Executor, Workers, run_on
-from synthesis.pipeline.partition import Side
+from synthesis.pipeline.partition import Split
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
@@ -56,11 +56,11 @@ class EnvironmentsSummary:
         statistics: by split, as on the cards.
     """
 
-    counts: dict[Side, int]
-    digests: dict[Side, str]
+    counts: dict[Split, int]
+    digests: dict[Split, str]
     rejected: dict[str, dict[str, int]]
     details: dict[str, dict[str, str]]
-    statistics: dict[Side, dict[str, Any]]
+    statistics: dict[Split, dict[str, Any]]
 
 
 async def synthesize(
@@ -91,7 +91,7 @@ async def synthesize(
 async def _synthesize(
     config: EnvironmentsConfig,
     executor: Executor,
-    workers: Workers[Context],
+    workers: Workers[EnvironmentContext],
     journal: Journal,
     out_dir: Path,
     seed: int,
@@ -112,7 +112,7 @@ async def _synthesize(
 
     async def stage(
         name: str,
-        function: Callable[[In, Context], Awaitable[list[Out]]],
+        function: Callable[[In, EnvironmentContext], Awaitable[list[Out]]],
         inputs: Sequence[In],
         key: Callable[[In], str],
         out: type[Out],
@@ -157,20 +157,20 @@ async def _synthesize(
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
     counted = {name: dict(sorted(counts.items())) for name, counts in rejected.items() if counts}
-    sides: tuple[Side, ...] = ("train", "held_out")
-    by_side = {side: [one for one in environments if one.split == side] for side in sides}
-    statistics = {side: statistics_of(by_side[side]) for side in sides}
-    digests: dict[Side, str] = {}
-    for side in sides:
+    splits: tuple[Split, ...] = ("train", "held_out")
+    by_split = {split: [one for one in environments if one.split == split] for split in splits}
+    statistics = {split: statistics_of(by_split[split]) for split in splits}
+    digests: dict[Split, str] = {}
+    for split in splits:
         card = {
-            "split": side,
+            "split": split,
             "seed": seed,
             "config": resolved,
             "teacher": workers.teacher_name,
             "embedder": executor.embedder.name,
-            "statistics": statistics[side],
+            "statistics": statistics[split],
             "rejected": counted,
         }
-        digests[side] = write_dataset(out_dir / side, ToolEnvironment, by_side[side], card=card)
-    counts = {side: len(by_side[side]) for side in sides}
+        digests[split] = write_dataset(out_dir / split, ToolEnvironment, by_split[split], card=card)
+    counts = {split: len(by_split[split]) for split in splits}
     return EnvironmentsSummary(counts, digests, counted, details, statistics)

@@ -15,7 +15,7 @@ from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
-from synthesis.environments.config import Context
+from synthesis.environments.config import EnvironmentContext
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox
@@ -40,7 +40,7 @@ class Case:
     answer: Answer
 
 
-async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list[ReferenceCall]:
+async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentContext) -> list[ReferenceCall]:
     """The reference calls with their outputs, in the order of the cases, all proven.
 
     Each reference call must succeed, contain its answer, and stand `sandbox.validate_call`: the same output under
@@ -55,15 +55,15 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: Context) -> list
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
-        proven = [await prove_case(tool, case, context.pool) for case in cases]
+        proven = [await prove_case(tool, case, context.sandbox) for case in cases]
     for one in proven:
         _check_shape(tool, proven[0].output, one.arguments, one.output)
     return proven
 
 
-async def prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> ReferenceCall:
+async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceCall:
     """One reference call, proven; see `prove`, whose errors it raises."""
-    validation = await validate_call(pool, tool.code, tool.spec.name, case.arguments)
+    validation = await validate_call(sandbox, tool.code, tool.spec.name, case.arguments)
     first, finding = _settled(validation.result), validation.finding
     if finding is not None and finding.reason is Reason.FAILS:
         raise Rejected("tool_failed", f"{shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
@@ -76,7 +76,7 @@ async def prove_case(tool: CodeTool, case: Case, pool: Sandbox) -> ReferenceCall
             f"{shown(tool, case.arguments)} returned {short(first.value)}, expected {case.answer.value!r} in it",
         )
     for wrong in perturbed(tool, case):
-        result = await call(tool, wrong, pool)
+        result = await call(tool, wrong, sandbox)
         if result.ok and contains(result.value, case.answer):
             raise Rejected(
                 "ignores_arguments",
@@ -201,7 +201,7 @@ def play(sources, calls):
 
 
 async def play(
-    tools: Sequence[CodeTool], calls: Sequence[tuple[str, Mapping[str, Any]]], pool: Sandbox
+    tools: Sequence[CodeTool], calls: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox
 ) -> list[MadeCall]:
     """Calls of several tools, given as (name, arguments), in one process of the sandbox, or in one each where that
     fails.
@@ -214,7 +214,7 @@ async def play(
     if not calls:
         return []
     sources = {tool.spec.name: tool.code for tool in tools}
-    together = await pool.call(_PLAY_CODE, _PLAY, {"sources": sources, "calls": [list(one) for one in calls]})
+    together = await sandbox.call(_PLAY_CODE, _PLAY, {"sources": sources, "calls": [list(one) for one in calls]})
     if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
         pairs = zip(calls, together.value, strict=True)
         return [MadeCall(name, bool(output), *output) for (name, _), output in pairs]
@@ -226,7 +226,7 @@ async def play(
         if timeouts[name] >= _MOST_TIMEOUTS:
             made.append(MadeCall(name, False))
             continue
-        result = await call(by_name[name], arguments, pool)
+        result = await call(by_name[name], arguments, sandbox)
         timeouts[name] += result.kind is Outcome.CPU_TIMEOUT
         made.append(MadeCall(name, result.ok, result.value))
     return made
@@ -242,9 +242,9 @@ def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) ->
     return None if check_arguments(other, renamed) else renamed
 
 
-async def call(tool: CodeTool, arguments: Mapping[str, Any], pool: Sandbox) -> CallResult:
+async def call(tool: CodeTool, arguments: Mapping[str, Any], sandbox: Sandbox) -> CallResult:
     """One call in the sandbox. Raises `Transient` where the sandbox itself failed."""
-    return _settled(await pool.call(tool.code, tool.spec.name, arguments))
+    return _settled(await sandbox.call(tool.code, tool.spec.name, arguments))
 
 
 def _settled(result: CallResult) -> CallResult:

@@ -14,7 +14,7 @@ import msgspec
 
 from synthesis.core.records import Decomposition, QualityScores, SubQuestion
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Context, Draft, accept
+from synthesis.environments.config import Draft, EnvironmentContext, accept
 from synthesis.environments.teacher_answers import (
     Atomicity,
     AtomicityAnswer,
@@ -26,7 +26,7 @@ from synthesis.environments.teacher_answers import (
 )
 
 
-async def validate(draft: Draft, context: Context) -> list[Draft]:
+async def validate(draft: Draft, context: EnvironmentContext) -> list[Draft]:
     """The draft with its tool necessities and quality scores.
 
     Raises:
@@ -47,7 +47,7 @@ async def validate(draft: Draft, context: Context) -> list[Draft]:
     return [msgspec.structs.replace(draft, decomposition=msgspec.structs.replace(decomposition, quality=quality))]
 
 
-async def _with_necessity(decomposition: Decomposition, context: Context) -> Decomposition:
+async def _with_necessity(decomposition: Decomposition, context: EnvironmentContext) -> Decomposition:
     async def check(given: ToolNecessityAnswer) -> ToolNecessityAnswer:
         _same_ids(given.steps, decomposition.sub_questions)
         return given
@@ -66,7 +66,7 @@ async def _with_necessity(decomposition: Decomposition, context: Context) -> Dec
     return msgspec.structs.replace(decomposition, sub_questions=steps)
 
 
-async def _dependency_consistency(decomposition: Decomposition, context: Context) -> float:
+async def _dependency_consistency(decomposition: Decomposition, context: EnvironmentContext) -> float:
     """Mean over the sub-questions that have dependencies; 1 where none has (eq. 14 has nothing to average)."""
     by_id = {step.id: step for step in decomposition.sub_questions}
     dependent = [step for step in decomposition.sub_questions if step.depends_on]
@@ -87,7 +87,7 @@ async def _dependency_consistency(decomposition: Decomposition, context: Context
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
 
 
-async def _atomicity(decomposition: Decomposition, context: Context) -> float:
+async def _atomicity(decomposition: Decomposition, context: EnvironmentContext) -> float:
     async def check(given: AtomicityAnswer) -> float:
         _same_ids(given.steps, decomposition.sub_questions)
         return sum(step.atomic for step in given.steps) / len(given.steps)
@@ -95,7 +95,7 @@ async def _atomicity(decomposition: Decomposition, context: Context) -> float:
     return await context.ask(AtomicityAnswer, **_about(decomposition), check=check)
 
 
-async def _sequential_rationality(decomposition: Decomposition, context: Context) -> float:
+async def _sequential_rationality(decomposition: Decomposition, context: EnvironmentContext) -> float:
     ids = {step.id for step in decomposition.sub_questions}
 
     async def check(given: SequentialRationalityAnswer) -> float:
@@ -107,7 +107,7 @@ async def _sequential_rationality(decomposition: Decomposition, context: Context
     return await context.ask(SequentialRationalityAnswer, **_about(decomposition), check=check)
 
 
-async def _completeness(decomposition: Decomposition, context: Context) -> float:
+async def _completeness(decomposition: Decomposition, context: EnvironmentContext) -> float:
     async def check(given: CompletenessAnswer) -> float:
         if given.complete == bool(given.missing):
             raise Rejected("contradictory", f"complete is {given.complete}, and missing is {given.missing}")

@@ -16,14 +16,14 @@ from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion,
 from synthesis.core.reward import MadeCall, score, solved_by, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
-from synthesis.environments.config import Built, Context
+from synthesis.environments.config import Built, EnvironmentContext
 from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
 
 
-async def finish(built: Built, context: Context) -> list[ToolEnvironment]:
+async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironment]:
     """The environment as it is stored, verified.
 
     Raises:
@@ -35,7 +35,7 @@ async def finish(built: Built, context: Context) -> list[ToolEnvironment]:
         call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
     }
     async with context.proofs:
-        await verify(environment, others, context.pool)
+        await verify(environment, others, context.sandbox)
     return [environment]
 
 
@@ -65,14 +65,14 @@ def assembled(built: Built) -> ToolEnvironment:
         distractors=built.distractors,
         entities=one.entities,
         signature=one.signature,
-        split=built.draft.side,
+        split=built.draft.split,
         mode=built.draft.mode,
         quality=one.quality,
         difficulty=dependency_graph.difficulty_of(one.sub_questions, built.closeness),
     )
 
 
-async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox) -> None:
+async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], sandbox: Sandbox) -> None:
     """Play the environment with the solver and with the three wrong policies.
 
     Args:
@@ -82,21 +82,21 @@ async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str,
         Rejected: a reason of `solve`, `not_solved`, `wrong_policy_scores`.
         Transient: the sandbox itself failed.
     """
-    right = await solve(environment, pool)
+    right = await solve(environment, sandbox)
     if (reward := score(environment, right, epsilon=0.0).value) != 1.0:
         raise Rejected("not_solved", f"{environment.id}: the solver's reward is {reward}")
     if score(environment, []).value != 0.0:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calling nothing is rewarded")
-    extra = await _everything(environment, others, pool)
+    extra = await _everything(environment, others, sandbox)
     n, c = len(right), len(right) + len(extra)
     reward, expected = score(environment, [*right, *extra], epsilon=0.0).value, 2 * n / (n + c)
     if abs(reward - expected) > 1e-9:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calling everything gives {reward}, not {expected}")
-    if (reward := score(environment, await _shuffled(environment, others, pool)).value) != 0.0:
+    if (reward := score(environment, await _shuffled(environment, others, sandbox)).value) != 0.0:
         raise Rejected("wrong_policy_scores", f"{environment.id}: calls with wrong arguments give {reward}")
 
 
-async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
+async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall]:
     """The reference calls, made in the order of the dependencies.
 
     Raises:
@@ -118,7 +118,7 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
             found[step.id] = step.answer.value
             continue
         _check_dependencies(environment, step, reference, found)
-        output = await _replayed(environment, step, reference, tools[reference.tool], pool)
+        output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output
         calls.append(MadeCall(reference.tool, True, output))
         if len(solved := solved_by(sub_tasks, reference.tool, output)) > 1:
@@ -135,9 +135,9 @@ async def solve(environment: ToolEnvironment, pool: Sandbox) -> list[MadeCall]:
 
 
 async def _replayed(
-    environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, tool: CodeTool, pool: Sandbox
+    environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, tool: CodeTool, sandbox: Sandbox
 ) -> Any:
-    result = await call(tool, reference.arguments, pool)
+    result = await call(tool, reference.arguments, sandbox)
     rule = match(result.value, step.answer) if result.ok else None
     if rule is None or result.value != reference.output or rule != reference.rule:
         raise Rejected(
@@ -167,18 +167,18 @@ def _among(output: Any, value: Any) -> bool:
 
 
 async def _everything(
-    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox
+    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], sandbox: Sandbox
 ) -> list[MadeCall]:
     """One call too many of every tool: of a needed one with wrong arguments, of an irrelevant one with any that fit."""
     irrelevant = [tool for band in environment.distractors.values() for tool in band]
     calls = {made.tool: others[made.sub_question] for made in environment.reference_calls}
     for tool in irrelevant:
         calls[tool.spec.name] = next(_fitting(environment, environment.reference_calls, tool), {})
-    return await play([*environment.tools, *irrelevant], list(calls.items()), pool)
+    return await play([*environment.tools, *irrelevant], list(calls.items()), sandbox)
 
 
 async def _shuffled(
-    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], pool: Sandbox
+    environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], sandbox: Sandbox
 ) -> list[MadeCall]:
     """Every reference call with wrong arguments: those of another call where they fit, else others of its kind.
 
@@ -199,7 +199,7 @@ async def _shuffled(
         calls += [(reference.tool, arguments) for arguments in wrong]
         whose += [id_] * len(wrong)
     chosen: dict[int, MadeCall] = {}
-    for id_, made in zip(whose, await play(environment.tools, calls, pool), strict=True):
+    for id_, made in zip(whose, await play(environment.tools, calls, sandbox), strict=True):
         if id_ not in chosen or score(environment, [chosen[id_]]).value:
             chosen[id_] = made
     return list(chosen.values())

@@ -75,7 +75,7 @@ VALUE_KINDS = ("number", "text", "date")
 
 
 @dataclass(frozen=True)
-class Server:
+class FactServer:
     """What a tool server says about itself."""
 
     domain: str
@@ -83,11 +83,11 @@ class Server:
     description: Mapping[Language, str]
 
 
-def _server(domain: str, title_en: str, title_zh: str, description_en: str, description_zh: str) -> Server:
-    return Server(domain, {"en": title_en, "zh": title_zh}, {"en": description_en, "zh": description_zh})
+def _server(domain: str, title_en: str, title_zh: str, description_en: str, description_zh: str) -> FactServer:
+    return FactServer(domain, {"en": title_en, "zh": title_zh}, {"en": description_en, "zh": description_zh})
 
 
-SERVERS: Mapping[str, Server] = {
+SERVERS: Mapping[str, FactServer] = {
     "countries": _server(
         "geography", "Countries", "国家资料",
         "Capital, area, population, neighbours, currency and main official language of the world's countries.",

@@ -41,12 +41,12 @@ from synthesis.environments.teacher_answers import (
 from synthesis.facts.relations import Relation, all_relations, joinable
 from synthesis.facts.servers import tool_spec
 from synthesis.offline import grammar
-from synthesis.pipeline.partition import Partition, Side
+from synthesis.pipeline.partition import Partition, Split
 
 Variables = Mapping[str, Any]
 
 _DRAWS = 400
-"""How often a plan is drawn before a side of the partition counts as too small for what was asked."""
+"""How often a plan is drawn before a split of the partition counts as too small for what was asked."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ def _final(plan: grammar.Plan, steps: Sequence[SubQuestionAnswer]) -> tuple[Answ
 
 
 def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
-    """A plan whose entities and signature all lie on the wanted side of the partition."""
+    """A plan whose entities and signature all lie in the wanted split."""
     partition: Partition = variables["partition"]
-    side, structure = variables["side"], variables["structure"]
+    split, structure = variables["split"], variables["structure"]
     relations = [
         relation
         for relation in all_relations().values()
         if (not variables["relations"] or relation.id in variables["relations"])
         and (not variables["domain"] or relation.domain == variables["domain"])
         # No need to draw what would be thrown away: a single hop's signature is its relation.
-        and partition.side_of_intent(relation.id) in (side, None)
-        and (structure != "single_hop" or partition.side_of_signature(relation.id) == side)
+        and partition.split_of_intent(relation.id) in (split, None)
+        and (structure != "single_hop" or partition.split_of_signature(relation.id) == split)
     ]
     for _ in range(_DRAWS):
         plan = grammar.random_plan(
@@ -111,13 +111,13 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
             relations,
             variables["max_hops"],
             branches=(variables["min_branches"], variables["max_branches"]),
-            keep=lambda entity: partition.side_of_entity(entity) == side,
+            keep=lambda entity: partition.split_of_entity(entity) == split,
         )
         longest = max(len(relations) for _, relations in grammar.chains(plan))
         deep_enough = longest >= variables["min_hops"] or not structure.endswith("multi_hop")
-        if deep_enough and partition.side_of_signature(grammar.signature(plan)) == side:
+        if deep_enough and partition.split_of_signature(grammar.signature(plan)) == split:
             return plan
-    raise ValueError(f"no {structure} plan on the side {side} in {_DRAWS} draws; allow more relations")
+    raise ValueError(f"no {structure} plan in the split {split} in {_DRAWS} draws; allow more relations")
 
 
 _CHAINS = 2_000
@@ -134,7 +134,7 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
         tool.spec.name: set(fact_tools.subjects_of(relations[tool.spec.name], tool)) for tool in environment.tools
     }
     asked = (environment.signature, set(environment.entities))
-    chains = list(_chains_within(tables, variables["max_hops"], partition, variables["side"], rng))
+    chains = list(_chains_within(tables, variables["max_hops"], partition, variables["split"], rng))
     for _ in range(_DRAWS if chains else 0):
         parallel = variables["structure"].startswith("parallel")
         count = rng.randint(variables["min_branches"], variables["max_branches"]) if parallel else 1
@@ -142,7 +142,7 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
         ends = [str(grammar.evaluate(plan)[index]).casefold() for index in grammar.terminals(plan)]
         fits = grammar.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
         new = (grammar.signature(plan), set(_arguments(plan))) != asked
-        if fits and new and partition.side_of_signature(grammar.signature(plan)) == variables["side"]:
+        if fits and new and partition.split_of_signature(grammar.signature(plan)) == variables["split"]:
             break
     else:
         raise ValueError(f"no new {variables['structure']} question over the tools {sorted(tables)}; ask for another")
@@ -170,13 +170,13 @@ def _arguments(plan: grammar.Plan) -> list[str]:
 
 
 def _chains_within(
-    tables: Mapping[str, set[str]], max_hops: int, partition: Partition, side: Side, rng: random.Random
+    tables: Mapping[str, set[str]], max_hops: int, partition: Partition, split: Split, rng: random.Random
 ) -> list[grammar.Chain]:
-    """Chains of which every step is a row of the tables and every entity on the side; a random part where they are
+    """Chains of which every step is a row of the tables and every entity in the split; a random part where they are
     many."""
     relations = all_relations()
     kept = {
-        name: {subject for subject in rows if partition.side_of_entity(subject) == side}
+        name: {subject for subject in rows if partition.split_of_entity(subject) == split}
         for name, rows in tables.items()
     }
     found: list[grammar.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]

@@ -167,7 +167,7 @@ class JudgedCall:
 
 
 @dataclass
-class Progress:
+class ConversationProgress:
     """What the messages show: values found, failures by step, every call, and the calls of the last assistant turn."""
 
     values: dict[int, Value] = field(default_factory=dict)
@@ -180,9 +180,9 @@ class Progress:
         return [step for step, n in self.failures.items() if n >= ATTEMPTS and step not in self.values]
 
 
-def replay(intent: Intent, messages: Sequence[Message]) -> Progress:
+def replay(intent: Intent, messages: Sequence[Message]) -> ConversationProgress:
     """Follow a run message by message."""
-    progress = Progress()
+    progress = ConversationProgress()
     pending: dict[str, int | None] = {}
     for message in messages:
         if message.role == "assistant":
@@ -204,14 +204,14 @@ def replay(intent: Intent, messages: Sequence[Message]) -> Progress:
     return progress
 
 
-def ready(intent: Intent, progress: Progress) -> dict[int, dict[str, Any]]:
+def ready(intent: Intent, progress: ConversationProgress) -> dict[int, dict[str, Any]]:
     """The steps that can be called now, and are not done or given up, with their arguments."""
     done = {*progress.values, *progress.exhausted()}
     calls = {step: intent.arguments(step, progress.values) for step in range(len(intent.tools)) if step not in done}
     return {step: arguments for step, arguments in calls.items() if arguments is not None}
 
 
-def _judged(intent: Intent, call: ToolCall, progress: Progress) -> JudgedCall:
+def _judged(intent: Intent, call: ToolCall, progress: ConversationProgress) -> JudgedCall:
     for step, tool in enumerate(intent.tools):
         if tool == call.name and intent.arguments(step, progress.values) == call.arguments:
             if step in progress.values or any(other.step == step for other in progress.last_turn):

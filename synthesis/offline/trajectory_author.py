@@ -147,10 +147,10 @@ class _Keep:
         self._partition = partition
 
     def entity(self, entity: str) -> bool:
-        return self._partition is None or self._partition.side_of_entity(entity) == "train"
+        return self._partition is None or self._partition.split_of_entity(entity) == "train"
 
     def signature(self, signature: str) -> bool:
-        return self._partition is None or self._partition.side_of_signature(signature) == "train"
+        return self._partition is None or self._partition.split_of_signature(signature) == "train"
 
     def plan(self, plan: Plan) -> bool:
         if self._partition is None:

@@ -1,8 +1,8 @@
 """Where a run's stages are worked on, and with what: in this process, or in Ray's workers (`ray_executor`).
 
 A stage is a function `(record, context) -> records`. Its context is made, once in each process that works on records,
-by a function of that process's `Means`. Both can be pickled, so the same stage runs anywhere; what it needs beside the
-record and the context is bound to it with `functools.partial`, and is sent once a stage, not with each record.
+by a function of that process's `Resources`. Both can be pickled, so the same stage runs anywhere; what it needs beside
+the record and the context is bound to it with `functools.partial`, and is sent once a stage, not with each record.
 
     async with executor.workers(partial(open_context, config=config)) as workers:
         result = await run_on(workers, "tasks", partial(write, servers=servers), seeds, concurrency=32, ...)
@@ -31,23 +31,23 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """What one process works with.
 
     Attributes:
         teacher: whom its stages ask.
-        pool: an open sandbox.
+        sandbox: an open one.
         embedder: of tool documents.
         worker: the process's number among Ray's workers; None in the process of the run.
     """
 
     teacher: Teacher
-    pool: Sandbox
+    sandbox: Sandbox
     embedder: Embedder
     worker: int | None = None
 
 
-MakeContext = Callable[[Means], AbstractAsyncContextManager[C]]
+MakeContext = Callable[[Resources], AbstractAsyncContextManager[C]]
 
 
 class Workers(Protocol[C_co]):
@@ -85,9 +85,9 @@ class Executor(Protocol):
 class LocalExecutor:
     """Works in this process, on this event loop."""
 
-    def __init__(self, teacher: Teacher, pool: Sandbox, embedder: Embedder | None = None) -> None:
+    def __init__(self, teacher: Teacher, sandbox: Sandbox, embedder: Embedder | None = None) -> None:
         self.embedder = embedder or SentenceEmbedder()
-        self._means = Means(teacher, pool, self.embedder)
+        self._means = Resources(teacher, sandbox, self.embedder)
 
     @asynccontextmanager
     async def workers(self, make_context: MakeContext[C]) -> AsyncIterator[Workers[C]]:

@@ -1,6 +1,6 @@
 """Which entities and which questions belong to the held-out split: decided by a hash, once and for all.
 
-An environment belongs to a side only if *all* its entities and all of its question do; what straddles belongs to
+An environment belongs to a split only if *all* its entities and all of its question do; what straddles belongs to
 neither. So no entity and no question (or none of its intents) of a held-out environment can occur in a training one,
 whatever was generated when.
 """
@@ -15,7 +15,7 @@ from typing import Literal
 
 from synthesis.core.matching import fold
 
-Side = Literal["train", "held_out"]
+Split = Literal["train", "held_out"]
 SplitBy = Literal["intent", "signature"]
 
 _INTENT = re.compile(r"[^>|&()]+")
@@ -38,26 +38,26 @@ class Partition:
     questions: float
     by: SplitBy = "signature"
 
-    def side_of_entity(self, entity: str) -> Side:
+    def split_of_entity(self, entity: str) -> Split:
         """Spellings that differ in case, width or spaces are one entity."""
-        return self._side("entity", fold(entity), self.entities)
+        return self._split_of("entity", fold(entity), self.entities)
 
-    def side_of_intent(self, intent: str) -> Side | None:
-        """The side of one intent; None where intents belong to both."""
-        return self._side("intent", intent, self.questions) if self.by == "intent" else None
+    def split_of_intent(self, intent: str) -> Split | None:
+        """The split of one intent; None where intents belong to both."""
+        return self._split_of("intent", intent, self.questions) if self.by == "intent" else None
 
-    def side_of_signature(self, signature: str) -> Side | None:
-        """The side of a question; None where its intents lie on both."""
+    def split_of_signature(self, signature: str) -> Split | None:
+        """The split of a question; None where its intents lie in both."""
         if self.by == "signature":
-            return self._side("signature", signature, self.questions)
-        sides = {self.side_of_intent(intent) for intent in _INTENT.findall(signature)}
-        return sides.pop() if len(sides) == 1 else None
+            return self._split_of("signature", signature, self.questions)
+        splits = {self.split_of_intent(intent) for intent in _INTENT.findall(signature)}
+        return splits.pop() if len(splits) == 1 else None
 
-    def side(self, entities: Iterable[str], signature: str) -> Side | None:
-        """The side on which everything lies, or None when the question straddles."""
-        sides = {self.side_of_signature(signature), *map(self.side_of_entity, entities)}
-        return sides.pop() if len(sides) == 1 else None
+    def split(self, entities: Iterable[str], signature: str) -> Split | None:
+        """The split in which everything lies, or None when the question straddles."""
+        splits = {self.split_of_signature(signature), *map(self.split_of_entity, entities)}
+        return splits.pop() if len(splits) == 1 else None
 
-    def _side(self, kind: str, name: str, fraction: float) -> Side:
+    def _split_of(self, kind: str, name: str, fraction: float) -> Split:
         digest = hashlib.sha256(f"{self.salt}\x1f{kind}\x1f{name}".encode()).digest()
         return "held_out" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"

@@ -34,7 +34,7 @@ from synthesis.core.records import Language
 from synthesis.core.stages import Rejected, Stopped, Transient
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.executors import C, In, MakeContext, Means, Out, Workers
+from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers
 from synthesis.pipeline.teacher import OpenAITeacher, Teacher, TeacherError, render_prompt
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ class _WorkerActor:
 
     async def open(self) -> None:
         recipe = self._recipe
-        pool = await self._stack.enter_async_context(recipe.sandbox())
-        means = Means(recipe.teacher(), pool, recipe.embedder(), self._number)
-        self._context = await self._stack.enter_async_context(recipe.make_context(means))
+        sandbox = await self._stack.enter_async_context(recipe.sandbox())
+        resources = Resources(recipe.teacher(), sandbox, recipe.embedder(), self._number)
+        self._context = await self._stack.enter_async_context(recipe.make_context(resources))
 
     async def work(self, stage: int, function: list[Any], item: Any) -> list[bytes] | Rejected | Transient | Stopped:
         """The outputs' JSON, which is made here because the driver has enough to do.

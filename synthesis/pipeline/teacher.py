@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 import jinja2
 import msgspec
 
-from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, Refused
+from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, RequestRefused
 from synthesis.core.rate_limits import Spent
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language
@@ -167,7 +167,7 @@ class OpenAITeacher:
         for _ in range(self.config.tries):
             try:
                 reply = await self.endpoint.complete(kind, self._request(answer, prompt, seed), self._jitter)
-            except Refused as error:
+            except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
             text = strip_answer(reply.text)
             if not reply.truncated:

@@ -85,8 +85,8 @@ class Failures:
 class ToolExecutor:
     """Executes the calls of all runs. Holds the sandbox pool and the MCP connections, no state of any run."""
 
-    def __init__(self, *, pool: Sandbox, connections: McpConnections, teacher: Teacher, seed: int) -> None:
-        self._pool = pool
+    def __init__(self, *, sandbox: Sandbox, connections: McpConnections, teacher: Teacher, seed: int) -> None:
+        self._sandbox = sandbox
         self._connections = connections
         self._teacher = teacher
         self.seed = seed
@@ -102,7 +102,7 @@ class ToolExecutor:
         Raises:
             Transient: the sandbox itself failed.
         """
-        result = await self._pool.call(execution.code, call.name, call.arguments, seed=seed)
+        result = await self._sandbox.call(execution.code, call.name, call.arguments, seed=seed)
         if result.is_infrastructure:
             raise Transient(f"sandbox: {result.kind}: {result.error}")
         if result.ok:

@@ -83,7 +83,12 @@ class _Run:
     """One run; the methods are the stages, in order."""
 
     def __init__(
-        self, config: TrajectoriesConfig, workers: Workers[stages.Context], journal: Journal, out_dir: Path, seed: int
+        self,
+        config: TrajectoriesConfig,
+        workers: Workers[stages.TrajectoryContext],
+        journal: Journal,
+        out_dir: Path,
+        seed: int,
     ) -> None:
         self.config, self.workers, self.journal = config, workers, journal
         self.out_dir, self.seed = out_dir, seed

@@ -11,7 +11,7 @@ from typing import Any
 
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.pipeline.executors import Means
+from synthesis.pipeline.executors import Resources
 from synthesis.pipeline.teacher import Teacher
 from synthesis.servers.collect import ServerDocument, ServerSource, collect
 from synthesis.servers.mcp_client import McpConnections
@@ -30,7 +30,7 @@ Servers = Mapping[str, ToolServer]
 
 
 @dataclass(frozen=True)
-class Context:
+class TrajectoryContext:
     """What every stage is given. `extra` is what a rule-based teacher may use beside the prompt."""
 
     config: TrajectoriesConfig
@@ -43,22 +43,26 @@ class Context:
 
 
 @asynccontextmanager
-async def open_context(means: Means, *, config: TrajectoriesConfig, workdir: Path, seed: int) -> AsyncIterator[Context]:
+async def open_context(
+    resources: Resources, *, config: TrajectoriesConfig, workdir: Path, seed: int
+) -> AsyncIterator[TrajectoryContext]:
     """The context of one process.
 
     Args:
         workdir: MCP servers run in `mcp` below it; those of Ray's workers in a folder for each worker, so that no two
             write to the same.
     """
-    cwd = workdir / ("mcp" if means.worker is None else f"mcp-{means.worker}")
+    cwd = workdir / ("mcp" if resources.worker is None else f"mcp-{resources.worker}")
     extra = {"partition": config.partition}
     operators = tool_graph.make_operators(config.operators, config.votes, extra)
     async with McpConnections(cwd=cwd, timeout_seconds=config.mcp_timeout_seconds) as connections:
-        executor = ToolExecutor(pool=means.pool, connections=connections, teacher=means.teacher, seed=seed)
-        yield Context(config, seed, means.teacher, connections, executor, operators, extra)
+        executor = ToolExecutor(
+            sandbox=resources.sandbox, connections=connections, teacher=resources.teacher, seed=seed
+        )
+        yield TrajectoryContext(config, seed, resources.teacher, connections, executor, operators, extra)
 
 
-async def collected(source: ServerSource, context: Context) -> list[ServerDocument]:
+async def collected(source: ServerSource, context: TrajectoryContext) -> list[ServerDocument]:
     """See `collect.collect`."""
     try:
         return await collect(source, context.connections)
@@ -67,27 +71,27 @@ async def collected(source: ServerSource, context: Context) -> list[ServerDocume
         raise
 
 
-async def proposed(item: tuple[ToolServer, int], context: Context) -> list[tool_graph.Proposals]:
+async def proposed(item: tuple[ToolServer, int], context: TrajectoryContext) -> list[tool_graph.Proposals]:
     """See `tool_graph.propose`; the second of the item is which of the server's proposals it is."""
     server, repeat = item
     count = context.config.pairs
     return await tool_graph.propose(server, repeat, count=count, teacher=context.teacher, seed=context.seed)
 
 
-async def verified(chain: ToolChain, context: Context, servers: Servers) -> list[ToolChain]:
+async def verified(chain: ToolChain, context: TrajectoryContext, servers: Servers) -> list[ToolChain]:
     """See `tool_graph.verify`."""
     server = servers[chain.server_id]
     return await tool_graph.verify(chain, server, context.operators, teacher=context.teacher, seed=context.seed)
 
 
-async def written(one: TaskSeed, context: Context, servers: Servers) -> list[Task]:
+async def written(one: TaskSeed, context: TrajectoryContext, servers: Servers) -> list[Task]:
     """See `tasks.write_task`."""
     server = servers[one.server_id]
     return await write_task(one, server, teacher=context.teacher, seed=context.seed, extra=context.extra)
 
 
 async def varied(
-    task: Task, context: Context, servers: Servers, personas: Mapping[Language, Sequence[str | Persona]]
+    task: Task, context: TrajectoryContext, servers: Servers, personas: Mapping[Language, Sequence[str | Persona]]
 ) -> list[Task]:
     """A variation of the task in a mode and with a persona that are drawn; see `tasks.augment`."""
     rng = rng_for(context.seed, "variation", task.id)
@@ -98,13 +102,13 @@ async def varied(
     )
 
 
-async def rated(task: Task, context: Context, servers: Servers) -> list[Task]:
+async def rated(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
     """See `tasks.score`."""
     server, thresholds = servers[task.server_id], context.config.thresholds
     return await score(task, server, teacher=context.teacher, seed=context.seed, thresholds=thresholds)
 
 
-async def interacted(task: Task, context: Context, servers: Servers) -> list[AgentRun]:
+async def interacted(task: Task, context: TrajectoryContext, servers: Servers) -> list[AgentRun]:
     """See `interact.interact`."""
     config = context.config
     return await interact(
@@ -120,7 +124,7 @@ async def interacted(task: Task, context: Context, servers: Servers) -> list[Age
     )
 
 
-async def judged(run: AgentRun, context: Context, servers: Servers) -> list[Trajectory]:
+async def judged(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[Trajectory]:
     """See `reward.judge`."""
     config = context.config
     return await judge(

@@ -20,7 +20,7 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import Batch, DataConfig
+from astra_jax.sft.data import DataConfig, TokenBatch
 from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
 
 DENSE = Qwen3Config(
@@ -38,7 +38,7 @@ EXPERTS = dataclasses.replace(DENSE, n_experts=8, experts_per_token=2, d_ff=16)
 ROWS, LENGTH = 8, 64
 
 
-def packed_batch(seed: int = 0) -> Batch:
+def packed_batch(seed: int = 0) -> TokenBatch:
     """Documents of random lengths, with padding behind them, and a random loss mask."""
     rng = np.random.default_rng(seed)
     segments, positions = np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32)
@@ -53,7 +53,7 @@ def packed_batch(seed: int = 0) -> Batch:
             start += length
     tokens = rng.integers(0, DENSE.vocab_size, (ROWS, LENGTH)).astype(np.int32)
     mask = (rng.random((ROWS, LENGTH)) < 0.6).astype(np.float32) * (segments > 0)
-    return Batch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
+    return TokenBatch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
 
 
 def loss_and_gradients(config: Qwen3Config, mesh, *, remat: str = "full"):

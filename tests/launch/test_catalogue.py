@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from launch.viewer.catalogue import Catalogue, Filter, skeleton
+from launch.viewer.catalogue import Catalogue, EnvironmentFilter, skeleton
 from launch.viewer.drawing import draw, wrap
 from synthesis.core.records import Answer, SubQuestion, ToolEnvironment
 
@@ -42,13 +42,15 @@ CHINESE = replace(
 def test_the_list_is_filtered_and_paged() -> None:
     copies = [replace(NORWAY, id=f"copy-{n}") for n in range(60)]
     catalogue = Catalogue([NORWAY, CHINESE, *copies])
-    assert [one.id for one in catalogue.page(Filter(text=" GEOGRAPHY", structure="multi_hop"), 1).items] == [CHINESE.id]
-    assert [one.id for one in catalogue.page(Filter(language="zh"), 1).items] == [CHINESE.id]
-    assert [one.id for one in catalogue.page(Filter(text="首都"), 1).items] == [CHINESE.id]
-    pages = [catalogue.page(Filter(text="copy"), n, size=25) for n in (1, 2, 3, 4)]
+    assert [one.id for one in catalogue.page(EnvironmentFilter(text=" GEOGRAPHY", structure="multi_hop"), 1).items] == [
+        CHINESE.id
+    ]
+    assert [one.id for one in catalogue.page(EnvironmentFilter(language="zh"), 1).items] == [CHINESE.id]
+    assert [one.id for one in catalogue.page(EnvironmentFilter(text="首都"), 1).items] == [CHINESE.id]
+    pages = [catalogue.page(EnvironmentFilter(text="copy"), n, size=25) for n in (1, 2, 3, 4)]
     assert [len(page.items) for page in pages] == [25, 25, 10, 10] and pages[3].number == pages[3].last == 3
     assert [one.id for page in pages[:3] for one in page.items] == [one.id for one in copies]
-    assert catalogue.page(Filter(text="zzz"), 1).matching == 0
+    assert catalogue.page(EnvironmentFilter(text="zzz"), 1).matching == 0
     with pytest.raises(ValueError, match="two environments have the id 'norway'"):
         Catalogue([NORWAY, replace(NORWAY)])
 

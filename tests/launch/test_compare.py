@@ -124,8 +124,8 @@ def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None
         result("base", INJECTION, 0, 0, problem=INJECTION, finish=INJECTION),
         result("base", INJECTION, 1, 0, problem="long " * 1000),
     )
-    about = replace(BFCL, categories=BFCL.categories[:1], headline={INJECTION: ("base",)}, notes=(INJECTION,))
-    suite = replace(hostile.suites[BFCL.name], about=about, totals={"base": 200})
+    info = replace(BFCL, categories=BFCL.categories[:1], headline={INJECTION: ("base",)}, notes=(INJECTION,))
+    suite = replace(hostile.suites[BFCL.name], info=info, totals={"base": 200})
     page = tmp_path / "page.html"
     write_evaluation(page, tabulate(replace(hostile, suites={BFCL.name: suite}, results=results)))
     opened(browser, page)
@@ -140,7 +140,7 @@ def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None
 
 
 def test_errors_are_one_line(stages, tmp_path) -> None:
-    save(tmp_path / "other", stage(0.5, about=replace(BFCL, harness="bfcl-eval 2025.1.1")))
+    save(tmp_path / "other", stage(0.5, info=replace(BFCL, harness="bfcl-eval 2025.1.1")))
     for arguments, message in [
         ([], "error: 0 runs are given; write --run=NAME=DIR"),
         ([stages[0], "--run=nothing"], "error: --run=nothing is not NAME=DIR"),

@@ -24,7 +24,7 @@ def test_environments_are_written_once_and_described(tmp_path: Path) -> None:
     arguments = (f"--workdir={tmp_path}", "--seed=3", "--config.count=10", '--config.distractors={"high": 1, "low": 1}')
     first = run(*arguments)
     assert first.returncode == 0, first.stderr[-3000:]
-    made = [one for side in ("train", "held_out") for one in read_dataset(tmp_path / side, ToolEnvironment)]
+    made = [one for split in ("train", "held_out") for one in read_dataset(tmp_path / split, ToolEnvironment)]
     assert len(made) >= 8 and all(one.id.startswith("env-3-") for one in made)
     assert all(len(tools) <= 1 for one in made for tools in one.distractors.values())
     card = read_card(tmp_path / "train")

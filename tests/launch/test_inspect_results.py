@@ -22,7 +22,7 @@ from astra_jax.evaluation.saved import FOLDER, Evaluation, save
 from launch.viewer.cards import shown_card
 from launch.viewer.evaluated import Evaluated, Name, turns_of
 from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import Service, ServiceConfig
+from launch.viewer.service import ViewerConfig, ViewerService
 from synthesis.core.datasets import DatasetError, read_card, write_dataset
 
 
@@ -90,7 +90,7 @@ def port(dataset) -> Iterator[int]:
 @asynccontextmanager
 async def shown(dataset: Path) -> AsyncIterator[int]:
     """The port of a server in this process."""
-    service = Service(ResultPages(Evaluated(dataset)), read_card(dataset), ServiceConfig(port=0))
+    service = ViewerService(ResultPages(Evaluated(dataset)), read_card(dataset), ViewerConfig(port=0))
     await service.start()
     try:
         yield service.port
@@ -234,11 +234,11 @@ async def test_the_card_says_what_was_run(port, dataset, tmp_path) -> None:
     for words in ("tiny-rl", "bfcl-eval 2026.3.23, Apache-2.0", "temperature 0.6", "table.html", "0123abcd"):
         assert words in text
     assert "no statistics" not in text
-    about = replace(
+    info = replace(
         BFCL, title=INJECTION, harness=INJECTION, licence=INJECTION, notes=(INJECTION,),
         categories=(replace(CATEGORIES[0], title=INJECTION),),
     )  # fmt: skip
-    hostile = evaluation({"base": [[1]]}, model=INJECTION, about=about)
+    hostile = evaluation({"base": [[1]]}, model=INJECTION, info=info)
     async with shown(save(tmp_path, hostile)) as other:
         for path in ("/", "/card", address(hostile.results[0])):
             _, _, text = await asyncio.to_thread(send, other, "GET", path)

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from sandbox import SandboxPool
-from sandbox.service import Service, ServiceConfig
+from sandbox.service import SandboxService, SandboxServiceConfig
 
 
 @contextlib.asynccontextmanager
-async def serving(pool: SandboxPool, **options) -> AsyncIterator[tuple[Service, str]]:
-    service = Service(pool, ServiceConfig(port=0, **options))
+async def serving(pool: SandboxPool, **options) -> AsyncIterator[tuple[SandboxService, str]]:
+    service = SandboxService(pool, SandboxServiceConfig(port=0, **options))
     await service.start()
     try:
         yield service, f"http://127.0.0.1:{service.port}"

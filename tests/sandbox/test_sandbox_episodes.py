@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from serving import serving
 
-from sandbox import Episode, Limits, Outcome, PastCall, Sandbox, SandboxConfig, SandboxPool
+from sandbox import Limits, Outcome, PastCall, Sandbox, SandboxConfig, SandboxEpisode, SandboxPool
 from sandbox.remote import RemotePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,7 +78,7 @@ async def sandbox(request: pytest.FixtureRequest, pool: SandboxPool) -> AsyncIte
 
 
 async def test_a_call_sees_what_committed_calls_changed(sandbox: Sandbox) -> None:
-    episode, other = Episode(sandbox, SHOP), Episode(sandbox, SHOP)
+    episode, other = SandboxEpisode(sandbox, SHOP), SandboxEpisode(sandbox, SHOP)
     assert (await episode.call("add", {"item": "apple"})).value == {"basket": {"apple": 1}}
     second = await episode.call("add", {"item": "apple", "count": 2})
     assert second.value == {"basket": {"apple": 3}}
@@ -90,7 +90,7 @@ async def test_a_call_sees_what_committed_calls_changed(sandbox: Sandbox) -> Non
 
 @pytest.mark.parametrize("function", ["add_then_fail", "quit", "no_such_function"])
 async def test_a_call_that_fails_leaves_nothing_behind(sandbox: Sandbox, function: str) -> None:
-    episode = Episode(sandbox, SHOP)
+    episode = SandboxEpisode(sandbox, SHOP)
     await episode.call("add", {"item": "apple"})
     failed = await episode.call(function, {"item": "pear"} if function == "add_then_fail" else {})
     assert not failed.ok and not failed.is_infrastructure
@@ -99,7 +99,7 @@ async def test_a_call_that_fails_leaves_nothing_behind(sandbox: Sandbox, functio
 
 async def test_time_and_randomness_go_on(sandbox: Sandbox) -> None:
     async def drawn() -> list[list[float]]:
-        episode = Episode(sandbox, SHOP, seed=5, now=1_000_000_000)
+        episode = SandboxEpisode(sandbox, SHOP, seed=5, now=1_000_000_000)
         return [(await episode.call("draw", {})).value for _ in range(3)]
 
     first = await drawn()
@@ -109,14 +109,14 @@ async def test_time_and_randomness_go_on(sandbox: Sandbox) -> None:
 
 
 async def test_calls_made_at_once_take_turns(sandbox: Sandbox) -> None:
-    episode = Episode(sandbox, SHOP)
+    episode = SandboxEpisode(sandbox, SHOP)
     await asyncio.gather(*(episode.call("add", {"item": "apple"}) for _ in range(20)))
     assert (await episode.call("show", {})).value == {"apple": 20}
     assert len(episode.history) == 21
 
 
 async def test_what_does_not_repeat_is_never_scored(sandbox: Sandbox) -> None:
-    episode = Episode(sandbox, SHOP)
+    episode = SandboxEpisode(sandbox, SHOP)
     assert (await episode.call("real_clock", {})).ok
     result = await episode.call("show", {})
     assert result.kind is Outcome.DIVERGED and result.is_infrastructure
@@ -124,7 +124,7 @@ async def test_what_does_not_repeat_is_never_scored(sandbox: Sandbox) -> None:
 
 
 async def test_repeating_is_granted_the_time_it_took(pool: SandboxPool) -> None:
-    episode = Episode(pool, SHOP)
+    episode = SandboxEpisode(pool, SHOP)
     for _ in range(2):  # the limit is 2 s
         assert (await episode.call("burn", {"seconds": 0.9})).value == "burnt"
     last = await episode.call("burn", {"seconds": 0.9})
@@ -133,7 +133,7 @@ async def test_repeating_is_granted_the_time_it_took(pool: SandboxPool) -> None:
 
 
 async def test_a_history_too_long_is_an_error_by_name(sandbox: Sandbox) -> None:
-    episode = Episode(sandbox, SHOP)
+    episode = SandboxEpisode(sandbox, SHOP)
     results = [await episode.call("add", {"item": "x" * 900}) for _ in range(5)]
     assert [result.ok for result in results[:3]] == [True] * 3
     assert results[-1].kind is Outcome.TOO_LARGE and results[-1].ended_by == "arguments"
@@ -145,9 +145,9 @@ async def test_episodes_go_on_when_their_workers_are_killed() -> None:
     async with SandboxPool(SandboxConfig(max_slots=3)) as pool:
         committed = at_last_kill = 0
 
-        async def shop(i: int) -> tuple[Episode, dict[str, int]]:
+        async def shop(i: int) -> tuple[SandboxEpisode, dict[str, int]]:
             nonlocal committed
-            episode, expected = Episode(pool, SHOP + f"# {i}\n"), {}
+            episode, expected = SandboxEpisode(pool, SHOP + f"# {i}\n"), {}
             for step in range(12):
                 item = f"item {step % 4}"
                 result = await episode.call("add", {"item": item, "count": i})

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from sandbox import Episode, PastCall, SandboxConfig, SandboxPool
+from sandbox import PastCall, SandboxConfig, SandboxEpisode, SandboxPool
 from sandbox.modules import ALWAYS, ON_DEMAND, PRELOADED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,7 +88,7 @@ async def test_functions_find_what_they_import_themselves(pool: SandboxPool) -> 
 async def test_what_one_call_needs_changes_nothing_for_another(pool: SandboxPool) -> None:
     """A call that repeats others needs more of the standard library; those after it find what those before it found."""
     before = (await pool.call(LOOK, "found", {})).value
-    episode = Episode(pool, LOOK)
+    episode = SandboxEpisode(pool, LOOK)
     for _ in range(3):
         assert (await episode.call("found", {})).ok
     past = PastCall("found", {}, episode.history[0].digest, 0.5)

@@ -21,7 +21,7 @@ from serving import serving
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
 from sandbox.access import shows_token
 from sandbox.remote import RemotePool
-from sandbox.service import ServiceConfig
+from sandbox.service import SandboxServiceConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,10 +117,10 @@ async def test_a_token_that_is_no_text_is_refused() -> None:
 async def test_beyond_loopback_a_token_is_needed() -> None:
     for host in ("0.0.0.0", "::", "sandbox.example"):
         with pytest.raises(ValueError, match=r"can be reached from other machines, and no token is set"):
-            ServiceConfig(host=host)
-        assert ServiceConfig(host=host, token="t").host == host
+            SandboxServiceConfig(host=host)
+        assert SandboxServiceConfig(host=host, token="t").host == host
     for host in ("127.0.0.1", "::1", "localhost"):
-        assert ServiceConfig(host=host).token is None
+        assert SandboxServiceConfig(host=host).token is None
 
 
 BAD = {

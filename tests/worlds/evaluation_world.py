@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Decoding, Item, Served, Suite
+from astra_jax.evaluation.suite import Decoding, EvalItem, ModelEndpoint, Suite, SuiteInfo
 from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig
 
 Request = Mapping[str, Any]
@@ -51,14 +51,14 @@ class Scripted:
         self.policy, self.models, self.key = policy, models, key
         self.requests: list[Request] = []
 
-    async def __aenter__(self) -> Served:
+    async def __aenter__(self) -> ModelEndpoint:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_get("/v1/models", self._list)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return Served(f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1", self.models[0])
+        return ModelEndpoint(f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1", self.models[0])
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
@@ -90,7 +90,7 @@ class Scripted:
         )  # fmt: skip
 
 
-def endpoint(served: Served) -> Endpoint:
+def endpoint(served: ModelEndpoint) -> Endpoint:
     """A client that gives up early."""
     return Endpoint(
         OpenAITeacherConfig(
@@ -113,8 +113,8 @@ class Named:
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def about(self) -> About:
-        return self.suite.about
+    def info(self) -> SuiteInfo:
+        return self.suite.info
 
     def ids(self, category: str) -> Sequence[str]:
         return self.only.get(category, []) if self.only else self.suite.ids(category)
@@ -122,7 +122,7 @@ class Named:
     async def prepare(self) -> None:
         await self.suite.prepare()
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         return await self.suite.run(item, replace(decoding, extra={**decoding.extra, "user": item.id}))
 
     async def close(self) -> None:

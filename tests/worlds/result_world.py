@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import Evaluation, SuiteRun
-from astra_jax.evaluation.suite import About, Category, Decoding
+from astra_jax.evaluation.suite import Category, Decoding, SuiteInfo
 
 DECODING = Decoding(temperature=0.6, trials=1)
 CATEGORIES = (
@@ -16,7 +16,7 @@ CATEGORIES = (
     Category(name="miss_param", title="Missing parameter", decoding=DECODING),
     Category(name="long_context", title="Long context", decoding=DECODING),
 )
-BFCL = About(
+BFCL = SuiteInfo(
     name="bfcl_v3_mt",
     title="BFCL v3 multi-turn",
     harness="bfcl-eval 2026.3.23",
@@ -40,13 +40,13 @@ def result(category: str, item: str, trial: int, score: float, **more) -> ItemRe
 
 
 def evaluation(
-    scores: Scores, *, model: str = "tiny", total: int | None = None, about: About = BFCL, **more
+    scores: Scores, *, model: str = "tiny", total: int | None = None, info: SuiteInfo = BFCL, **more
 ) -> Evaluation:
     """A run of the categories that `scores` has, with as many trials as the first item of each."""
-    names = [one.name for one in about.categories if one.name in scores]
-    about = replace(
-        about,
-        categories=tuple(one for one in about.categories if one.name in names),
+    names = [one.name for one in info.categories if one.name in scores]
+    info = replace(
+        info,
+        categories=tuple(one for one in info.categories if one.name in names),
         headline={"Overall": tuple(names)},
     )
     results = [
@@ -62,8 +62,8 @@ def evaluation(
         for trial, score in enumerate(trials)
     ]
     run = SuiteRun(
-        about=about,
+        info=info,
         decodings={name: replace(DECODING, trials=len(scores[name][0])) for name in names},
         totals={name: total or len(scores[name]) for name in names},
     )
-    return Evaluation(model=model, suites={about.name: run}, results=tuple(results), config={"seed": 0}, **more)
+    return Evaluation(model=model, suites={info.name: run}, results=tuple(results), config={"seed": 0}, **more)

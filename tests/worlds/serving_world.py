@@ -23,7 +23,7 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
-from astra_jax.serving.service import Service, ServingConfig
+from astra_jax.serving.service import OpenAIService, ServingConfig
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import Segment, render
 from synthesis.core.records import Message, ToolCall
@@ -145,7 +145,7 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.policy = policy()
-        self.service = Service(self.policy, tokenizer, ServingConfig("tiny", port=0, **options))
+        self.service = OpenAIService(self.policy, tokenizer, ServingConfig("tiny", port=0, **options))
         self.run(self.service.start())
         self.url = f"http://127.0.0.1:{self.service.port}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from astra_jax.evaluation.suite import Context, EvaluationError, Suite
+from astra_jax.evaluation.suite import EvaluationError, Suite, SuiteContext
 
 _CLASSES = {
     "bfcl_v3_mt": "bfcl:BFCL",
@@ -18,7 +18,7 @@ _CLASSES = {
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
 
-def make(name: str, context: Context) -> Suite:
+def make(name: str, context: SuiteContext) -> Suite:
     """A suite by its name.
 
     Raises:
@@ -28,7 +28,7 @@ def make(name: str, context: Context) -> Suite:
         raise EvaluationError(f"there is no suite {name!r}; the suites are {', '.join(_CLASSES)}")
     module, _, cls = _CLASSES[name].partition(":")
     suite: Suite = getattr(import_module(f"{__name__}.{module}"), cls)(context)
-    if missing := sorted(suite.about.needs - context.models.keys()):
+    if missing := sorted(suite.info.needs - context.models.keys()):
         role = missing[0]
         raise EvaluationError(f"{name} needs a model for the {role}: give --{role}_endpoint and --{role}_model")
     return suite

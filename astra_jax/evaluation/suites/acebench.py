@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
-from astra_jax.evaluation.harness import Environment, Workers, fingerprint
+from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
+from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 from synthesis.core.endpoint import Endpoint
 from synthesis.core.stages import Transient, rng_for
 
@@ -90,19 +90,19 @@ class AceBench:
 
     LANGUAGE = "en"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SuiteContext) -> None:
         self._context = context
-        self._environment = Environment(name="acebench", requirements=(), python=(11, 14))
+        self._environment = HarnessEnvironment(name="acebench", requirements=(), python=(11, 14))
         self._cases: dict[str, dict[str, _Case]] = {}
-        self._workers: Workers | None = None
+        self._workers: WorkerProgram | None = None
         self._user: Endpoint | None = None
 
     @property
-    def about(self) -> About:
+    def info(self) -> SuiteInfo:
         """What it declares; the paper has T 0.6 and four trials, and gives no limit of tokens."""
         decoding = Decoding(temperature=0.6, trials=4)
         ending = "" if self.LANGUAGE == "en" else " (zh)"
-        return About(
+        return SuiteInfo(
             name="acebench" if self.LANGUAGE == "en" else f"acebench_{self.LANGUAGE}",
             title=f"ACEBench{ending}",
             harness=f"ACEBench {COMMIT[:7]}",
@@ -120,7 +120,7 @@ class AceBench:
     async def prepare(self) -> None:
         folder = self._context.sources.get("acebench")
         if folder is None:
-            raise EvaluationError(f"{self.about.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
+            raise EvaluationError(f"{self.info.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
         folder = folder.resolve()
         if not (folder / "eval_main.py").is_file():
             raise EvaluationError(f"{folder} is no clone of ACEBench; {_get(folder)}")
@@ -136,15 +136,15 @@ class AceBench:
                     f"commit {COMMIT[:7]}; git -C {folder} status shows what is not as it was. Or {_get('ANOTHER_DIR')}"
                 )
         data = folder / "data_all" / f"data_{self.LANGUAGE}"
-        for category in self.about.categories:
+        for category in self.info.categories:
             name = f"data_agent_{category.name}.json"
             items, answers = _lines(data / name), _lines(data / "possible_answer" / name)
             self._cases[category.name] = {
                 item["id"]: _Case(item, answer) for item, answer in zip(items, answers, strict=True)
             }
         interpreter = await self._environment.make(self._context.harnesses)
-        log = self._context.logs / f"{self.about.name}.log"
-        self._workers = Workers(interpreter, "acebench.py", [str(folder)], log=log)
+        log = self._context.logs / f"{self.info.name}.log"
+        self._workers = WorkerProgram(interpreter, "acebench.py", [str(folder)], log=log)
         await self._workers.start()
         user, seconds = self._context.models["user"], self._context.timeout_seconds
         self._user = endpoint_of(user, concurrency=256, timeout_seconds=seconds)
@@ -152,7 +152,7 @@ class AceBench:
     def ids(self, category: str) -> Sequence[str]:
         return list(self._cases[category])
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None and self._user is not None, "prepare() comes first"
         case = self._cases[item.category][item.id]
         models = _Models(self._context, self._user, decoding, item.seed)
@@ -182,7 +182,7 @@ class AceBench:
         if models.cut:
             problems.append(f"{models.cut} replies were cut off by the token limit")
         return ItemResult(
-            suite=self.about.name,
+            suite=self.info.name,
             category=item.category,
             item=item.id,
             trial=item.trial,
@@ -218,7 +218,7 @@ class _OutOfContext(Exception):
 class _Models:
     """Answers what an item's process asks for: completions of the scored model, and of the simulated user."""
 
-    def __init__(self, context: Context, user: Endpoint, decoding: Decoding, seed: int) -> None:
+    def __init__(self, context: SuiteContext, user: Endpoint, decoding: Decoding, seed: int) -> None:
         self.steps = self.prompt_tokens = self.completion_tokens = self.cut = 0
         self._context, self._user, self._decoding, self._seed = context, user, decoding, seed
         self._asked = 0

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import Chat
-from astra_jax.evaluation.harness import Environment, Workers
+from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
+from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 """As Qwen3's model card recommends for mathematics."""
 
-_ENVIRONMENT = Environment(
+_ENVIRONMENT = HarnessEnvironment(
     name="math-verify",
     requirements=(
         "math-verify==0.9.0",
@@ -141,17 +141,17 @@ _NOTES = (
 class Aime:
     """Implements `Suite`. Needs `sources["aime"]`, a folder with the files of `sets`."""
 
-    def __init__(self, context: Context, sets: Sequence[ProblemSet] = SETS) -> None:
+    def __init__(self, context: SuiteContext, sets: Sequence[ProblemSet] = SETS) -> None:
         self._context, self._sets = context, sets
         self._problems: dict[str, dict[str, Problem]] = {}
-        self._workers: Workers | None = None
+        self._workers: WorkerProgram | None = None
 
     @property
-    def about(self) -> About:
+    def info(self) -> SuiteInfo:
         """What it declares; decoding as in the paper's §3.3."""
         years = [one.year for one in self._sets]
         kinds = {"k20": (20, "k=20"), "all": (-1, "k=-1")}
-        return About(
+        return SuiteInfo(
             name="aime",
             title="AIME",
             harness="math-verify 0.9.0",
@@ -179,17 +179,17 @@ class Aime:
             )
         for one in self._sets:
             problems = {problem.id: problem for problem in one.read(folder)}
-            for category in self.about.categories:
+            for category in self.info.categories:
                 if category.name.startswith(f"aime_{one.year}_"):
                     self._problems[category.name] = problems
         interpreter = await _ENVIRONMENT.make(self._context.harnesses)
-        self._workers = Workers(interpreter, "aime.py", log=self._context.logs / "aime.log")
+        self._workers = WorkerProgram(interpreter, "aime.py", log=self._context.logs / "aime.log")
         await self._workers.start()
 
     def ids(self, category: str) -> Sequence[str]:
         return list(self._problems[category])
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None, "prepare() comes first"
         problem = self._problems[item.category][item.id]
         chat = Chat(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import Chat
-from astra_jax.evaluation.harness import Connection, Environment, Workers, check_files
+from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProcess, WorkerProgram, check_files
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, Item
+from astra_jax.evaluation.suite import Category, Decoding, EvalItem, SuiteContext, SuiteInfo
 from synthesis.core.agent_loop import Call, converse
 
 VERSION = "2026.3.23"
-ENVIRONMENT = Environment(
+ENVIRONMENT = HarnessEnvironment(
     name="bfcl",
     # Of the harness's forty dependencies, what its loading, simulators, conversion of calls and checker import.
     requirements=(
@@ -44,7 +44,7 @@ _CHECKS = (
 )
 """The harness's types of errors: which check an entry failed first."""
 
-ABOUT = About(
+ABOUT = SuiteInfo(
     name="bfcl_v3_mt",
     title="BFCL v3 multi-turn",
     harness=f"bfcl-eval {VERSION}",
@@ -125,12 +125,12 @@ def _of_harness(category: str) -> str:
 class BFCL:
     """The four multi-turn categories. Implements `Suite`."""
 
-    about = ABOUT
+    info = ABOUT
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SuiteContext) -> None:
         self._context = context
         self._ids: dict[str, list[str]] = {}
-        self._workers: Workers | None = None
+        self._workers: WorkerProgram | None = None
 
     async def prepare(self) -> None:
         interpreter = await ENVIRONMENT.make(self._context.harnesses)
@@ -138,7 +138,7 @@ class BFCL:
         packages = sorted(folder.glob("lib/python3.*/site-packages/bfcl_eval"))
         check_files(packages[0] if packages else folder, dict(ABOUT.data_sha256), f"remove {folder}; it is made anew")
         names = [category.name for category in ABOUT.categories]
-        self._workers = Workers(
+        self._workers = WorkerProgram(
             interpreter,
             "bfcl.py",
             [VERSION, str(CPU_SECONDS), *map(_of_harness, names)],
@@ -152,7 +152,7 @@ class BFCL:
     def ids(self, category: str) -> Sequence[str]:
         return self._ids[category]
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None, "prepare comes first"
         async with self._workers.open() as harness:
             entry = await harness.call("begin", category=_of_harness(item.category), entry=item.id)
@@ -198,7 +198,7 @@ class _Crashed(Exception):
 class _Run:
     """A model on one entry."""
 
-    def __init__(self, harness: Connection, chat: Chat) -> None:
+    def __init__(self, harness: WorkerProcess, chat: Chat) -> None:
         self._harness, self._chat = harness, chat
         self._turn = 0
         self._crash = ""

@@ -9,7 +9,7 @@ import numpy as np
 
 from astra_jax.evaluation.endpoint_agent import Chat
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item
+from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 from astra_jax.rollout.episode import EpisodeConfig, offered_tools, score
 from astra_jax.rollout.tool_calls import Desk, outputs_of
 from synthesis.core.agent_loop import Call, converse
@@ -28,15 +28,15 @@ class Environments:
     most servers, so that the turn is an answer and ends the episode, where training shows the policy an error.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SuiteContext) -> None:
         self._context = context
         self._config = EpisodeConfig()
         self._environments: dict[str, ToolEnvironment] = {}
         self._digest = ""
 
     @property
-    def about(self) -> About:
-        return About(
+    def info(self) -> SuiteInfo:
+        return SuiteInfo(
             name="environments",
             title="Held-out environments",
             harness="astra-jax",
@@ -79,7 +79,7 @@ class Environments:
     def ids(self, category: str) -> Sequence[str]:
         return list(self._environments)
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._context.sandbox is not None
         environment, config = self._environments[item.id], self._config
         tools = offered_tools(environment, config, seed=item.seed)

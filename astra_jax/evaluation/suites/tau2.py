@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import too_long
-from astra_jax.evaluation.harness import Environment, Workers, fingerprint
+from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item, Role, Served
+from astra_jax.evaluation.suite import (
+    Category,
+    Decoding,
+    EvalItem,
+    EvaluationError,
+    ModelEndpoint,
+    Role,
+    SuiteContext,
+    SuiteInfo,
+)
 from synthesis.core.stages import Transient
 
 _REPOSITORY = "https://github.com/sierra-research/tau2-bench"
@@ -116,12 +125,12 @@ class Tau2:
     NAME = "tau2"
     RELEASE = V1
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SuiteContext) -> None:
         release = self.RELEASE
         self._context = context
         self._ids: dict[str, list[str]] = {}
-        self._workers: Workers | None = None
-        self.about = About(
+        self._workers: WorkerProgram | None = None
+        self.info = SuiteInfo(
             name=self.NAME,
             title=f"tau2-bench {release.tag}",
             harness=f"tau2-bench {release.tag} ({release.commit[:7]})",
@@ -135,8 +144,10 @@ class Tau2:
 
     async def prepare(self) -> None:
         tree = self._checkout()
-        environment = Environment(name="tau2-bench", requirements=tuple(_PINS.read_text().split()), python=(12, 14))
-        self._workers = Workers(
+        environment = HarnessEnvironment(
+            name="tau2-bench", requirements=tuple(_PINS.read_text().split()), python=(12, 14)
+        )
+        self._workers = WorkerProgram(
             await environment.make(self._context.harnesses),
             "tau2_bench.py",
             _DOMAINS,
@@ -151,7 +162,7 @@ class Tau2:
         await self._workers.start()
         async with self._workers.open() as worker:
             self._ids = {domain: await worker.call("tasks", domain=domain) for domain in _DOMAINS}
-            for role in sorted(self.about.needs):
+            for role in sorted(self.info.needs):
                 served = self._context.models[role]
                 if problem := await worker.call("ask", served=_fields(served), timeout=_PROBE_SECONDS):
                     raise EvaluationError(f"the {role} of {self.NAME}, {served.model} at {served.url}: {problem}")
@@ -191,10 +202,10 @@ class Tau2:
     def ids(self, category: str) -> Sequence[str]:
         return self._ids[category]
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None, "prepare comes first"
         context = self._context
-        models: dict[str, dict[str, Any]] = {role: _fields(context.models[role]) for role in self.about.needs}
+        models: dict[str, dict[str, Any]] = {role: _fields(context.models[role]) for role in self.info.needs}
         models["agent"] = {**_fields(context.policy), "request": decoding.request(item.seed)}
         async with self._workers.open() as worker:
             done: dict[str, Any] = await worker.call(
@@ -239,7 +250,7 @@ class Tau2Paper(Tau2):
     RELEASE = V0
 
 
-def _fields(served: Served) -> dict[str, Any]:
+def _fields(served: ModelEndpoint) -> dict[str, Any]:
     return {"url": served.url, "model": served.model, "key": served.key}
 
 

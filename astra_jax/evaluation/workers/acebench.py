@@ -30,7 +30,7 @@ _UNDEFINED = "an_argument_must_be_a_value"
 """A name that is defined nowhere."""
 
 
-class Completions:
+class RemoteCompletions:
     """Stands in for the `openai` client: a completion comes from the other side of the connection."""
 
     def __init__(self, **_: Any) -> None:
@@ -65,7 +65,7 @@ def stand_in(name: str, **attributes: Any) -> None:
 def import_harness(clone: str) -> None:
     """Import everything that `play` and `score` use: a locked process can open no file."""
     sys.path.insert(0, clone)
-    stand_in("openai", OpenAI=Completions)
+    stand_in("openai", OpenAI=RemoteCompletions)
     stand_in("tqdm", tqdm=NoProgress)
     stand_in("dotenv", load_dotenv=lambda: False)
     stand_in("wcwidth", wcswidth=len)

@@ -30,7 +30,7 @@ _REFUSED = "no_such_function()"
 """What stands for a call that is not passed on: to the harness it is an unknown function, and counts as one."""
 
 
-class Item:
+class BfclItem:
     """An entry that a model works on.
 
     Args:
@@ -142,7 +142,7 @@ def _compile(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return tools
 
 
-class Connection:
+class ItemConnection:
     """What one connection is answered by: an item in a locked process."""
 
     def __init__(self, entries: dict[str, dict[str, tuple[dict[str, Any], Any]]], cpu_seconds: int) -> None:
@@ -159,7 +159,7 @@ class Connection:
 
     def begin(self, category: str, entry: str) -> Any:
         """Lock a process for an entry; what the model is told."""
-        item = Item(*self._entries[category][entry])
+        item = BfclItem(*self._entries[category][entry])
         self._confined = Confined(
             lambda: {"begin": item.begin, "act": item.act, "score": item.score}, cpu_seconds=self._cpu_seconds
         )
@@ -207,7 +207,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         entries = load(categories)
     require_confinement()
-    serve(path, lambda: Connection(entries, int(cpu_seconds)).methods())
+    serve(path, lambda: ItemConnection(entries, int(cpu_seconds)).methods())
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class WeightsError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedParam:
     """One parameter of ours and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
 
     Attributes:
@@ -87,18 +87,18 @@ class Entry:
         return block.transpose(np.argsort(order))
 
 
-def _same(path: Path_, name: str, rank: int = 1) -> Entry:
-    return Entry(path, name, tuple((axis,) for axis in range(rank)))
+def _same(path: Path_, name: str, rank: int = 1) -> NamedParam:
+    return NamedParam(path, name, tuple((axis,) for axis in range(rank)))
 
 
-def _linear(path: Path_, name: str) -> Entry:
+def _linear(path: Path_, name: str) -> NamedParam:
     """[in …, out …] ↔ [out, in]; the letters of our name say how many axes each side has: d or f is one of them."""
     rank = len(path[-1].rpartition("_")[2].removeprefix("e"))
     inputs = 2 if path[-1] == "o_nhd" else 1
-    return Entry(path, name, (tuple(range(inputs, rank)), tuple(range(inputs))))
+    return NamedParam(path, name, (tuple(range(inputs, rank)), tuple(range(inputs))))
 
 
-def names(config: Qwen3Config) -> list[Entry]:
+def names(config: Qwen3Config) -> list[NamedParam]:
     """The table."""
     layer = "model.layers.{}."
     attention, mlp = layer + "self_attn.", layer + "mlp."
@@ -135,7 +135,7 @@ def names(config: Qwen3Config) -> list[Entry]:
             ("v_bias_kh", "v", (0, 1)),
             ("o_bias_d", "o", (0,)),
         ):
-            table.append(Entry(("layers", "attention", ours), f"{attention}{theirs}_proj.bias", (axes,)))
+            table.append(NamedParam(("layers", "attention", ours), f"{attention}{theirs}_proj.bias", (axes,)))
     if not config.tie_embeddings:
         table.append(_linear(("head_dv",), "lm_head.weight"))
     return table
@@ -256,7 +256,7 @@ def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None
     return params
 
 
-def _read_shard(entry: Entry, tensors: Mapping[str, Any], leaf: Any, index: tuple[slice, ...]) -> np.ndarray:
+def _read_shard(entry: NamedParam, tensors: Mapping[str, Any], leaf: Any, index: tuple[slice, ...]) -> np.ndarray:
     ranges = [range(*one.indices(size)) for one, size in zip(index, leaf.shape, strict=True)]
     shard = np.empty([len(one) for one in ranges], leaf.dtype)
     for place in product(*(range(len(one)) for one in ranges[: entry.stacked])):

@@ -22,7 +22,7 @@ import numpy as np
 from astra_jax.models.qwen3.modules import init_cache, unstacked
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine import device_steps as device
-from astra_jax.rollout.engine.slots import EngineConfig, EngineStats, Request, Slot
+from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
 
 MIN_SHARED = 16
@@ -54,7 +54,7 @@ class Engine:
         self._on_cpu = next(iter(jax.tree.leaves(params)[0].devices())).platform == "cpu"
         self._params = params
         self._cache = init_cache(model, self.config.slots, self.config.max_length, stacked=not self._on_cpu)
-        self._slots = [Slot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
+        self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
         self._wake = asyncio.Event()
@@ -214,7 +214,7 @@ class Engine:
             if slot.request is not None and slot.request.dropped:
                 self._idle(slot)
 
-    def _idle(self, slot: Slot) -> None:
+    def _idle(self, slot: CacheSlot) -> None:
         slot.length, slot.request, slot.donor = slot.cached, None, None
         self._clock += 1
         slot.used = self._clock
@@ -239,7 +239,7 @@ class Engine:
             self.stats.prompt_tokens += n
         self._queue = waiting
 
-    def _slot_for(self, request: Request) -> Slot | None:
+    def _slot_for(self, request: Request) -> CacheSlot | None:
         if request.session:
             own = next((slot for slot in self._slots if slot.session == request.session), None)
             if own is not None:
@@ -253,7 +253,7 @@ class Engine:
             return min(idle, key=lambda slot: slot.used)
         return None
 
-    def _best_donor(self, taker: Slot, prompt: np.ndarray) -> tuple[Slot | None, int]:
+    def _best_donor(self, taker: CacheSlot, prompt: np.ndarray) -> tuple[CacheSlot | None, int]:
         """The slot that holds, or is about to hold, the longest prefix of `prompt`."""
         best, shared = None, 0
         for slot in self._slots:
@@ -307,7 +307,7 @@ class Engine:
         if ready:
             self._decode(ready)
 
-    def _prefill(self, pending: list[Slot]) -> None:
+    def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
         rows = self.config.prefill_rows_for(len(pending))
         pending = pending[:rows]
@@ -328,7 +328,7 @@ class Engine:
         jax.block_until_ready(self._cache)
         self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _decode(self, ready: list[Slot]) -> None:
+    def _decode(self, ready: list[CacheSlot]) -> None:
         started = time.perf_counter()
         count, steps = self.config.decode_rows_for(len(ready)), self.config.decode_chunk
         whole = count == self.config.slots

@@ -101,7 +101,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Slot:
+class CacheSlot:
     """`ids[:length]` is the sequence; `ids[:cached]` has its K/V in the cache. The last token of an active sequence is
     never cached yet: decoding feeds it to get the next one."""
 
@@ -111,7 +111,7 @@ class Slot:
     cached: int = 0
     session: str = ""
     request: Request | None = None
-    donor: Slot | None = None
+    donor: CacheSlot | None = None
     used: int = 0
 
     @property

@@ -24,7 +24,7 @@ from absl import logging
 from astra_jax.models.qwen3.modules import Params
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
-from astra_jax.rollout.vllm.server import FAILURES, PolicyError, Server, why
+from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, why
 from astra_jax.rollout.vllm.sync import Way, sync_way
 from astra_jax.run.hosts import is_first
 from sandbox.access import is_loopback
@@ -110,8 +110,8 @@ class VLLMPolicy:
         self.version: int | None = None
         self._sync_way = sync_way(config.sync, publisher, vocabulary)
         self._max_length = max_length
-        self._servers = [Server(url, config.requests_per_server) for url in config.urls]
-        self._places: dict[str, Server] = {}  # by session
+        self._servers = [RolloutServer(url, config.requests_per_server) for url in config.urls]
+        self._places: dict[str, RolloutServer] = {}  # by session
         self._changed = asyncio.Event()
         self._syncing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
@@ -203,7 +203,7 @@ class VLLMPolicy:
         """Forget where a session was."""
         self._places.pop(session, None)
 
-    async def _place(self, session: str) -> Server:
+    async def _place(self, session: str) -> RolloutServer:
         """The session's server, or the least loaded one; waits while there is none."""
         until = asyncio.get_running_loop().time() + self.config.patience_seconds
         while True:
@@ -241,7 +241,7 @@ class VLLMPolicy:
             each = "; ".join(f"{one.url}: {reason}" for one, reason in zip(self._servers, reasons, strict=True))
             raise PolicyError(f"no rollout server took version {version} over: {each}")
 
-    async def _sync(self, server: Server) -> str:
+    async def _sync(self, server: RolloutServer) -> str:
         """Have a server take the current weights over; why it did not, or ""."""
         assert self.version is not None
         server.syncs += 1
@@ -258,11 +258,11 @@ class VLLMPolicy:
             self._changed.set()
         return ""
 
-    def _fail(self, server: Server, error: BaseException) -> None:
+    def _fail(self, server: RolloutServer, error: BaseException) -> None:
         self.stats.failures += 1
         self._drop(server, why(error))
 
-    def _drop(self, server: Server, reason: str) -> None:
+    def _drop(self, server: RolloutServer, reason: str) -> None:
         if server.serving:
             logging.warning("rollout server %s is left out: %s", server.url, reason)
             server.serving = False
@@ -283,7 +283,7 @@ class VLLMPolicy:
                             logging.info("rollout server %s is back", server.url)
                             self.stats.rejoined += 1
 
-    async def _drop_if_other(self, server: Server, version: int) -> None:
+    async def _drop_if_other(self, server: RolloutServer, version: int) -> None:
         """Leave out a server that says it has other weights, or nothing."""
         try:
             found = await self._sync_way.version(server)
@@ -293,7 +293,7 @@ class VLLMPolicy:
         if version == self.version and found != str(version):
             self._drop(server, f"it has weights {found}")
 
-    async def _check(self, server: Server) -> None:
+    async def _check(self, server: RolloutServer) -> None:
         """See that a server can be used, and how. Raises `PolicyError`."""
         await self._sync_way.check(server, self._max_length)
         await server.find_route()

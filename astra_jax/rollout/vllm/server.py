@@ -65,7 +65,7 @@ class Route(Protocol):
 
 
 @dataclass(frozen=True)
-class Generate:
+class GenerateRoute:
     """vLLM's tokens-in, tokens-out endpoint."""
 
     on_tpus: bool = False
@@ -88,7 +88,7 @@ class Generate:
 
 
 @dataclass(frozen=True)
-class Completions:
+class CompletionsRoute:
     """OpenAI's endpoint, with vLLM's token ids."""
 
     on_tpus: bool = False
@@ -125,7 +125,7 @@ def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | N
     return Draw(list(tokens), [float(one) for one in logprobs], versions)
 
 
-class Server:
+class RolloutServer:
     """One server, its HTTP and what the policy knows of it.
 
     Args:
@@ -149,18 +149,18 @@ class Server:
         self.syncs = 0
         self.sync_seconds: dict[str, float] = {}
         self.on_tpus = False
-        self.route: Route = Generate()
+        self.route: Route = GenerateRoute()
         self.session: aiohttp.ClientSession | None = None
 
     async def find_route(self) -> None:
         """See which way of drawing this server has. Raises `PolicyError`: it does not answer, or not as vLLM would."""
-        status, text = await self._small("POST", Generate.path, {})
+        status, text = await self._small("POST", GenerateRoute.path, {})
         if status == 400:  # it would take a request, which `{}` is not
-            self.route = Generate(self.on_tpus)
+            self.route = GenerateRoute(self.on_tpus)
         elif status in (403, 404):
-            self.route = Completions(self.on_tpus)
+            self.route = CompletionsRoute(self.on_tpus)
         else:
-            raise PolicyError(f"{self.url}{Generate.path} answers {status}: {text[:500]}")
+            raise PolicyError(f"{self.url}{GenerateRoute.path} answers {status}: {text[:500]}")
 
     async def draw(self, token_ids: Sequence[int], sampling: Sampling, seconds: float) -> Draw:
         """One completion.

@@ -21,7 +21,7 @@ from astra_jax.head import token_logprobs
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
-from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, Server
+from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
 from synthesis.core.stages import rng_for
 
 Way = Literal["plugin", "reload"]
@@ -43,15 +43,15 @@ class WeightSync(Protocol):
         """Write a version where the servers read it; it is whole when this returns, and what `sync` hands over."""
         ...
 
-    async def check(self, server: Server, max_length: int) -> None:
+    async def check(self, server: RolloutServer, max_length: int) -> None:
         """Raises `PolicyError`: the server cannot be used in this way, or for this policy."""
         ...
 
-    async def version(self, server: Server) -> str:
+    async def version(self, server: RolloutServer) -> str:
         """Of the weights in service. Raises `PolicyError`: it does not answer."""
         ...
 
-    async def sync(self, server: Server, version: int, seconds: float) -> dict[str, float]:
+    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
         """Have a server take the published version over.
 
         Returns:
@@ -77,7 +77,7 @@ def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str) 
     raise ValueError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
 
 
-def _check_context(server: Server, found: int, wanted: int) -> None:
+def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
     if found < wanted:
         raise PolicyError(
             f"{server.url} has a context of {found} tokens, episodes may have {wanted}: "
@@ -98,7 +98,7 @@ class PluginSync:
         await asyncio.to_thread(self._publisher.wait)
         self._item = str(item)
 
-    async def check(self, server: Server, max_length: int) -> None:
+    async def check(self, server: RolloutServer, max_length: int) -> None:
         """See `WeightSync.check`."""
         found, model, url = await self._state(server), self._publisher.model, server.url
         if missing := sorted(_DESCRIBED - found.keys()):
@@ -118,16 +118,16 @@ class PluginSync:
                 "--logprobs-mode processed_logprobs"
             )
 
-    async def version(self, server: Server) -> str:
+    async def version(self, server: RolloutServer) -> str:
         """See `WeightSync.version`."""
         return (await self._state(server))["version"]
 
-    async def sync(self, server: Server, version: int, seconds: float) -> dict[str, float]:
+    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
         """See `WeightSync.sync`; stages as the plugin names them."""
         body = {"item": self._item, "version": str(version)}
         return (await server.post("/v1/policy/sync", body, seconds))["seconds"]
 
-    async def _state(self, server: Server) -> dict[str, Any]:
+    async def _state(self, server: RolloutServer) -> dict[str, Any]:
         return await server.get("/v1/policy/version", "install vllm_plugin there, name it in VLLM_PLUGINS")
 
 
@@ -164,18 +164,18 @@ class ReloadSync:
         await asyncio.to_thread(self._publisher.wait)
         self._folder = str(folder)
 
-    async def check(self, server: Server, max_length: int) -> None:
+    async def check(self, server: RolloutServer, max_length: int) -> None:
         """See `WeightSync.check`; what is not said here is seen in the probe after a sync."""
         await self.version(server)
         (model, *_) = (await server.get("/v1/models", "is it vLLM?"))["data"]
         _check_context(server, model["max_model_len"], max_length)
 
-    async def version(self, server: Server) -> str:
+    async def version(self, server: RolloutServer) -> str:
         """See `WeightSync.version`."""
         remedy = "start it with VLLM_SERVER_DEV_MODE=1, or use sync='plugin'"
         return (await server.get("/weight_info", remedy))["weight_version"]
 
-    async def sync(self, server: Server, version: int, seconds: float) -> dict[str, float]:
+    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
         """See `WeightSync.sync`; stages are pause, load, resume, probe."""
         stages: dict[str, float] = {}
         last = time.perf_counter()
@@ -204,7 +204,7 @@ class ReloadSync:
         lap("probe")
         return stages
 
-    async def _check_probe(self, server: Server, seconds: float) -> None:
+    async def _check_probe(self, server: RolloutServer, seconds: float) -> None:
         # One token is allowed, so that its logprob is 0 in the distribution that is sampled from.
         allowed = self._probe[0]
         body = {

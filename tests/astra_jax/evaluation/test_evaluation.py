@@ -17,7 +17,15 @@ from astra_jax.evaluation import preflight
 from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
-from astra_jax.evaluation.suite import About, Category, Context, Decoding, EvaluationError, Item, Served
+from astra_jax.evaluation.suite import (
+    Category,
+    Decoding,
+    EvalItem,
+    EvaluationError,
+    ModelEndpoint,
+    SuiteContext,
+    SuiteInfo,
+)
 from astra_jax.evaluation.suites import make
 from astra_jax.evaluation.suites.held_out import Environments
 from synthesis.core.chat_format import MalformedCall
@@ -27,17 +35,17 @@ from synthesis.core.records import ToolCall, ToolEnvironment
 from synthesis.core.stages import Journal, Transient
 
 GREEDY = Decoding(temperature=0.0)
-NOWHERE = Served("http://127.0.0.1:9/v1", "nobody")
+NOWHERE = ModelEndpoint("http://127.0.0.1:9/v1", "nobody")
 USER = [{"role": "user", "content": "How many?"}]
 
 
 class Letters:
     """Two categories of letters; an item scores whether its letter is a vowel."""
 
-    def __init__(self, before: Callable[[Item], None] = lambda item: None) -> None:
+    def __init__(self, before: Callable[[EvalItem], None] = lambda item: None) -> None:
         self.before = before
-        self.ran: list[Item] = []
-        self.about = About(
+        self.ran: list[EvalItem] = []
+        self.info = SuiteInfo(
             name="letters",
             title="Letters",
             harness="none",
@@ -57,7 +65,7 @@ class Letters:
     def ids(self, category: str) -> Sequence[str]:
         return "abcde" if category == "early" else "tuv"
 
-    async def run(self, item: Item, decoding: Decoding) -> ItemResult:
+    async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         self.ran.append(item)
         self.before(item)
         return ItemResult(
@@ -106,7 +114,7 @@ async def test_a_limited_run_goes_on_to_a_whole_one(tmp_path) -> None:
 async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
     await run(Letters(), tmp_path)
     other = Letters()
-    other.about = replace(other.about, data_sha256={"letters": "others"})
+    other.info = replace(other.info, data_sha256={"letters": "others"})
     assert len(await run(other, tmp_path)) == len(other.ran)
     same = Letters()
     await run(same, tmp_path)
@@ -114,7 +122,7 @@ async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
 
 
 async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path) -> None:
-    def broken(item: Item) -> None:
+    def broken(item: EvalItem) -> None:
         if item.id == "b" or item.trial == 2:
             raise Transient("the judge is asleep")
 
@@ -133,7 +141,7 @@ async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path)
 async def test_a_passing_failure_is_tried_again(tmp_path) -> None:
     seen: Counter[tuple[str, int]] = Counter()
 
-    def flaky(item: Item) -> None:
+    def flaky(item: EvalItem) -> None:
         seen[item.id, item.trial] += 1
         if seen[item.id, item.trial] == 1:
             raise Transient("busy")
@@ -161,7 +169,7 @@ def test_bad_settings_are_refused(bad, message) -> None:
 # The conversation
 
 
-def chat(served: Served, decoding: Decoding = GREEDY, **options: object) -> Chat:
+def chat(served: ModelEndpoint, decoding: Decoding = GREEDY, **options: object) -> Chat:
     endpoint = endpoint_of(served, concurrency=4, timeout_seconds=20)
     return Chat(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
 
@@ -283,10 +291,10 @@ def held_out(folder: Path, *countries: str, split: str = "held_out") -> Path:
     return folder
 
 
-def context(policy: Served, folder: Path, pool, source: Path | None) -> Context:
+def context(policy: ModelEndpoint, folder: Path, pool, source: Path | None) -> SuiteContext:
     endpoint: Endpoint = endpoint_of(policy, concurrency=8, timeout_seconds=20)
     sources = {"environments": source} if source else {}
-    return Context(
+    return SuiteContext(
         policy=policy, endpoint=endpoint, models={}, harnesses=folder, sources=sources, logs=folder, sandbox=pool
     )
 
@@ -320,7 +328,7 @@ async def test_our_environments_are_scored_as_in_training(pool, tmp_path, last, 
         assert one.score == pytest.approx(score, abs=1e-5) and one.metrics["irrelevant_calls"] == irrelevant
         assert (one.finish, one.sub_tasks, one.steps, one.calls) == ("answered", 2, 3, calls)
         assert one.completion_tokens == 15 and one.messages[-1]["content"].startswith("It is")
-    assert suite.about.data_sha256["environments"]
+    assert suite.info.data_sha256["environments"]
 
 
 async def test_data_that_cannot_be_evaluated_on_is_refused(pool, tmp_path) -> None:

@@ -18,26 +18,26 @@ import pytest
 from evaluation_world import Named, Policy, Request, Say, Scripted, endpoint, is_probe
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import Context, Decoding, EvaluationError, Item, Served
+from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites import make
 from synthesis.core.stages import Stopped
 
 CLONE = os.environ.get("ASTRA_ACEBENCH", "")
 GREEDY = Decoding(temperature=0.0, trials=1)
-NOBODY = Served("http://127.0.0.1:9/v1", "nobody")
+NOBODY = ModelEndpoint("http://127.0.0.1:9/v1", "nobody")
 
 
-def context(folder: Path, served: Served = NOBODY, **changes: Any) -> Context:
+def context(folder: Path, served: ModelEndpoint = NOBODY, **changes: Any) -> SuiteContext:
     kept = os.environ.get("ASTRA_HARNESSES")
     fields: dict[str, Any] = {
         "policy": served,
         "endpoint": endpoint(served),
-        "models": {"user": Served(served.url, "user")},
+        "models": {"user": ModelEndpoint(served.url, "user")},
         "harnesses": Path(kept) if kept else folder.parent / "harnesses",  # one for all tests
         "sources": {"acebench": Path(CLONE)} if CLONE else {},
         "logs": folder / "logs",
     }
-    return Context(**{**fields, **changes})
+    return SuiteContext(**{**fields, **changes})
 
 
 def test_who_plays_the_user_is_asked_for_first(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def prepared(folder: Path, policy: Policy, name: str = "acebench", **chang
 
 
 async def play(suite: Named, category: str, ids: Sequence[str] = ()) -> list[ItemResult]:
-    items = [Item(category, id, 0, seed=1) for id in ids or suite.ids(category)]
+    items = [EvalItem(category, id, 0, seed=1) for id in ids or suite.ids(category)]
     return await asyncio.gather(*(suite.run(item, GREEDY) for item in items))
 
 

@@ -19,13 +19,13 @@ from evaluation_world import Policy, Request, Say, Scripted, endpoint
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import RunConfig, run_suites
-from astra_jax.evaluation.suite import Context, EvaluationError, Item, Served
+from astra_jax.evaluation.suite import EvalItem, EvaluationError, ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites import make
 from astra_jax.evaluation.suites.aime import INSTRUCTION, SETS, Aime, Problem, ProblemSet, digest_of
 from synthesis.core.stages import Journal, Stopped
 
 REAL = os.environ.get("ASTRA_AIME", "")
-NOBODY = Served("http://127.0.0.1:9/v1", "nobody")
+NOBODY = ModelEndpoint("http://127.0.0.1:9/v1", "nobody")
 MADE_UP = {
     "How many sides\n  does a heptagon have?": "7",
     "How many seconds are there in two minutes?": "120",
@@ -52,7 +52,7 @@ def harnesses(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(kept) if kept else tmp_path_factory.mktemp("harnesses")
 
 
-def context(folder: Path, served: Served = NOBODY, **changes: Any) -> Context:
+def context(folder: Path, served: ModelEndpoint = NOBODY, **changes: Any) -> SuiteContext:
     fields: dict[str, Any] = {
         "policy": served,
         "endpoint": endpoint(served),
@@ -61,7 +61,7 @@ def context(folder: Path, served: Served = NOBODY, **changes: Any) -> Context:
         "sources": {"aime": folder},
         "logs": folder / "logs",
     }
-    return Context(**{**fields, **changes})
+    return SuiteContext(**{**fields, **changes})
 
 
 @contextlib.asynccontextmanager
@@ -112,17 +112,17 @@ def test_a_file_may_have_any_form_and_order(tmp_path: Path) -> None:
 
 
 def test_the_paper_has_32_samples_at_two_values_of_top_k() -> None:
-    about = make("aime", context(Path("/nonexistent"))).about
-    assert {one.name: one.decoding.top_k for one in about.categories} == {
+    info = make("aime", context(Path("/nonexistent"))).info
+    assert {one.name: one.decoding.top_k for one in info.categories} == {
         "aime_2024_k20": 20,
         "aime_2025_k20": 20,
         "aime_2024_all": -1,
         "aime_2025_all": -1,
     }
-    assert {(one.decoding.temperature, one.decoding.top_p, one.decoding.trials) for one in about.categories} == {
+    assert {(one.decoding.temperature, one.decoding.top_p, one.decoding.trials) for one in info.categories} == {
         (0.6, 0.95, 32)
     }
-    assert [len(names) for names in about.headline.values()] == [2, 2]
+    assert [len(names) for names in info.headline.values()] == [2, 2]
 
 
 # --- end to end
@@ -193,8 +193,8 @@ async def test_an_endpoint_that_fails_concludes_nothing(tmp_path: Path, harnesse
 
 async def ask(suite: Aime) -> ItemResult:
     """Run the first item."""
-    category = suite.about.categories[0]
-    return await suite.run(Item(category.name, suite.ids(category.name)[0], 0, seed=0), category.decoding)
+    category = suite.info.categories[0]
+    return await suite.run(EvalItem(category.name, suite.ids(category.name)[0], 0, seed=0), category.decoding)
 
 
 @pytest.mark.slow
@@ -215,8 +215,8 @@ async def test_the_real_questions(harnesses: Path, tmp_path: Path) -> None:
         async def play() -> list[ItemResult]:
             return await asyncio.gather(
                 *(
-                    suite.run(Item(category.name, id, 0, seed=0), category.decoding)
-                    for category in suite.about.categories
+                    suite.run(EvalItem(category.name, id, 0, seed=0), category.decoding)
+                    for category in suite.info.categories
                     for id in suite.ids(category.name)
                 )
             )

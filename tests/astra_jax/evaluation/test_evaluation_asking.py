@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from astra_jax.evaluation import harness
-from astra_jax.evaluation.harness import WorkerFailed, Workers
+from astra_jax.evaluation.harness import WorkerFailed, WorkerProgram
 from synthesis.core.stages import Transient
 
 PROGRAM = """
@@ -47,11 +47,11 @@ serving.serve(sys.argv[1], lambda: {{"talk": talk, "locked": locked, "carelessly
 
 
 @contextlib.asynccontextmanager
-async def started(folder: Path) -> AsyncIterator[Workers]:
+async def started(folder: Path) -> AsyncIterator[WorkerProgram]:
     program = folder / "program.py"
     workers_folder = str(Path(harness.__file__).parent / "workers")
     program.write_text(PROGRAM.format(workers=workers_folder, trace=str(folder / "trace")))
-    workers = Workers(Path(sys.executable), str(program), log=folder / "log")
+    workers = WorkerProgram(Path(sys.executable), str(program), log=folder / "log")
     try:
         await workers.start()
         yield workers

@@ -21,7 +21,7 @@ from evaluation_world import Named, Policy, Request, Say, Scripted, endpoint, is
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
-from astra_jax.evaluation.suite import Context, Decoding, EvaluationError, Item
+from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, SuiteContext
 from astra_jax.evaluation.suites import bfcl, make
 from synthesis.core.stages import Journal, Transient
 
@@ -44,7 +44,7 @@ async def serving(harnesses: Path, folder: Path) -> AsyncIterator[World]:
     scripted = Scripted(lambda _: Say("Nobody has told me what to say."))
     async with scripted as served:
         asked = endpoint(served)
-        context = Context(
+        context = SuiteContext(
             policy=served, endpoint=asked, models={}, harnesses=harnesses, sources={}, logs=folder / "logs"
         )
         suite = Named(make("bfcl_v3_mt", context))
@@ -67,7 +67,7 @@ class World:
     async def run(self, policy: Policy, *entries: str) -> list[ItemResult]:
         """Run entries once each."""
         self.scripted.policy = policy
-        items = [Item(entry.removeprefix("multi_turn_").rsplit("_", 1)[0], entry, 0, 7) for entry in entries]
+        items = [EvalItem(entry.removeprefix("multi_turn_").rsplit("_", 1)[0], entry, 0, 7) for entry in entries]
         return [await self.suite.run(item, Decoding(temperature=0)) for item in items]
 
     async def run_many(self, policy: Policy, folder: Path) -> list[ItemResult]:

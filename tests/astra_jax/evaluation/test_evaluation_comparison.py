@@ -116,10 +116,10 @@ def test_other_categories_fall_without_a_warning() -> None:
 
 
 def test_headlines_of_shared_questions_are_paired_too() -> None:
-    about = replace(BFCL, shared_questions=True)
+    info = replace(BFCL, shared_questions=True)
     before = {one.name: [[1]] * 10 + [[0]] * 10 for one in CATEGORIES}
     after = {one.name: [[1]] * 15 + [[0]] * 5 for one in CATEGORIES}
-    (suite,) = compare({"a": evaluation(before, about=about), "b": evaluation(after, about=about)}).suites
+    (suite,) = compare({"a": evaluation(before, info=info), "b": evaluation(after, info=info)}).suites
     base, headline = suite.changes[0], suite.changes[-1]
     assert headline.category == "" and headline.points == base.points
 
@@ -127,7 +127,7 @@ def test_headlines_of_shared_questions_are_paired_too() -> None:
 def altered(run: Evaluation, roles=None, **changes) -> Evaluation:
     """A run of a suite that declares something else."""
     suite = run.suites[BFCL.name]
-    return replace(run, suites={BFCL.name: replace(suite, about=replace(suite.about, **changes))}, roles=roles or {})
+    return replace(run, suites={BFCL.name: replace(suite, info=replace(suite.info, **changes))}, roles=roles or {})
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_another_decoding_and_settings_are_shown() -> None:
 def test_suites_that_only_some_runs_have_are_left_out_and_named() -> None:
     both = missing(0.5)
     run = both.suites[BFCL.name]
-    about = replace(run.about, name="ours", title="Ours")
-    both = replace(both, suites={**both.suites, "ours": replace(run, about=about)})
+    info = replace(run.info, name="ours", title="Ours")
+    both = replace(both, suites={**both.suites, "ours": replace(run, info=info)})
     both = replace(both, results=both.results + tuple(msgspec.structs.replace(r, suite="ours") for r in both.results))
     found = compare({"before": missing(0.5), "after": both})
     assert [one.name for one in found.suites] == [BFCL.name]

@@ -19,7 +19,7 @@ from vllm_world import serving as serving_vllm
 from astra_jax.evaluation.endpoint_agent import endpoint_of
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import RunConfig, run_suites
-from astra_jax.evaluation.suite import Context, Served
+from astra_jax.evaluation.suite import ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites.held_out import Environments
 from astra_jax.models.qwen3.modules import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -85,9 +85,9 @@ class World:
     tokenizer: ChatTokenizer
     folder: Path
 
-    def context(self, url: str, model: str, key: str, pool) -> Context:
-        policy = Served(url, model, key)
-        return Context(
+    def context(self, url: str, model: str, key: str, pool) -> SuiteContext:
+        policy = ModelEndpoint(url, model, key)
+        return SuiteContext(
             policy=policy,
             endpoint=endpoint_of(policy, concurrency=2, timeout_seconds=300),
             models={},
@@ -126,7 +126,7 @@ def world(tmp_path_factory) -> World:
     return World(model, params, tokenizer, folder)
 
 
-async def evaluated(context: Context, journal: Path) -> list[ItemResult]:
+async def evaluated(context: SuiteContext, journal: Path) -> list[ItemResult]:
     suite = Environments(context)
     await suite.prepare()
     with Journal(journal) as opened:

@@ -183,14 +183,14 @@ def test_a_headline_weighs_categories_the_same() -> None:
 
 def test_categories_of_the_same_questions_are_not_independent() -> None:
     scores = [[float(n % 2)] for n in range(20)]
-    about = replace(BFCL, shared_questions=True)
-    dependent = tabulate(evaluation({one.name: scores for one in CATEGORIES}, about=about)).suites[0]
+    info = replace(BFCL, shared_questions=True)
+    dependent = tabulate(evaluation({one.name: scores for one in CATEGORIES}, info=info)).suites[0]
     independent = tabulate(evaluation({one.name: scores for one in CATEGORIES})).suites[0]
     assert dependent.headlines[0].score == dependent.categories[0].score
     width = [one.high - one.low for one in (dependent.headlines[0].score, independent.headlines[0].score)]
     assert width[0] == pytest.approx(2 * width[1])
     with pytest.raises(EvaluationError, match=r"share their questions, but have \[20, 3\] items"):
-        tabulate(evaluation({"base": scores, "miss_func": scores[:3]}, about=about))
+        tabulate(evaluation({"base": scores, "miss_func": scores[:3]}, info=info))
 
 
 def test_one_item_and_one_trial_is_said_as_it_is() -> None:
@@ -296,7 +296,7 @@ def test_the_papers_averages_follow_from_its_columns() -> None:
 def test_what_does_not_follow_in_the_paper_is_known() -> None:
     """Baselines that differ between its tables, and behaviour that is no product."""
 
-    def table(number: int) -> dict[str, paper.Reference]:
+    def table(number: int) -> dict[str, paper.PublishedRow]:
         return {row.model: row for row in paper.REFERENCES if row.source == f"Table {number}"}
 
     names = {
@@ -340,7 +340,7 @@ def test_several_suites_have_their_headlines_beside_each_other() -> None:
     )
     bfcl = evaluation({one.name: [[1], [0]] for one in CATEGORIES})
     run = SuiteRun(
-        about=aime,
+        info=aime,
         decodings={one.name: one.decoding for one in columns},
         totals={one.name: 1 for one in columns},
     )

@@ -24,7 +24,7 @@ from astra_jax.evaluation.endpoint_agent import endpoint_of
 from astra_jax.evaluation.harness import fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
-from astra_jax.evaluation.suite import Context, Decoding, EvaluationError, Item, Served
+from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites import make
 from astra_jax.evaluation.suites import tau2 as suite_module
 from astra_jax.evaluation.suites.tau2 import Tau2, Tau2Paper
@@ -36,13 +36,13 @@ REFUSED = {"tau2": {"105"}, "tau2_v0_2": {"12", "105"}}
 """Tasks of retail whose only gold write the database refuses: nothing is to be changed in them either."""
 
 
-def context(tmp_path: Path, url: str = "http://127.0.0.1:9/v1", **changed: Any) -> Context:
-    policy = Served(url, changed.pop("policy", "nobody"))
+def context(tmp_path: Path, url: str = "http://127.0.0.1:9/v1", **changed: Any) -> SuiteContext:
+    policy = ModelEndpoint(url, changed.pop("policy", "nobody"))
     roles = changed.pop("roles", {"user": "usersim", "judge": "judge"})
-    return Context(
+    return SuiteContext(
         policy=policy,
         endpoint=endpoint_of(policy, concurrency=4, timeout_seconds=60),
-        models={role: Served(url, model) for role, model in roles.items()},
+        models={role: ModelEndpoint(url, model) for role, model in roles.items()},
         harnesses=Path(os.environ.get("ASTRA_HARNESSES") or tmp_path / "harnesses"),
         sources=changed.pop("sources", {}),
         logs=tmp_path / "logs",
@@ -62,11 +62,11 @@ def test_a_missing_role_is_named(tmp_path: Path, suite: str, roles: dict[str, st
 
 
 def test_each_version_declares_what_it_needs(tmp_path: Path) -> None:
-    whole, paper = (make(name, context(tmp_path)).about for name in ("tau2", "tau2_v0_2"))
+    whole, paper = (make(name, context(tmp_path)).info for name in ("tau2", "tau2_v0_2"))
     assert whole.needs == {"user", "judge"} and paper.needs == {"user"}
-    for about in (whole, paper):
-        assert about.licence == "MIT" and about.headline == {"tau2-bench": ("retail", "telecom")}
-        assert {(one.decoding.temperature, one.decoding.trials) for one in about.categories} == {(0.0, 4)}
+    for info in (whole, paper):
+        assert info.licence == "MIT" and info.headline == {"tau2-bench": ("retail", "telecom")}
+        assert {(one.decoding.temperature, one.decoding.trials) for one in info.categories} == {(0.0, 4)}
 
 
 def fake_checkout(folder: Path, version: str) -> Path:
@@ -285,8 +285,8 @@ async def evaluate(
             for task in tasks:
                 cast.tasks[rng_for(0, suite, domain, task["id"], 0).getrandbits(31)] = task
         if only:
-            made.about = dataclasses.replace(  # type: ignore[misc]
-                made.about, categories=tuple(one for one in made.about.categories if one.name == only)
+            made.info = dataclasses.replace(  # type: ignore[misc]
+                made.info, categories=tuple(one for one in made.info.categories if one.name == only)
             )
         config = RunConfig(limit=limit, trials=1, concurrency=2, retries=0)
         return await run_suites([made], journal=Journal(tmp_path / f"{policy}.sqlite"), config=config)
@@ -417,7 +417,7 @@ async def test_decoding_reaches_the_endpoint_as_it_is(suite: str, tree: Path, tm
         await made.prepare()
         extra = {"chat_template_kwargs": {"enable_thinking": True}}
         decoding = Decoding(temperature=0.6, top_p=0.95, top_k=20, max_tokens=321, extra=extra)
-        result = await asyncio.wait_for(made.run(Item("telecom", made.ids("telecom")[0], 0, 77), decoding), 300)
+        result = await asyncio.wait_for(made.run(EvalItem("telecom", made.ids("telecom")[0], 0, 77), decoding), 300)
     finally:
         await made.close()
         await runner.cleanup()

@@ -26,7 +26,7 @@ from vllm_world import (
 from astra_jax.models.qwen3.weights import load_hf
 from astra_jax.rollout.vllm.policy import PolicyError, VLLMConfig
 from astra_jax.rollout.vllm.publishing import FolderPublisher
-from synthesis.core.endpoint import EndpointRefuses
+from synthesis.core.endpoint import EndpointUnusable
 from synthesis.core.records import Answer, SubQuestion
 from synthesis.environments.teacher_answers import DependencyConsistencyAnswer
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
@@ -82,7 +82,7 @@ async def test_synthesis_can_ask_it(plain) -> None:
     answers = await asyncio.gather(*asked)
     assert {type(one) for one in answers} == {DependencyConsistencyAnswer}
     assert all(one.verdict in ("matched", "missing", "redundant") for one in answers)
-    with pytest.raises(EndpointRefuses, match="refuses every request with status 404"):
+    with pytest.raises(EndpointUnusable, match="refuses every request with status 404"):
         other = OpenAITeacher(dataclasses.replace(config, model="another"))
         await other.ask(DependencyConsistencyAnswer, variables, language="en", seed=0)
 

@@ -14,7 +14,7 @@ import pytest
 from absl import flags
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
 
-from astra_jax.sft.data import Batch, BatchIterator, DataConfig, scan, steps_for_epochs, tokenise
+from astra_jax.sft.data import BatchIterator, DataConfig, TokenBatch, scan, steps_for_epochs, tokenise
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import DatasetError, write_dataset
 from synthesis.core.records import CodeExecution, Message, ToolServer, Trajectory
@@ -33,7 +33,7 @@ def dataset(tmp_path_factory):
     return make_dataset(tmp_path_factory.mktemp("data") / "trajectories", trajectories(COUNT))
 
 
-def documents(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def documents(batch: TokenBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(tokens, loss mask) of each packed document; checks segment ids, positions and padding on the way."""
     found = []
     for row in range(batch.tokens_bt.shape[0]):

@@ -19,7 +19,7 @@ from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.identity import WorkdirError
 from astra_jax.run.metrics import read_metrics
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import Batch, BatchIterator, DataConfig
+from astra_jax.sft.data import BatchIterator, DataConfig, TokenBatch
 from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, target_mask, train_step
 from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
@@ -190,11 +190,11 @@ def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, 
 
 
 @pytest.fixture(scope="module")
-def batch(dataset, tokenizer) -> Batch:
+def batch(dataset, tokenizer) -> TokenBatch:
     return jax.tree.map(jnp.asarray, next(BatchIterator(dataset, tokenizer, CONFIG.data)))
 
 
-def split(batch: Batch, accumulation: int) -> Batch:
+def split(batch: TokenBatch, accumulation: int) -> TokenBatch:
     return jax.tree.map(lambda x_bt: x_bt.reshape(accumulation, -1, x_bt.shape[1]), batch)
 
 
@@ -213,7 +213,7 @@ def test_accumulation_one_equals_n(batch, model, params):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), split_moments, moments)
 
 
-def one_step(config: SFTConfig, batch: Batch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
+def one_step(config: SFTConfig, batch: TokenBatch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
     """(metrics, Adam's first moment) after one step."""
     own = jax.device_put(jax.tree.map(jnp.copy, params), jax.devices()[0])
     state = jax.device_put(sft_optimizer(config, 8).init(own), jax.devices()[0])
@@ -231,7 +231,9 @@ def test_the_packed_loss_is_the_sum_of_the_documents_losses(batch, model, params
             tokens, mask = (np.zeros((1, 512), np.int32) for _ in range(2))
             tokens[0, : len(where)], mask[0, : len(where)] = batch.tokens_bt[row][where], batch.loss_mask_bt[row][where]
             used = (np.arange(512) < len(where))[None].astype(np.int32)
-            document = Batch(jnp.asarray(tokens), jnp.asarray(mask), jnp.asarray(used), jnp.arange(512)[None] * used)
+            document = TokenBatch(
+                jnp.asarray(tokens), jnp.asarray(mask), jnp.asarray(used), jnp.arange(512)[None] * used
+            )
             alone += np.array([float(x) for x in sums(params, document, model=model)])
     np.testing.assert_allclose([float(total), float(count)], alone, rtol=1e-5)
 
@@ -249,7 +251,7 @@ def test_the_loss_does_not_see_tokens_outside_the_mask_or_after_it(batch, model,
 
 
 def test_the_mask_belongs_to_the_target_and_stops_at_documents_ends():
-    batch = Batch(
+    batch = TokenBatch(
         tokens_bt=jnp.array([[5, 6, 7, 8, 9, 0]]),
         loss_mask_bt=jnp.array([[0, 1, 1, 1, 0, 0]]),
         segment_ids_bt=jnp.array([[1, 1, 1, 2, 2, 0]]),

@@ -17,7 +17,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.records import answer_text, parse, spec_of
 from synthesis.astra_format.rl import (
     AstraRecord,
-    Imported,
+    ImportedEnvironments,
     SearchConfig,
     defects,
     import_dataset,
@@ -60,7 +60,7 @@ async def environments(pool: SandboxPool, tmp_path_factory: pytest.TempPathFacto
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def imported(
     pool: SandboxPool, environments: list[ToolEnvironment], tmp_path_factory: pytest.TempPathFactory
-) -> Imported:
+) -> ImportedEnvironments:
     path = tmp_path_factory.mktemp("records")
     assert write_records(path / "rl.jsonl", environments, seed=0) == len(environments)
     with Journal(path / "journal.sqlite") as journal:
@@ -71,7 +71,9 @@ async def imported(
 # Out and in again
 
 
-async def test_every_environment_comes_back(environments: list[ToolEnvironment], imported: Imported) -> None:
+async def test_every_environment_comes_back(
+    environments: list[ToolEnvironment], imported: ImportedEnvironments
+) -> None:
     assert not imported.rejected and not imported.defects and imported.rows == len(environments)
     assert [one.id for one in imported.environments] == [f"astra-rl-{row}" for row in range(len(environments))]
     for before, after in zip(environments, imported.environments, strict=True):
@@ -87,7 +89,9 @@ async def test_every_environment_comes_back(environments: list[ToolEnvironment],
         assert answers[0] == answers[1]
 
 
-async def test_the_data_flow_is_found_again(environments: list[ToolEnvironment], imported: Imported) -> None:
+async def test_the_data_flow_is_found_again(
+    environments: list[ToolEnvironment], imported: ImportedEnvironments
+) -> None:
     pairs = list(zip(environments, imported.environments, strict=True))
     for _, after in pairs:
         levels = dependency_graph.hops(dependency_graph.graph_of(after.sub_questions))
@@ -101,7 +105,7 @@ async def test_the_data_flow_is_found_again(environments: list[ToolEnvironment],
 
 
 async def test_imported_environments_reward_the_same(
-    pool: SandboxPool, environments: list[ToolEnvironment], imported: Imported
+    pool: SandboxPool, environments: list[ToolEnvironment], imported: ImportedEnvironments
 ) -> None:
     for before, after in zip(environments, imported.environments, strict=True):
         assert len(await solve(after, pool)) == len(before.reference_calls)

@@ -20,7 +20,7 @@ from aiohttp import web
 from flaky_endpoint import Flaky, completion
 
 import synthesis.pipeline.teacher
-from synthesis.core.endpoint import EndpointDown, EndpointRefuses, Refused
+from synthesis.core.endpoint import EndpointDown, EndpointUnusable, RequestRefused
 from synthesis.core.rate_limits import BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.stages import Journal, Rejected, StageResult, run_stage
@@ -265,7 +265,7 @@ async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_not
             teacher = teacher_of(url, recording, "record", **{"api_key": "right", "concurrency": 3, **wrong})
             said = rf"{url} refuses every request with status {code}: .*not you \({code}\).*; "
             done = rf"stage draw: {answers} of 20 inputs are finished and kept in .*"
-            with pytest.raises(EndpointRefuses, match=f"{said}{done}{remedy}.*run the same command again to go on"):
+            with pytest.raises(EndpointUnusable, match=f"{said}{done}{remedy}.*run the same command again to go on"):
                 await draw(teacher, journal)
             assert len(journal.keys("draw")) == answers
             # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
@@ -309,12 +309,12 @@ async def test_the_tools_of_a_request_are_its_own_fault() -> None:
 
     async with Scripted(script) as url:
         request = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": [1], "tool_choice": "auto"}
-        with pytest.raises(Refused, match="status 400"):
+        with pytest.raises(RequestRefused, match="status 400"):
             await teacher_of(url).endpoint.complete("agent", msgspec.json.encode(request), random.Random(0))
 
 
 async def test_an_address_that_is_none_stops_the_run() -> None:
-    with pytest.raises(EndpointRefuses, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
+    with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
         await ask(teacher_of("http:///v1"))
 
 

@@ -22,7 +22,7 @@ from synthesis.core.records import (
 )  # fmt: skip
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments import dependency_graph, teacher_answers
-from synthesis.environments.config import Context, Draft, EnvironmentsConfig
+from synthesis.environments.config import Draft, EnvironmentContext, EnvironmentsConfig
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
 from synthesis.environments.proof import check_arguments, leaked
@@ -49,8 +49,8 @@ class Rules:
         return change(given, variables) if change else given
 
 
-def context(teacher: Any = None, **config: Any) -> Context:
-    return Context(EnvironmentsConfig(**config), teacher or Rules(), pool=None, seed=0)  # type: ignore[arg-type]
+def context(teacher: Any = None, **config: Any) -> EnvironmentContext:
+    return EnvironmentContext(EnvironmentsConfig(**config), teacher or Rules(), sandbox=None, seed=0)  # type: ignore[arg-type]
 
 
 def step(id: int, *depends_on: int, hop: int = 1, intent: str = "r", answer: Any = "a", text: str = "") -> SubQuestion:
@@ -142,16 +142,16 @@ def test_sentences_are_no_answers(text: str, sentence: bool) -> None:
 # Decompose
 
 
-def seed_of(structure: Structure, language: Any = "en", side: Any = "train", n: int = 0) -> QuestionSeed:
-    return QuestionSeed(f"q{n}", language, structure, "", side)
+def seed_of(structure: Structure, language: Any = "en", split: Any = "train", n: int = 0) -> QuestionSeed:
+    return QuestionSeed(f"q{n}", language, structure, "", split)
 
 
 def drafts(language: Any = "en", n: int = 3, **config: Any) -> list[Draft]:
     structures = EnvironmentsConfig().structures
     made = [
-        asyncio.run(decompose(seed_of(structure, language, side, i), context(**config)))
+        asyncio.run(decompose(seed_of(structure, language, split, i), context(**config)))
         for structure in structures
-        for side in ("train", "held_out")
+        for split in ("train", "held_out")
         for i in range(n)
     ]
     return [one for each in made for one in each]
@@ -168,12 +168,12 @@ def test_decompositions_are_true_and_on_their_side(language: Any) -> None:
         assert one.signature == grammar.signature(plan)
         assert Counter(str(s.answer.value) for s in one.sub_questions) == Counter(map(str, values))
         assert len(draft.domains) == len(one.sub_questions)
-        assert partition.side(one.entities, one.signature) is not None
+        assert partition.split(one.entities, one.signature) is not None
         # Every subject is an entity: the named ones and the intermediate values.
         inside = {str(values[s.argument]) if isinstance(s.argument, int) else s.argument for s in plan}
         assert set(one.entities) == inside
-    sides = Counter(partition.side(d.decomposition.entities, d.decomposition.signature) for d in found)
-    assert sides == {"train": 12, "held_out": 12}
+    splits = Counter(partition.split(d.decomposition.entities, d.decomposition.signature) for d in found)
+    assert splits == {"train": 12, "held_out": 12}
 
 
 def test_repetitions_are_dropped() -> None:
@@ -189,7 +189,7 @@ def test_question_seeds_have_the_configured_shares() -> None:
     seeds = question_seeds(config, 3)
     assert seeds == question_seeds(config, 3) != question_seeds(config, 4)
     assert len({one.id for one in seeds}) == 500
-    assert Counter(one.side for one in seeds) == {"train": 400, "held_out": 100}
+    assert Counter(one.split for one in seeds) == {"train": 400, "held_out": 100}
     assert Counter(one.language for one in seeds) == {"en": 356, "zh": 144}
     assert Counter(one.structure for one in seeds)["parallel_multi_hop"] == 239
 
@@ -199,7 +199,7 @@ def test_an_impossible_wish_is_rejected_not_ignored() -> None:
         asyncio.run(decompose(seed_of("multi_hop"), _failing(relations=("weekday_of_date",))))
 
 
-def _failing(**config: Any) -> Context:
+def _failing(**config: Any) -> EnvironmentContext:
     class Teacher(Rules):
         async def ask(self, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -338,7 +338,7 @@ PROMPT_VARIABLES: dict[type, tuple[dict[str, Any], list[str]]] = {
     DecompositionAnswer: (
         {
             "structure": "multi_hop", "min_hops": 2, "max_hops": 3, "min_branches": 2, "max_branches": 3,
-            "domain": "MARK-DOMAIN", "knowledge": "MARK-TEXT", "relations": (), "side": "train", "partition": None,
+            "domain": "MARK-DOMAIN", "knowledge": "MARK-TEXT", "relations": (), "split": "train", "partition": None,
             "question": "",
         },
         ["MARK-DOMAIN", "MARK-TEXT", "multi_hop"],
@@ -434,24 +434,24 @@ def test_arguments_are_checked_by_the_schema(arguments: dict[str, Any], problem:
 def test_partition_is_a_function_of_the_folded_name() -> None:
     partition = Partition("s", 0.3, 0.3)
     names = [f"e{i}" for i in range(4000)]
-    held_out = [name for name in names if partition.side_of_entity(name) == "held_out"]
+    held_out = [name for name in names if partition.split_of_entity(name) == "held_out"]
     assert 1100 < len(held_out) < 1300
-    assert all(partition.side_of_entity(f" {name.upper()}") == "held_out" for name in held_out)
-    assert partition.side(held_out[:2], "x") in ("held_out", None)
-    assert partition.side([held_out[0], next(n for n in names if n not in held_out)], "x") is None
-    assert Partition("s", 0.0, 0.0).side(names, "x") == "train"
+    assert all(partition.split_of_entity(f" {name.upper()}") == "held_out" for name in held_out)
+    assert partition.split(held_out[:2], "x") in ("held_out", None)
+    assert partition.split([held_out[0], next(n for n in names if n not in held_out)], "x") is None
+    assert Partition("s", 0.0, 0.0).split(names, "x") == "train"
 
 
 def test_by_intent_no_look_up_of_a_held_out_question_is_trained_on() -> None:
     partition = Partition("s", 0.0, 0.3, by="intent")
     intents = [f"i{n}" for n in range(200)]
-    held_out = [one for one in intents if partition.side_of_intent(one) == "held_out"]
-    train = [one for one in intents if partition.side_of_intent(one) == "train"]
+    held_out = [one for one in intents if partition.split_of_intent(one) == "held_out"]
+    train = [one for one in intents if partition.split_of_intent(one) == "train"]
     assert 40 < len(held_out) < 80 and len(held_out) + len(train) == 200
-    assert partition.side([], f"({train[0]}&{train[1]})>{train[2]}|{train[3]}") == "train"
-    assert partition.side([], f"{held_out[0]}>{held_out[1]}") == "held_out"
-    assert partition.side([], f"{train[0]}>{held_out[0]}") is None
-    assert Partition("s", 0.0, 0.3).side_of_intent("i1") is None
+    assert partition.split([], f"({train[0]}&{train[1]})>{train[2]}|{train[3]}") == "train"
+    assert partition.split([], f"{held_out[0]}>{held_out[1]}") == "held_out"
+    assert partition.split([], f"{train[0]}>{held_out[0]}") is None
+    assert Partition("s", 0.0, 0.3).split_of_intent("i1") is None
 
 
 def test_answers_are_typed() -> None:

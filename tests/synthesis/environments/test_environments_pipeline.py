@@ -33,7 +33,7 @@ from synthesis.core.records import (
 )  # fmt: skip
 from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.environments.config import BANDS, Built, Context, Draft, EnvironmentsConfig, NeededTool
+from synthesis.environments.config import BANDS, Built, Draft, EnvironmentContext, EnvironmentsConfig, NeededTool
 from synthesis.environments.distract import twins_of
 from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
@@ -79,8 +79,8 @@ def environments(made: tuple[EnvironmentsSummary, Path]) -> list[ToolEnvironment
     return [one for split in ("train", "held_out") for one in read_dataset(made[1] / split, ToolEnvironment)]
 
 
-def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> Context:
-    return Context(EnvironmentsConfig(**config), teacher or Rules(), pool, seed=0)
+def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> EnvironmentContext:
+    return EnvironmentContext(EnvironmentsConfig(**config), teacher or Rules(), pool, seed=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -93,9 +93,9 @@ async def test_nearly_all_questions_become_environments(
     summary, path = made
     assert len(environments) == sum(summary.counts.values()) >= 28
     assert len(environments) + sum(n for counts in summary.rejected.values() for n in counts.values()) == CONFIG.count
-    for side in ("train", "held_out"):
-        card = read_card(path / side)
-        assert card["digest"] == summary.digests[side] and card["statistics"] == summary.statistics[side]
+    for split in ("train", "held_out"):
+        card = read_card(path / split)
+        assert card["digest"] == summary.digests[split] and card["statistics"] == summary.statistics[split]
         assert card["rejected"] == summary.rejected and card["seed"] == 0 and card["config"]["count"] == CONFIG.count
     assert {one.language for one in environments} == {"en", "zh"}
     assert {one.structure for one in environments} == set(CONFIG.structures)
@@ -172,15 +172,15 @@ async def test_distractors_are_executable_irrelevant_and_uniquely_named(
 
 
 async def test_nothing_leaks_between_the_splits(environments: list[ToolEnvironment]) -> None:
-    sides = {side: [one for one in environments if one.split == side] for side in ("train", "held_out")}
-    assert len(sides["train"]) > 10 and len(sides["held_out"]) > 8
-    signatures = {side: {one.signature for one in found} for side, found in sides.items()}
-    entities = {side: {fold(entity) for one in found for entity in one.entities} for side, found in sides.items()}
+    splits = {split: [one for one in environments if one.split == split] for split in ("train", "held_out")}
+    assert len(splits["train"]) > 10 and len(splits["held_out"]) > 8
+    signatures = {split: {one.signature for one in found} for split, found in splits.items()}
+    entities = {split: {fold(entity) for one in found for entity in one.entities} for split, found in splits.items()}
     assert not signatures["train"] & signatures["held_out"]
     assert not entities["train"] & entities["held_out"]
     # Nor is a look-up of a held-out question needed, or only offered, in training.
-    needed = {side: {step.intent for one in found for step in one.sub_questions} for side, found in sides.items()}
-    offered = {t.spec.name for one in sides["train"] for band in one.distractors.values() for t in band}
+    needed = {split: {step.intent for one in found for step in one.sub_questions} for split, found in splits.items()}
+    offered = {t.spec.name for one in splits["train"] for band in one.distractors.values() for t in band}
     assert not needed["held_out"] & (needed["train"] | offered)
     # The entities are all there are: computed anew from the question's own text.
     for one in environments:

@@ -22,7 +22,7 @@ from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Journal, Rejected
 from synthesis.environments.augment import augment
-from synthesis.environments.config import Context, EnvironmentsConfig
+from synthesis.environments.config import EnvironmentContext, EnvironmentsConfig
 from synthesis.environments.decompose import decompose, question_seeds
 from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
 from synthesis.environments.sources import SourceError, sources_of
@@ -167,7 +167,7 @@ async def made(
             out_dir=path,
             seed=0,
         )
-    return summary, [one for side in ("train", "held_out") for one in read_dataset(path / side, ToolEnvironment)]
+    return summary, [one for split in ("train", "held_out") for one in read_dataset(path / split, ToolEnvironment)]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -261,7 +261,7 @@ class Says:
 async def test_a_model_s_new_question_is_proven(pool: SandboxPool, step: AugmentedStep, reason: str) -> None:
     teacher = Says(replace(NEW, sub_questions=[step]))
     config = EnvironmentsConfig(attempts=2, structures={"single_hop": 1.0}, **EVERYTHING_TRAINS)  # type: ignore[arg-type]
-    context = Context(config, teacher, pool, seed=0)  # type: ignore[arg-type]
+    context = EnvironmentContext(config, teacher, pool, seed=0)  # type: ignore[arg-type]
     (seed,) = question_seeds(dataclasses.replace(config, count=1), 0, [SHOP])
     if not reason:
         (built,) = await augment(seed, context, {"shop": SHOP})
@@ -363,7 +363,7 @@ async def test_questions_of_a_real_file_reach_a_model_and_come_back_decomposed()
         return two_steps(next(one.question for one in seeds if one.question in prompt))
 
     async with scripted({"decomposition_answer": answer}) as (url, asked):
-        context = Context(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
         drafts = [draft for seed in seeds for draft in await decompose(seed, context)]
     assert [one.decomposition.question for one in drafts] == [one.question for one in seeds]
     assert {one.mode for one in drafts} == {"question"} and {one.decomposition.structure for one in drafts} == {
@@ -376,7 +376,7 @@ async def test_another_question_than_the_given_one_is_refused(tmp_path: Path) ->
     path = write(tmp_path / "q.jsonl", [{"question": "How many seats are there?", "domain": "flights"}])
     config = EnvironmentsConfig(count=1, questions=path, attempts=2, **EVERYTHING_TRAINS)  # type: ignore[arg-type]
     async with scripted({"decomposition_answer": two_steps("How many rows are there?")}) as (url, asked):
-        context = Context(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
         with pytest.raises(Rejected, match="other_question"):
             await decompose(question_seeds(config, 0)[0], context)
     assert "give it back as it is" in asked["decomposition_answer"][1]
@@ -389,7 +389,7 @@ async def test_texts_of_a_real_file_are_in_the_prompt() -> None:
     )  # fmt: skip
     seeds = question_seeds(config, 0)
     async with scripted({"decomposition_answer": two_steps("How many seats?")}) as (url, asked):
-        context = Context(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
         for seed in seeds:
             await decompose(seed, context)
     for seed, prompt in zip(seeds, asked["decomposition_answer"], strict=True):
@@ -400,6 +400,6 @@ async def test_what_lies_on_both_sides_of_the_split_is_dropped(tmp_path: Path) -
     path = write(tmp_path / "q.jsonl", [{"question": "How many seats are there?"}])
     config = EnvironmentsConfig(count=1, questions=path, held_out_entities=0.0, held_out_questions=1.0)
     async with scripted({"decomposition_answer": two_steps("How many seats are there?")}) as (url, _):
-        context = Context(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
         with pytest.raises(Rejected, match="straddles_split"):
             await decompose(question_seeds(config, 0)[0], context)

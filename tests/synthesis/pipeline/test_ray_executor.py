@@ -30,7 +30,7 @@ from synthesis.core.stages import Journal, Rejected, StageResult, Stopped, Trans
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.pipeline import synthesize
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor, Means, run_on
+from synthesis.pipeline.executors import LocalExecutor, Resources, run_on
 from synthesis.pipeline.ray_executor import RayExecutor, RayUnavailable
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 
@@ -69,7 +69,7 @@ class DrawnAnswer(msgspec.Struct, frozen=True):
 class Noted:
     """A context with a folder in which it is noted what happens, and with the prompts of that folder."""
 
-    means: Means
+    resources: Resources
     folder: Path
 
     def note(self, name: str) -> str:
@@ -80,17 +80,17 @@ class Noted:
 
     async def all_opened(self) -> None:
         """Nothing is proven by a worker that has done everything before the other was there."""
-        while self.means.worker is not None and len(os.listdir(self.folder / "opened")) < 2:
+        while self.resources.worker is not None and len(os.listdir(self.folder / "opened")) < 2:
             await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
-async def notes(means: Means, folder: Path) -> AsyncIterator[Noted]:
-    if means.worker is not None:  # a process of its own
+async def notes(resources: Resources, folder: Path) -> AsyncIterator[Noted]:
+    if resources.worker is not None:  # a process of its own
         synthesis.pipeline.teacher.PROMPTS = folder / "prompts"
     (folder / "opened").mkdir(parents=True, exist_ok=True)
     (folder / "opened" / str(os.getpid())).touch()
-    yield Noted(means, folder)
+    yield Noted(resources, folder)
 
 
 async def mixed(number: int, context: Noted, offset: int) -> list[Answer]:
@@ -100,7 +100,7 @@ async def mixed(number: int, context: Noted, offset: int) -> list[Answer]:
         raise Rejected("fifth", f"{number} is divisible: by 5")
     if number % 7 == 1 and len(context.note(f"tried-{number}")) < (9 if number == 22 else 2):
         raise Transient("busy")
-    if context.means.worker is not None:
+    if context.resources.worker is not None:
         assert "jax" not in sys.modules
     return [Answer(value=number + offset), Answer(value=f"é{number}")] * (number % 3)
 
@@ -119,12 +119,12 @@ async def poisonous(number: int, context: Noted) -> list[Answer]:
 
 async def asks(number: int, context: Noted) -> list[Answer]:
     await context.all_opened()
-    given = await context.means.teacher.ask(DrawnAnswer, {"record": number}, language="en", seed=number)
+    given = await context.resources.teacher.ask(DrawnAnswer, {"record": number}, language="en", seed=number)
     return [Answer(value=given.value)]
 
 
 @asynccontextmanager
-async def hopeless(means: Means) -> AsyncIterator[None]:
+async def hopeless(resources: Resources) -> AsyncIterator[None]:
     raise PermissionError("not on this machine")
     yield
 

@@ -117,7 +117,7 @@ async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
     async with McpConnections(cwd=tmp_path) as connections:
         (document,) = await collect(source(*paged), connections)
         server = normalize(document).server
-        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         calls = [ToolCall(f"call_{number}", "tool_number_1", {}) for number in range(5)]
         for reopened in (1, 2):
             kill(tmp_path)

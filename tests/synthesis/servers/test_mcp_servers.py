@@ -264,7 +264,7 @@ async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(t
     source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
     async with McpConnections(cwd=tmp_path) as connections:
         server = normalize((await collect(source, connections))[0], min_tools=1).server
-        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
             await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
 
@@ -280,7 +280,7 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
     )
     call = ToolCall("call_1", "look", {})
     async with McpConnections(cwd=tmp_path, timeout_seconds=60) as connections:
-        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         await connections.get(hanging.execution)
         waiting = asyncio.create_task(executor.mcp(hanging, hanging.execution, call))
         await asyncio.sleep(0)
@@ -288,7 +288,7 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
         assert not waiting.done()
         waiting.cancel()
     async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
-        executor = ToolExecutor(pool=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         started = time.monotonic()
         calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
         assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Transient}

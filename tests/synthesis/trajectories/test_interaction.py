@@ -67,7 +67,7 @@ DONE = AgentTurn("I have it.", [], "Tokyo.")
 
 
 async def play(agent, connections, server=EMULATED, *, failures=None, executor=None, **limits):
-    executor = executor or ToolExecutor(pool=None, connections=connections, teacher=agent, seed=0)
+    executor = executor or ToolExecutor(sandbox=None, connections=connections, teacher=agent, seed=0)
     task = Task("t", server.id, "en", "chain", "original", "Which?", [], TaskScores(5, 5, 5))
     return await interact(
         task, server, teacher=agent, executor=executor, failures=failures or Failures(rate=0),
@@ -229,7 +229,7 @@ async def test_a_server_that_hangs_dies_or_shouts_never_stops_the_stage(tmp_path
     server = ToolServer("odd", "Odd", "It is odd.", "test", "en", tools, execution)
     with Journal(tmp_path / "journal.sqlite") as journal:
         async with McpConnections(cwd=tmp_path / "work", timeout_seconds=6.0) as connections:
-            executor = ToolExecutor(pool=None, connections=connections, teacher=Agent(DONE), seed=0)
+            executor = ToolExecutor(sandbox=None, connections=connections, teacher=Agent(DONE), seed=0)
 
             async def one(name):
                 agent = Agent(calling(name.strip(), arguments="{}"), DONE)

@@ -159,7 +159,7 @@ def well_formed(one: Trajectory) -> None:
 def held_out(one: Trajectory) -> None:
     intent = understand(one.messages[0].content, one.language)
     if isinstance(intent, FactIntent):
-        assert CONFIG.partition.side(grammar.entities(intent.plan), grammar.signature(intent.plan)) == "train"
+        assert CONFIG.partition.split(grammar.entities(intent.plan), grammar.signature(intent.plan)) == "train"
 
 
 def test_a_config_is_checked():
@@ -190,7 +190,7 @@ async def test_every_template_is_answered_by_the_real_servers(tmp_path):
     """Written, read back, followed by the agent on the running servers, and found right by the judges."""
     teacher = OfflineTeacher()
     async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
-        executor = ToolExecutor(pool=pool, connections=connections, teacher=teacher, seed=0)
+        executor = ToolExecutor(sandbox=pool, connections=connections, teacher=teacher, seed=0)
         for source in default_sources():
             server = normalize((await collect(source, connections))[0], min_tools=2).server
             for template in templates.usable([tool.name for tool in server.tools]):
@@ -232,7 +232,7 @@ def calling(*calls: tuple[str, object]) -> AgentTurn:
 
 async def play(agent: Agent, tmp_path, *, server=COUNTRIES, max_turns=4, rate=0.0, system_prompt=""):
     async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
-        executor = ToolExecutor(pool=pool, connections=connections, teacher=agent, seed=0)
+        executor = ToolExecutor(sandbox=pool, connections=connections, teacher=agent, seed=0)
         (done,) = await interact(
             task("What is the capital of Japan?", server, ["capital_of_country"]), server, teacher=agent,
             executor=executor, failures=Failures(rate=rate), max_turns=max_turns, system_prompt=system_prompt, seed=0,

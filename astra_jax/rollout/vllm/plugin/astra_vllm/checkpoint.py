@@ -24,7 +24,7 @@ DTYPES = ("bfloat16", "float32", "float16")
 """Dtypes that are taken; tensorstore and torch have the same names for them."""
 
 
-class CheckpointError(Exception):
+class PolicyCheckpointError(Exception):
     """The checkpoint cannot be used; the message names the first thing that is wrong with it."""
 
 
@@ -76,9 +76,9 @@ class PolicyCheckpoint:
             ]
             driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
         except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{self.item}: {_ITEM_METADATA} is not of an Orbax item ({error!r})") from None
+            raise PolicyCheckpointError(f"{self.item}: {_ITEM_METADATA} is not of an Orbax item ({error!r})") from None
         if nested := [key for key in keys if len(key) != 1]:
-            raise CheckpointError(
+            raise PolicyCheckpointError(
                 f"{self.item}: leaf {'.'.join(nested[0])} is nested; a published policy has leaves named "
                 "as Hugging Face names its tensors. Give the `params` item that the trainer's Publisher wrote"
             )
@@ -88,21 +88,21 @@ class PolicyCheckpoint:
     def _require_commit(self) -> None:
         parent = self._base.rpartition("/")[0]
         if "orbax-checkpoint-tmp" in parent or "orbax-checkpoint-tmp" in self._base:
-            raise CheckpointError(f"{self.item} is still being written: give its final path")
+            raise PolicyCheckpointError(f"{self.item} is still being written: give its final path")
         marker = self._json(f"{parent}/", _MARKER)
         if not marker.get("commit_timestamp_nsecs"):
-            raise CheckpointError(f"{self.item} was not committed: {_MARKER} has no commit_timestamp_nsecs")
+            raise PolicyCheckpointError(f"{self.item} was not committed: {_MARKER} has no commit_timestamp_nsecs")
 
     def _json(self, base: str, name: str) -> dict[str, Any]:
         try:
             value = ts.KvStore.open(base).result().read(name).result().value
             if not value:
-                raise CheckpointError(f"{base}{name} is not there: no checkpoint, or one that was not finished")
+                raise PolicyCheckpointError(f"{base}{name} is not there: no checkpoint, or one that was not finished")
             content = json.loads(value)
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{base}{name} cannot be read: {error}") from None
+            raise PolicyCheckpointError(f"{base}{name} cannot be read: {error}") from None
         if not isinstance(content, dict):
-            raise CheckpointError(f"{base}{name} is not a JSON object")
+            raise PolicyCheckpointError(f"{base}{name} is not a JSON object")
         return content
 
     def _open(self, name: str, driver: str) -> ts.TensorStore:
@@ -110,11 +110,11 @@ class PolicyCheckpoint:
         try:
             array = ts.open({"driver": driver, "kvstore": store}, open=True, read=True, context=self._context).result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self.item}: leaf {name} cannot be opened: {error}") from None
+            raise PolicyCheckpointError(f"{self.item}: leaf {name} cannot be opened: {error}") from None
         if array.dtype.name not in DTYPES:
-            raise CheckpointError(f"{self.item}: leaf {name} is {array.dtype.name}; publish {', '.join(DTYPES)}")
+            raise PolicyCheckpointError(f"{self.item}: leaf {name} is {array.dtype.name}; publish {', '.join(DTYPES)}")
         if name.count("{}") > array.rank:
-            raise CheckpointError(f"{self.item}: leaf {name} has only {array.rank} axes")
+            raise PolicyCheckpointError(f"{self.item}: leaf {name} has only {array.rank} axes")
         return array
 
     def _spans(self) -> Iterator[Span]:
@@ -145,13 +145,15 @@ class PolicyCheckpoint:
         found = {span.name: span.shape for span in self.spans}
         for name, shape in sorted(expected.items()):
             if name not in found:
-                raise CheckpointError(f"{self.item}: tensor {name} is missing; the model's has shape {list(shape)}")
+                raise PolicyCheckpointError(
+                    f"{self.item}: tensor {name} is missing; the model's has shape {list(shape)}"
+                )
             if found[name] != shape:
-                raise CheckpointError(
+                raise PolicyCheckpointError(
                     f"{self.item}: tensor {name} has shape {list(found[name])}, the model's has {list(shape)}"
                 )
         if left := sorted(set(found) - set(expected) - optional):
-            raise CheckpointError(f"{self.item}: tensor {left[0]} is not part of the model")
+            raise PolicyCheckpointError(f"{self.item}: tensor {left[0]} is not part of the model")
 
     def read(self, buffer: memoryview) -> None:
         """Read all tensors, in the order of `spans`; every chunk is read, so a damaged one is noticed here.
@@ -177,4 +179,4 @@ class PolicyCheckpoint:
             except (ValueError, OSError) as error:
                 errors.append(f"{self.item}: leaf {name} cannot be read: {error}")
         if errors:
-            raise CheckpointError(errors[0])
+            raise PolicyCheckpointError(errors[0])
