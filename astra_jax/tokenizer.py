@@ -136,6 +136,14 @@ class ChatTokenizer:
             f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
 
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises `ValueError`: a model with so many words has no row for some of the tokens."""
+        if vocab_size < self.vocab_size:
+            raise ValueError(
+                f"the model's vocab_size is {vocab_size}, the tokenizer has {self.vocab_size} tokens; make the model's "
+                "at least as large"
+            )
+
     @property
     def vocabulary_digest(self) -> str:
         """Tells one vocabulary from another; rollout servers say theirs, made in the same way (`vllm_plugin`)."""

@@ -109,11 +109,11 @@ async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
     async with SandboxPool() as sandbox:
         async with Engine(start, config.model, config.engine) as engine:
             arguments = (changed, config.model, start, train, tokenizer, sandbox, folder_of(run, arm))
-            result = await grpo.train(*arguments, engine=engine)
+            result = await grpo.train(*arguments, policy=engine)
         async with Engine(result.params, config.model, config.engine) as engine:
             found = await evaluate(engine, held_out, tokenizer, sandbox, config=config.evaluation, description=arm)
     scores = {name: value for name, value in asdict(found).items() if isinstance(value, int | float)}
-    return {"updates": result.updates, "stopped": result.stopped, **{n: round(v, 4) for n, v in scores.items()}}
+    return {"updates": result.steps, "stopped": result.stopped, **{n: round(v, 4) for n, v in scores.items()}}
 
 
 if __name__ == "__main__":

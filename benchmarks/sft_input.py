@@ -32,7 +32,7 @@ _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/s
 _LONG = 32_768
 _TRAINED = 4_096
 _ROWS = 2
-_BURST = DataConfig(seq_len=1, rows=1).packing_bins // _ROWS
+_BURST = DataConfig(seq_len=1).packing_bins // _ROWS
 """Batches that first-fit packing gives at once, when no open row has room for the next conversation."""
 
 
@@ -41,11 +41,12 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
 
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.run.batch import to_device
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.bench import CALLS, conversations
     from astra_jax.sft.config import SFTConfig
     from astra_jax.sft.data import BatchIterator, scan
-    from astra_jax.sft.step import sft_optimizer, to_device, train_step
+    from astra_jax.sft.step import sft_optimizer, train_step
     from astra_jax.tokenizer import ChatTokenizer
     from synthesis.core.chat_format import render
     from synthesis.core.datasets import write_dataset
@@ -57,22 +58,22 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     shape = SHAPES["1m"]
     tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "tokenizer")
 
-    long = DataConfig(seq_len=_LONG, rows=1)
+    long = DataConfig(seq_len=_LONG)
     stats = scan(folder / "data", tokenizer, long)
-    batches = BatchIterator(folder / "data", tokenizer, long)
+    batches = BatchIterator(folder / "data", tokenizer, long, batch_size=1)
     fills = [float((next(batches).segment_ids_bt > 0).mean()) for _ in range(2 * stats.tokens // _LONG)]
     batches.close()
 
-    config = SFTConfig(data=DataConfig(seq_len=_TRAINED, rows=_ROWS))
+    config = SFTConfig(data=DataConfig(seq_len=_TRAINED), batch_size=_ROWS)
     model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
     state = list(initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000)))
-    source = BatchIterator(folder / "data", tokenizer, config.data)
+    source = BatchIterator(folder / "data", tokenizer, config.data, _ROWS)
 
     def train(count: int) -> float:
         """Real tokens a second."""
         tokens, seconds = 0, 0.0
         for batch in itertools.islice(source, count):
-            on_device = to_device(batch, 1, None)
+            on_device = to_device(batch, None, micro_batches=1)
             started = time.perf_counter()
             state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
             jax.block_until_ready(metrics)
@@ -81,7 +82,7 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
         return tokens / seconds
 
     pipelines = {
-        count: BatchIterator(folder / "data", tokenizer, dataclasses.replace(config.data, workers=count))
+        count: BatchIterator(folder / "data", tokenizer, dataclasses.replace(config.data, workers=count), _ROWS)
         for count in workers
     }
 

@@ -76,8 +76,9 @@ def _sft_config(work: dict[str, Any]) -> Any:
     from astra_jax.sft.data import DataConfig
 
     names = ("learning_rate", "warmup_fraction", "final_fraction", "b1", "b2", "eps", "max_grad_norm", "steps")
-    data = DataConfig(seq_len=work["seq_len"], rows=work["rows"], seed=work["seed"])
-    return SFTConfig(data=data, checkpoint_every=10**9, sample_every=0, **{name: work[name] for name in names})
+    data = DataConfig(seq_len=work["seq_len"], seed=work["seed"])
+    chosen = {name: work[name] for name in names}
+    return SFTConfig(data=data, batch_size=work["rows"], checkpoint_every=10**9, sample_every=0, **chosen)
 
 
 def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:

@@ -28,15 +28,16 @@ def setting(layers: int) -> tuple[Any, ...]:
 
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
+    from astra_jax.run.batch import PackedBatch
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.config import SFTConfig
-    from astra_jax.sft.data import DataConfig, TokenBatch
+    from astra_jax.sft.data import DataConfig
     from astra_jax.sft.step import sft_optimizer
 
     model = dataclasses.replace(PRESETS["tiny"], n_layers=layers)
-    config = SFTConfig(data=DataConfig(seq_len=64, rows=1), remat="full")
+    config = SFTConfig(data=DataConfig(seq_len=64), batch_size=1, remat="full")
     ones = jnp.ones((1, 1, 64), jnp.int32)
-    batch = TokenBatch(ones, ones, ones, jnp.arange(64, dtype=jnp.int32)[None, None])
+    batch = PackedBatch(ones, ones, ones, jnp.arange(64, dtype=jnp.int32)[None, None])
     params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
     return model, config, params, opt_state, batch
 

@@ -31,18 +31,18 @@ class Case(Shape):
     Attributes:
         rows, tokens: of a step.
         steps: of a turn. Of short ones many: the first after a pause takes up to three times as long.
-        accumulation: micro-batches of a step of ours, each side as it is fastest: PyTorch takes the rows at once (with
+        micro_batches: of a step of ours, each side as it is fastest: PyTorch takes the rows at once (with
             two micro-batches the 1m case took it 1 to 12 % longer).
     """
 
     rows: int
     tokens: int
     steps: int
-    accumulation: int = 1
+    micro_batches: int = 1
 
 
 CASES = {
-    "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, accumulation=2),
+    "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, micro_batches=2),
     "30m": Case(**vars(SHAPES["30m"]), rows=4, tokens=512, steps=3),
     "vocabulary": Case(**vars(SHAPES["vocabulary"]), rows=4, tokens=512, steps=3),
 }

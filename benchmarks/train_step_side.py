@@ -40,26 +40,28 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
 
     from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.run.batch import PackedBatch, to_device
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.config import SFTConfig
-    from astra_jax.sft.data import DataConfig, TokenBatch
-    from astra_jax.sft.step import sft_optimizer, to_device, train_step
+    from astra_jax.sft.data import DataConfig
+    from astra_jax.sft.step import sft_optimizer, train_step
 
     del threads  # XLA takes a thread a core
     shape = {field.name: case[field.name] for field in fields(Shape)}
     model = Qwen3Config(**shape, tie_embeddings=True)
-    data = DataConfig(seq_len=case["tokens"], rows=case["rows"])
-    config = SFTConfig(data=data, accumulation=case["accumulation"], learning_rate=LEARNING_RATE, **OPTIMIZER)
+    data = DataConfig(seq_len=case["tokens"])
+    rows = {"batch_size": case["rows"], "micro_batch_size": case["rows"] // case["micro_batches"]}
+    config = SFTConfig(data=data, **rows, learning_rate=LEARNING_RATE, **OPTIMIZER)
     ids = tokens(case)
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
-    batch = TokenBatch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
+    batch = PackedBatch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
     params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = [params, opt_state]
 
     def step() -> float:
-        on_device = to_device(batch, config.accumulation, None)
+        on_device = to_device(batch, None, micro_batches=config.micro_batches)
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 

@@ -33,10 +33,9 @@ def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun
         size: a name in `astra_jax.models.qwen3.presets.PRESETS`.
         learning_rate: the peak.
     """
-    data = DataConfig(seq_len=seq_len, rows=32)
-    return SFTRun(
-        PRESETS[size].in_training_precision(), SFTConfig(data=data, learning_rate=learning_rate, remat="full")
-    )
+    data = DataConfig(seq_len=seq_len)
+    sft = SFTConfig(data=data, batch_size=32, learning_rate=learning_rate, remat="full")
+    return SFTRun(PRESETS[size].in_training_precision(), sft)
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:

@@ -4,8 +4,10 @@
         --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE
 
 Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
---config.grpo.updates=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-How the servers are started is in docs/vllm.md.
+--config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
+SIGTERM saves and ends with 0. How the servers are started is in docs/vllm.md.
+
+    --profile_steps=10:12    write a trace of these updates to WORKDIR/profile
 
 On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
 --workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
@@ -14,10 +16,22 @@ On several hosts run the same command on each, with --multihost on TPUs, or with
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, models, sandboxes
+
+if TYPE_CHECKING:
+    from etils import epath
+    from jax.sharding import Mesh
+
+    from astra_jax.grpo.train import GRPOResult
+    from astra_jax.models.qwen3.modules import Params
+    from astra_jax.tokenizer import ChatTokenizer
+    from configs.training import GRPORun
+    from synthesis.core.records import ToolEnvironment
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(sandboxes)
@@ -34,7 +48,6 @@ _PUBLISH = flags.DEFINE_string(
 
 
 def main() -> None:
-
     import jax
 
     from astra_jax.models.qwen3.weights import copy_tokenizer
@@ -62,40 +75,41 @@ def main() -> None:
             return
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
-        print(f"{workdir / 'checkpoints'}: {result.updates} updates, {result.stopped}{reward}; {jax.default_backend()}")
+        print(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
 
 
-async def _train(config, params, environments, tokenizer, workdir, published, mesh):  # type: ignore[no-untyped-def]
+async def _train(
+    config: GRPORun,
+    params: Params,
+    environments: Sequence[ToolEnvironment],
+    tokenizer: ChatTokenizer,
+    workdir: epath.Path,
+    published: epath.Path,
+    mesh: Mesh | None,
+) -> GRPOResult:
     from contextlib import AsyncExitStack
 
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+    from astra_jax.rollout.vllm.sync import Way
 
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
-        engine = None
+        policy = None
         if _URLS.value:
-            reload = _SYNC.value == "reload"
-            publishes = FolderPublisher if reload else Publisher
+            publishes = FolderPublisher if _SYNC.value == "reload" else Publisher
             publisher = publishes(published, config.model)
             stack.callback(publisher.close)
             episode = config.grpo.episode
-            engine = await stack.enter_async_context(
-                VLLMPolicy(
-                    VLLMConfig(
-                        urls=tuple(_URLS.value),
-                        api_key=cli.token_of(_KEY_FILE),
-                        sync="reload" if reload else "plugin",
-                    ),
-                    publisher,
-                    vocabulary=tokenizer.vocabulary_digest,
-                    max_length=episode.max_prompt_tokens + episode.max_response_tokens,
-                )
+            way: Way = "reload" if _SYNC.value == "reload" else "plugin"
+            servers = VLLMConfig(urls=tuple(_URLS.value), api_key=cli.token_of(_KEY_FILE), sync=way)
+            longest = episode.max_prompt_tokens + episode.max_response_tokens
+            policy = await stack.enter_async_context(
+                VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
             )
-        return await grpo.train(
-            config.grpo, config.model, params, environments, tokenizer, sandbox, workdir, engine=engine, mesh=mesh
-        )
+        arguments = (config.grpo, config.model, params, environments, tokenizer, sandbox, workdir)
+        return await grpo.train(*arguments, policy=policy, mesh=mesh, profile=models.profiled_steps())
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

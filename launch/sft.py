@@ -27,7 +27,6 @@ flags.adopt_module_key_flags(models)
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories to train on; not with --bench.")
 _HELD_OUT = flags.DEFINE_string("held_out", None, "Dataset whose loss is logged every eval_every steps.")
 _PREVIEW = flags.DEFINE_integer("data.preview", 0, "Print so many examples and stop.", lower_bound=0)
-_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace.")
 _BENCH = flags.DEFINE_integer("bench", 0, "So many steps on made-up data.", lower_bound=0)
 
 
@@ -38,7 +37,6 @@ def main() -> None:
 
     from astra_jax.models.qwen3.weights import copy_tokenizer
     from astra_jax.run.hosts import is_first
-    from astra_jax.run.preemption import Preemption
     from astra_jax.run.record import write_run_record
     from astra_jax.sft import bench, preview
     from astra_jax.sft import train as sft
@@ -51,7 +49,7 @@ def main() -> None:
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(_DATA.value, tokenizer, config.sft.data, _PREVIEW.value)
         return
-    profile = _profiled(_PROFILE.value)
+    profile = models.profiled_steps()
     if _BENCH.value:
         cli.local_folder(models.WORKDIR)
     workdir = models.workdir()
@@ -68,8 +66,7 @@ def main() -> None:
             return
         assert _DATA.value is not None
         arguments = (config.sft, config.model, params, _DATA.value, tokenizer, workdir)
-        with Preemption() as preemption:
-            result = sft.train(*arguments, held_out=_HELD_OUT.value, mesh=mesh, profile=profile, stop=preemption.asked)
+        result = sft.train(*arguments, held_out=_HELD_OUT.value, mesh=mesh, profile=profile)
         if is_first():
             stats = result.stats
             print(
@@ -77,15 +74,6 @@ def main() -> None:
                 f"{len(stats.lengths)} conversations, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
                 f"{jax.default_backend()}"
             )
-
-
-def _profiled(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise cli.UsageError(f"--profile_steps={text}: write FIRST:LAST, for example 10:12")
-    return int(first), int(last)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from astra_jax.grpo.config import Order
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Policy
@@ -14,16 +15,12 @@ from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.stages import rng_for
 
-Order = Literal["shuffled", "easy_first"]
-"""Of the environments in each pass over them."""
-
 
 class GroupSampler:
     """Starts groups, counting up. What group i is (environment, tools, seeds) follows from (seed, i) alone.
 
     Attributes:
         next_index: the next group's number: the cursor that a checkpoint keeps.
-        finished: the scored episodes since `begin`, of valid groups and others.
         voided: how many episodes the infrastructure ended since `begin`.
         cancelled: how many episodes were in groups that were cancelled since `begin`.
     """
@@ -49,7 +46,12 @@ class GroupSampler:
     def begin(self, version: int) -> None:
         """Start the rollouts of a batch, by weights of this version."""
         self.version, self.voided, self.cancelled = version, 0, 0
-        self.finished: list[Episode] = []
+        self._finished: dict[int, list[Episode]] = {}
+
+    @property
+    def finished(self) -> list[Episode]:
+        """The scored episodes since `begin`, of valid groups and others, in the order of the groups' numbers."""
+        return [episode for index in sorted(self._finished) for episode in self._finished[index]]
 
     def __call__(self) -> Coroutine[Any, Any, Group]:
         """The next group, to be awaited; its number is taken now."""
@@ -92,5 +94,5 @@ class GroupSampler:
             raise
         scored = [episode for episode in episodes if not episode.voided]
         self.voided += len(episodes) - len(scored)
-        self.finished += scored
+        self._finished[index] = scored
         return Group(index=index, environment_id=environment.id, update=version, episodes=scored)

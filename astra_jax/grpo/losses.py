@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from astra_jax.rollout.filling import group_deviation
+
 Array = Any
 
 
@@ -161,12 +163,6 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, 
         mismatch_abs=total(jnp.abs(mismatch)),
     )
     return -total(gain), sums
-
-
-def group_deviation(rewards: Sequence[float]) -> float:
-    """Population standard deviation of a group's rewards; exactly 0 when they are equal (rounding would say 1e-17)."""
-    values = np.asarray(rewards, dtype=np.float64)
-    return float(values.std()) if values.size and values.min() < values.max() else 0.0
 
 
 def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:

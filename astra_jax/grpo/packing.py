@@ -9,28 +9,23 @@ import numpy as np
 from flax import struct
 
 from astra_jax.rollout.episode import Episode
+from astra_jax.run.batch import PackedBatch
 
 Array = Any
 
 
 @struct.dataclass
-class PolicyBatch:
-    """Packed episodes, all [B, T]; `targets_bt`, `mask_bt`, ... at t are about the token that follows `tokens_bt[t]`.
+class PolicyBatch(PackedBatch):
+    """Packed episodes, all [B, T]; everything about a token stands at the token.
 
     Attributes:
-        segment_ids_bt: 0 is padding, 1.. are the row's episodes; positions restart in each.
-        mask_bt: 1 where the target was sampled.
-        sampler_logps_bt: the sampler's logprob of the target.
-        advantages_bt: of the target's episode.
+        loss_mask_bt: 1 where the token was sampled.
+        sampler_logps_bt: float32, the sampler's logprob of the token.
+        advantages_bt: float32, of the token's episode.
         old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
             has computed them, and where it need not.
     """
 
-    tokens_bt: Array
-    targets_bt: Array
-    positions_bt: Array
-    segment_ids_bt: Array
-    mask_bt: Array
     sampler_logps_bt: Array
     advantages_bt: Array
     old_logps_bt: Array | None = None
@@ -85,25 +80,24 @@ def pack(
     Returns:
         Micro-batches (NumPy); the last one is filled up with padding rows.
     """
-    lengths = [len(episode.token_ids) - 1 for episode in episodes]
+    lengths = [len(episode.token_ids) for episode in episodes]
     length = bucket_for(max(lengths), row_buckets)
     placed = first_fit(lengths, length) if packed else [[i] for i in range(len(episodes))]
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)
-        ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions", "segment_ids")}
-        floats = {name: np.zeros(shape, np.float32) for name in ("mask", "sampler_logps", "advantages")}
+        ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "loss_mask", "segment_ids", "positions")}
+        floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
         for row, members in enumerate(placed[start : start + rows]):
             at = 0
             for segment, index in enumerate(members, start=1):
                 episode, n = episodes[index], lengths[index]
                 span = (row, slice(at, at + n))
-                ints["tokens"][span] = episode.token_ids[:-1]
-                ints["targets"][span] = episode.token_ids[1:]
-                ints["positions"][span] = np.arange(n)
+                ints["tokens"][span] = episode.token_ids
+                ints["loss_mask"][span] = episode.loss_mask
                 ints["segment_ids"][span] = segment
-                floats["mask"][span] = episode.loss_mask[1:]
-                floats["sampler_logps"][span] = episode.logprobs[1:]
+                ints["positions"][span] = np.arange(n)
+                floats["sampler_logps"][span] = episode.logprobs
                 floats["advantages"][span] = advantages[index]
                 at += n
         batches.append(PolicyBatch(**{f"{name}_bt": array for name, array in (ints | floats).items()}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ class FillReport(msgspec.Struct):
     """How the rollouts of one batch went.
 
     Attributes:
-        filled: whether there is a batch; if not, `max_groups_per_update` were sampled in vain.
+        filled: whether there is a batch; if not, `max_groups_per_step` were sampled in vain.
         seconds: from the first group's start to the last one's end.
         rollout: means over all scored episodes: those of valid groups alone would be biased.
         counts: of groups and episodes.
@@ -37,16 +38,27 @@ class FillReport(msgspec.Struct):
 
 
 class GroupBatch(msgspec.Struct):
-    """`groups_per_batch` valid groups and how they came about."""
+    """`batch_size` valid groups and how they came about."""
 
     groups: list[Group]
     filling: FillReport
 
 
+@dataclass(frozen=True)
+class _Resting:
+    """What there is between two batches."""
+
+    buffer: GroupBuffer
+    next_index: int
+    update: int
+    filling: FillReport | None
+
+
 class Rollouts:
     """Samples groups into a buffer and takes batches out of it.
 
-    Between two batches it is its `state` and nothing else, so that a run can be resumed there.
+    Between two batches it is its `state` and nothing else, so that a run can be resumed there; while a batch is filled,
+    `state` is that of the moment before.
     """
 
     def __init__(
@@ -60,7 +72,7 @@ class Rollouts:
         # What is sampled during an update is already one update old when its own batch is trained on.
         max_age = config.surplus_max_age + config.async_steps
         self.config = config
-        self._buffer = GroupBuffer(config.groups_per_batch, delta=config.delta, max_age=max_age)
+        self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=max_age)
         self._sampler = GroupSampler(
             policy,
             sandbox,
@@ -73,9 +85,10 @@ class Rollouts:
         )
         self._update = 0
         self._filling: FillReport | None = None
+        self._before: _Resting | None = None
 
     async def fill(self, update: int, version: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
-        """Sample until there is a batch, or `max_groups_per_update` are reached; nothing if there is one already.
+        """Sample until there is a batch, or `max_groups_per_step` are reached; nothing if there is one already.
 
         Args:
             update: the update that will train on it.
@@ -84,6 +97,7 @@ class Rollouts:
         """
         if self._filling is not None:
             return
+        self._before = self._resting()
         self._update = update
         self._buffer.begin(update)
         self._sampler.begin(version)
@@ -93,7 +107,7 @@ class Rollouts:
             self._sampler,
             oversample=self.config.oversample,
             concurrent=self.config.concurrent_groups,
-            max_groups=self.config.max_groups_per_update,
+            max_groups=self.config.max_groups_per_step,
             deadline_seconds=self.config.deadline_seconds,
             on_group=lambda group, valid: on_group(self._buffer.missing),
         )
@@ -108,6 +122,7 @@ class Rollouts:
                 "cancelled_episodes": sampler.cancelled,
             },
         )
+        self._before = None
 
     def take(self) -> GroupBatch | None:
         """The batch, which leaves the buffer; None when it could not be filled."""
@@ -121,12 +136,16 @@ class Rollouts:
 
     def state(self) -> dict[str, Any]:
         """As JSON values."""
+        resting = self._before or self._resting()
         return {
-            "buffer": self._buffer.state(),
-            "next_index": self._sampler.next_index,
-            "update": self._update,
-            "filling": msgspec.to_builtins(self._filling),
+            "buffer": resting.buffer.state(),
+            "next_index": resting.next_index,
+            "update": resting.update,
+            "filling": msgspec.to_builtins(resting.filling),
         }
+
+    def _resting(self) -> _Resting:
+        return _Resting(self._buffer.copy(), self._sampler.next_index, self._update, self._filling)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""

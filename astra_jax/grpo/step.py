@@ -10,13 +10,14 @@ where they differ, or where a token's part depends on its whole episode, is ther
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -24,15 +25,18 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
-from astra_jax.mesh import BATCH, constrain, unzigzag, zigzag
+from astra_jax.mesh import BATCH, constrain, unzigzag
 from astra_jax.models.qwen3.modules import Params, forward, head_kernel
 from astra_jax.models.qwen3.moe import RouterSums, router_metrics
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import batch_sharding
 from astra_jax.rollout.filling import Group
-from astra_jax.run.optimizers import make_optimizer
+from astra_jax.run.batch import context_size, in_mesh_order, shift, target_mask, to_device, unshift
+from astra_jax.run.gradients import add, gradients_of, zero_gradients
+from astra_jax.run.optimizers import apply_gradients, make_optimizer
 
 Array = jax.Array
+Sums = tuple[ObjectiveSums, Array, RouterSums | None]
+"""Of the objective's metrics, of the tokens' entropies, and of the router (None if dense)."""
 
 
 def update_step(
@@ -43,14 +47,17 @@ def update_step(
     config: GRPOConfig,
     *,
     mesh: Mesh | None = None,
+    on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """Train on a batch of valid groups; `params` and `opt_state` are donated.
 
     Args:
         groups: `config.mini_batches` must divide their number.
+        on_rows: told of the segment ids of each micro-batch that is trained on.
 
     Returns:
-        (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches).
+        (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches). Where
+        `gradient_norm` is not finite at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     size = len(groups) // config.mini_batches
@@ -60,24 +67,27 @@ def update_step(
             ([with_old_logps(params, batch, **options) for batch in batches], total) for batches, total in mini_batches
         ]
 
-    parts, norms = [], []
+    loss, parts, norms = 0.0, [], []
     for number, (batches, total) in enumerate(mini_batches):
-        gradients = jax.tree.map(jnp.zeros_like, params)
+        gradients = zero_gradients(params)
         for batch in batches:
+            on_rows(np.asarray(batch.segment_ids_bt))
             if number and config.objective.ratio == "sequence":  # before the first step it is 1
                 batch = with_episode_ratio(params, batch, **options)
-            batch = _placed(batch, mesh)
-            gradients, *part = accumulate(params, gradients, batch, jnp.float32(total), **options)
-            parts.append(part)
-        params, opt_state, norm = apply_gradients(params, opt_state, gradients, config=config)
+            batch = to_device(batch, mesh)
+            gradients, (part, sums) = accumulate(params, gradients, batch, **options)
+            loss += part / total
+            parts.append(sums)
+        params, opt_state, norm = take_step(params, opt_state, gradients, jnp.float32(total), config=config)
         norms.append(norm)
 
-    losses, sums, entropies, routers = zip(*jax.device_get(parts), strict=True)
-    of_batch = jax.tree.map(lambda *xs: float(sum(xs)), *sums)
+    fetched, loss, norms = jax.device_get((parts, loss, norms))
+    objective, entropies, routers = zip(*fetched, strict=True)
+    of_batch = jax.tree.map(lambda *xs: float(sum(xs)), *objective)
     every = [batch for batches, _ in mini_batches for batch in batches]
     metrics = {
-        "loss": float(sum(losses)) / config.mini_batches,
-        "gradient_norm": sum(map(float, jax.device_get(norms))) / config.mini_batches,
+        "loss": float(loss) / config.mini_batches,
+        "gradient_norm": sum(map(float, norms)) / config.mini_batches,
         "entropy": float(sum(entropies)) / of_batch.tokens,
         "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
         "mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
@@ -98,57 +108,51 @@ def lay_out(groups: Sequence[Group], config: GRPOConfig) -> tuple[list[PolicyBat
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
-    return pack(episodes, advantages, row_buckets=config.row_buckets, rows=config.micro_batch_rows), total
+    return pack(episodes, advantages, row_buckets=config.row_buckets, rows=config.micro_batch_size), total
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Gradients
 
 
-def loss_fn(
-    params: Params,
-    batch: PolicyBatch,
-    total: Array,
-    *,
-    model: Qwen3Config,
-    config: GRPOConfig,
-    mesh: Mesh | None = None,
-) -> tuple[Array, tuple[ObjectiveSums, Array, RouterSums | None]]:
-    """One micro-batch's share of the batch loss.
-
-    Args:
-        total: the *whole* batch's denominator, from `lay_out`: the shares of all micro-batches add up to eq. 32.
-
-    Returns:
-        (share of the loss, (metric sums, sum of token entropies, the router's statistics or None)).
-    """
-    batch = _in_mesh_order(batch, mesh)
+def loss_sums(
+    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+) -> tuple[Array, Sums]:
+    """One micro-batch's sum of the objective; divided by the batch's total (`lay_out`) it is its share of eq. 32."""
     x_btd, router = _hidden(params, batch, model, config, mesh)
 
-    def objective(logps: Array, entropies: Array, batch: PolicyBatch) -> tuple[Array, Any]:
-        sequence = config.objective.ratio == "sequence"
-        terms = PolicyTerms(
-            logps=logps,
-            old_logps=jax.lax.stop_gradient(logps) if batch.old_logps_bt is None else batch.old_logps_bt,
-            sampler_logps=batch.sampler_logps_bt,
-            advantages=batch.advantages_bt,
-            mask=batch.mask_bt,
-            episode_log_ratio=_zero_unless(batch.episode_log_ratio_bt, logps) if sequence else None,
-            episode_mismatch=batch.episode_mismatch_bt,
-        )
-        loss, sums = grpo_objective(terms, config.objective)
-        return loss, (sums, jnp.sum(entropies * batch.mask_bt))
+    def objective(logps: Array, entropies: Array, terms: PolicyTerms) -> tuple[Array, Any]:
+        if terms.old_logps is None:
+            terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
+        loss, sums = grpo_objective(replace(terms, logps=logps), config.objective)
+        return loss, (sums, jnp.sum(entropies * terms.mask))
 
     loss, (sums, entropy) = summed_loss(
         objective,
         x_btd,
         head_kernel(params, model),
-        batch.targets_bt,
-        batch,
+        in_mesh_order(shift(batch.tokens_bt), mesh),
+        in_mesh_order(_terms(batch, config), mesh),
         temperature=config.episode.temperature,
         mesh=mesh,
     )
-    return loss / total, (sums, entropy, router)
+    return loss, (sums, entropy, router)
+
+
+def _terms(batch: PolicyBatch, config: GRPOConfig) -> PolicyTerms:
+    """What the objective needs, where each token is predicted; `logps` come from the head."""
+    ratio = batch.episode_log_ratio_bt
+    if config.objective.ratio == "sequence" and ratio is None:
+        ratio = jnp.zeros_like(batch.advantages_bt)
+    at_token = {
+        "old_logps": batch.old_logps_bt,
+        "sampler_logps": batch.sampler_logps_bt,
+        "advantages": batch.advantages_bt,
+        "episode_log_ratio": ratio if config.objective.ratio == "sequence" else None,
+        "episode_mismatch": batch.episode_mismatch_bt,
+    }
+    shifted = {name: None if x is None else shift(x) for name, x in at_token.items()}
+    return PolicyTerms(logps=None, mask=target_mask(batch), **shifted)
 
 
 @partial(jax.jit, static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
@@ -156,38 +160,29 @@ def accumulate(
     params: Params,
     gradients: Params,
     batch: PolicyBatch,
-    total: Array,
     *,
     model: Qwen3Config,
     config: GRPOConfig,
     mesh: Mesh | None = None,
-) -> tuple[Params, Array, ObjectiveSums, Array, RouterSums | None]:
-    """Add one micro-batch's gradients. Returns (gradients, loss share, metric sums, entropy sum, router sums)."""
-    grad_fn = jax.value_and_grad(partial(loss_fn, model=model, config=config, mesh=mesh), has_aux=True)
-    (loss, (sums, entropy, router)), new = grad_fn(params, batch, total)
-    return jax.tree.map(jnp.add, gradients, new), loss, sums, entropy, router
+) -> tuple[Params, tuple[Array, Sums]]:
+    """Add one micro-batch's gradients. Returns (gradients, (summed loss, other sums))."""
+    loss = partial(loss_sums, model=model, config=config, mesh=mesh)
+    more, sums = gradients_of(loss, params, batch)
+    return add(gradients, more), sums
 
 
 def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
     """The configured optimizer at a constant learning rate."""
-    return make_optimizer(
-        config.optimizer,
-        config.learning_rate,
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-    )
+    return make_optimizer(config, config.learning_rate)
 
 
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("params", "opt_state"))
-def apply_gradients(
-    params: Params, opt_state: Any, gradients: Params, *, config: GRPOConfig
+def take_step(
+    params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig
 ) -> tuple[Params, Any, Array]:
-    """One optimizer step. Returns (params, optimizer state, gradient norm before clipping)."""
-    updates, opt_state = grpo_optimizer(config).update(gradients, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradients)
+    """One optimizer step, see `optimizers.apply_gradients`."""
+    optimizer = grpo_optimizer(config)
+    return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ def with_old_logps(
     params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the trainer's logprobs under `params`, and its episodes' mismatch where it is asked for."""
-    placed = _placed(batch, mesh)  # and not kept: all micro-batches of a batch are prepared before the first is used
+    placed = to_device(batch, mesh)  # and not kept: all micro-batches of a batch are prepared before the first is used
     old = trainer_logprobs(params, placed, model=model, config=config, mesh=mesh)
     batch = replace(batch, old_logps_bt=old)
     if config.objective.corrects_episodes:
@@ -210,7 +205,7 @@ def with_episode_ratio(
     params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the log-ratio of its episodes, the mean over their tokens, between `params` and before."""
-    batch = _placed(batch, mesh)
+    batch = to_device(batch, mesh)
     change = trainer_logprobs(params, batch, model=model, config=config, mesh=mesh) - batch.old_logps_bt
     tokens = over_episodes(jnp.ones_like(change), batch, mesh=mesh)
     mean = over_episodes(change, batch, mesh=mesh) / jnp.maximum(tokens, 1.0)
@@ -221,18 +216,18 @@ def with_episode_ratio(
 def trainer_logprobs(
     params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
-    """Logprobs of the targets under `params` at the sampling temperature, float32 [B, T]."""
-    batch = _in_mesh_order(batch, mesh)
+    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of an episode."""
     x_btd, _ = _hidden(params, batch, model, config, mesh)
+    targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
-    logps, _ = token_logprobs(x_btd, head_kernel(params, model), batch.targets_bt, temperature=temperature, mesh=mesh)
-    return unzigzag(logps, _context(mesh))
+    logps, _ = token_logprobs(x_btd, head_kernel(params, model), targets_bt, temperature=temperature, mesh=mesh)
+    return jnp.where(batch.positions_bt > 0, unshift(unzigzag(logps, context_size(mesh))), 0.0)
 
 
 @partial(jax.jit, static_argnames=("mesh",))
 def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) -> Array:
     """Sum over the sampled tokens of each token's own episode, on each of its tokens, [B, T]; 0 on padding."""
-    sampled_bt = jnp.where(batch.mask_bt > 0, x_bt, 0.0)
+    sampled_bt = jnp.where(batch.loss_mask_bt > 0, x_bt, 0.0)
 
     def row(x_t: Array, segments_t: Array) -> Array:
         return jax.ops.segment_sum(x_t, segments_t, num_segments=len(x_t) + 1)[segments_t]
@@ -240,28 +235,8 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
     return constrain(jax.vmap(row)(sampled_bt, batch.segment_ids_bt), mesh, BATCH, "context")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Places
-
-
 def _hidden(
     params: Params, batch: PolicyBatch, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None
 ) -> tuple[Array, RouterSums | None]:
-    places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt)
+    places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
     return forward(params, model, *places, remat=config.remat, mesh=mesh)
-
-
-def _context(mesh: Mesh | None) -> int:
-    return 1 if mesh is None else mesh.shape["context"]
-
-
-def _in_mesh_order(batch: PolicyBatch, mesh: Mesh | None) -> PolicyBatch:
-    return jax.tree.map(lambda x: zigzag(x, _context(mesh)), batch)
-
-
-def _placed(batch: PolicyBatch, mesh: Mesh | None) -> PolicyBatch:
-    return batch if mesh is None else jax.device_put(batch, batch_sharding(mesh))
-
-
-def _zero_unless(x: Array | None, like: Array) -> Array:
-    return jnp.zeros_like(like) if x is None else x

@@ -30,7 +30,7 @@ class Plan:
     Attributes:
         tokens: the longest sequence that was asked for; `row_tokens` is what it is padded to.
         yarn_factor: by which the model's context is stretched for it; 1 is not.
-        micro_batch_rows, rows: of one forward pass, and of one optimizer step.
+        micro_batch_size, batch_size: rows of one forward pass, and of one optimizer step.
         fits: the compiler took every program, and what else is on the chip has room beside it.
         peak_bytes_per_chip: of the largest program, with what is resident beside it.
         flops_per_token: of forward and backward, attention counted causally, nothing recomputed: what MFU is of.
@@ -46,8 +46,8 @@ class Plan:
     tokens: int
     row_tokens: int
     yarn_factor: float
-    micro_batch_rows: int
-    rows: int
+    micro_batch_size: int
+    batch_size: int
     fits: bool
     peak_bytes_per_chip: float
     hbm_bytes_per_chip: int
@@ -87,21 +87,26 @@ def make_plan(
     length = row_length(tokens, context)
     micro_rows = math.prod(devices.shape[axis] for axis in BATCH)
     if isinstance(config, SFTConfig):
-        micro_batches = max(1, -(-config.data.rows // micro_rows))
-        data = dataclasses.replace(config.data, seq_len=length, rows=micro_batches * micro_rows)
-        config = dataclasses.replace(config, data=data, accumulation=micro_batches, remat="full")
-        compiled = programs.sft_programs(model, config, devices, micro_rows)
+        micro_batches = max(1, -(-config.batch_size // micro_rows))
+        config = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, seq_len=length),
+            batch_size=micro_batches * micro_rows,
+            micro_batch_size=micro_rows,
+            remat="full",
+        )
+        compiled = programs.sft_programs(model, config, devices)
     else:
         # Rows of the longest episodes: the paper's batch of groups, each episode a row.
-        micro_batches = -(-config.groups_per_batch * config.group_size // micro_rows)
+        micro_batches = -(-config.batch_size * config.group_size // micro_rows)
         config = dataclasses.replace(
             config,
             episode=_episode_of(config.episode, tokens),
             remat="full",
             row_buckets=(length,),
-            micro_batch_rows=micro_rows,
+            micro_batch_size=micro_rows,
         )
-        compiled = programs.grpo_programs(model, config, devices, micro_rows, length, micro_batches)
+        compiled = programs.grpo_programs(model, config, devices, length, micro_batches)
 
     chip = slice_.chip
     worst = max(compiled, key=lambda one: one.peak + one.resident)
@@ -126,8 +131,8 @@ def make_plan(
         tokens=tokens,
         row_tokens=length,
         yarn_factor=model.yarn.factor if model.yarn else 1.0,
-        micro_batch_rows=micro_rows,
-        rows=rows,
+        micro_batch_size=micro_rows,
+        batch_size=rows,
         fits=all(one.fits for one in compiled) and peak <= chip.hbm_bytes,
         peak_bytes_per_chip=peak,
         hbm_bytes_per_chip=chip.hbm_bytes,
@@ -194,7 +199,7 @@ def describe(plan: Plan) -> str:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one chip"
     lines = [
         f"{plan.job} on {plan.topology} ({plan.chips} chips: {mesh}), rows of {plan.row_tokens} tokens, "
-        f"{plan.micro_batch_rows} a micro-batch, {plan.rows} a step"
+        f"{plan.micro_batch_size} a micro-batch, {plan.batch_size} a step"
         + (f", context stretched {plan.yarn_factor:g} times by YaRN" if plan.yarn_factor > 1 else ""),
         f"  {'fits' if plan.fits else 'DOES NOT FIT'}: {gib(plan.peak_bytes_per_chip)} of "
         f"{gib(plan.hbm_bytes_per_chip)} a chip{f' ({kinds})' if kinds else ''}",

@@ -20,9 +20,9 @@ from astra_jax.models.qwen3.modules import abstract_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.planner.collectives import bytes_by_axis
+from astra_jax.run.batch import PackedBatch
 from astra_jax.sft import step as sft_step
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class Compiled:
     runs: int
 
 
-def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh, rows: int) -> list[Compiled]:
-    """SFT's step: `rows` rows a micro-batch, `config.data.rows` a batch."""
+def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh) -> list[Compiled]:
+    """SFT's step."""
     steps = 1_000  # only a constant of the schedule
     params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
     sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-    one = jax.ShapeDtypeStruct((config.accumulation, rows, config.data.seq_len), jnp.int32, sharding=sharding)
-    batch = TokenBatch(one, one, one, one)
+    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
+    one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+    batch = PackedBatch(one, one, one, one)
 
     def lower() -> Any:
         options = {"model": model, "config": config, "steps": steps, "mesh": mesh}
@@ -65,24 +66,25 @@ def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh, rows: int) -
 
 
 def grpo_programs(
-    model: Qwen3Config, config: GRPOConfig, mesh: Mesh, rows: int, length: int, micro_batches: int
+    model: Qwen3Config, config: GRPOConfig, mesh: Mesh, length: int, micro_batches: int
 ) -> list[Compiled]:
-    """GRPO's two programs: gradients of a micro-batch of `rows` rows of `length`, and the optimizer's step."""
+    """GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
     params, opt_state = _state(model, grpo_step.grpo_optimizer(config), mesh)
-    one = jax.ShapeDtypeStruct((rows, length), jnp.float32, sharding=batch_sharding(mesh))
+    gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params)
+    one = jax.ShapeDtypeStruct((config.micro_batch_size, length), jnp.float32, sharding=batch_sharding(mesh))
     whole = jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=one.sharding)
-    batch = PolicyBatch(whole, whole, whole, whole, one, one, one)
+    batch = PolicyBatch(whole, whole, whole, whole, one, one)
     total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
 
     def accumulate() -> Any:
-        return grpo_step.accumulate.lower(params, params, batch, total, model=model, config=config, mesh=mesh)
+        return grpo_step.accumulate.lower(params, gradients, batch, model=model, config=config, mesh=mesh)
 
-    def apply_gradients() -> Any:
-        return grpo_step.apply_gradients.lower(params, opt_state, params, config=config)
+    def take_step() -> Any:
+        return grpo_step.take_step.lower(params, opt_state, gradients, total, config=config)
 
     resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
     first = _compile("accumulate", accumulate, mesh, resident=resident, runs=micro_batches)
-    return [first, _compile("apply_gradients", apply_gradients, mesh)]
+    return [first, _compile("take_step", take_step, mesh)]
 
 
 def _state(model: Qwen3Config, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:

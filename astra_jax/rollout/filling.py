@@ -12,9 +12,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from astra_jax.grpo.losses import group_deviation
 from astra_jax.rollout.episode import Episode
+
+
+def group_deviation(rewards: Sequence[float]) -> float:
+    """Population standard deviation of a group's rewards; exactly 0 when they are equal (rounding would say 1e-17)."""
+    values = np.asarray(rewards, dtype=np.float64)
+    return float(values.std()) if values.size and values.min() < values.max() else 0.0
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -71,7 +77,7 @@ class GroupBuffer:
             max_age: a group trains at most this many updates after the one it was sampled in; 0 drops all surplus.
         """
         if size < 1:
-            raise ValueError(f"groups_per_batch is {size}; a batch needs at least 1 group")
+            raise ValueError(f"batch_size is {size}; a batch needs at least 1 group")
         if delta < 0 or max_age < 0:
             raise ValueError(f"delta ({delta}) and surplus_max_age ({max_age}) must not be negative")
         self.size, self.delta, self.max_age = size, delta, max_age
@@ -123,6 +129,12 @@ class GroupBuffer:
             "surplus": len(self.groups),
             "mean_age": sum(update - group.update for group in batch) / len(batch),
         }
+
+    def copy(self) -> GroupBuffer:
+        """As it is now; the groups themselves are shared."""
+        other = GroupBuffer(self.size, delta=self.delta, max_age=self.max_age)
+        other.groups, other.counts = list(self.groups), msgspec.structs.replace(self.counts)
+        return other
 
     def state(self) -> dict[str, Any]:
         """The waiting groups and the counts as JSON values, for a checkpoint."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,32 @@ class Policy(Protocol):
 
     def release(self, session: str) -> None:
         """Forget a session; unknown names are fine."""
+        ...
+
+
+class TrainablePolicy(Policy, Protocol):
+    """A policy whose weights follow a trainer's."""
+
+    @property
+    def samples_with_given_arrays(self) -> bool:
+        """Whether it goes on to sample with the very arrays that `update` was given: a step that runs at the same time
+        must not be given them too, since it donates them."""
+        ...
+
+    async def update(self, params: Any, version: int) -> None:
+        """Sample with these weights from now on; on several hosts all call it.
+
+        Args:
+            params: a pytree of arrays.
+            version: what completions by them are marked with.
+
+        Raises:
+            Exception: nobody took them over; see the policy.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what it holds; it samples no more."""
         ...
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from astra_jax.run.config import FREE, TrainingConfig, todays_name
 from synthesis.core.datasets import Folder
+from synthesis.core.workdir import WorkdirError
+
+_FORMERLY_KEPT = ("row_buckets", "concurrent_groups", "deadline_seconds")
+"""Parts of identities that earlier versions saved; runs may change them now."""
 
 
-class WorkdirError(Exception):
-    """The workdir belongs to a run of another config, model or dataset; the message names the difference."""
+def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings that a run's identity has: all but those that may change when it goes on."""
+    settings = dataclasses.asdict(config)
+    return {name: value for name, value in settings.items() if name not in (*FREE, *free)}
 
 
 def run_identity(**parts: Any) -> dict[str, Any]:
@@ -24,12 +32,24 @@ def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: F
     Raises:
         WorkdirError: they differ.
     """
+    saved, ours = _comparable(saved), _comparable(ours)
     names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
     if names:
         names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first
         shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
         differences = "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
         raise WorkdirError(f"{workdir} belongs to another run: {differences}. Use those settings, or another --workdir")
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity under today's names, also one that an earlier version saved, without what changes no result."""
+    found = {todays_name(name): value for name, value in identity.items()}
+    free: tuple[str, ...] = (*FREE, *_FORMERLY_KEPT)
+    if not any(name.endswith("param_dtype") and value == "bfloat16" for name, value in found.items()):
+        free = (*free, "rounding")
+    for name in [name for name in found if name.endswith("grpo.batch_size")]:
+        found.setdefault(name.removesuffix("batch_size") + "rounding", "nearest")  # while GRPO had no such setting
+    return {name: value for name, value in found.items() if name.rpartition(".")[2] not in free}
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

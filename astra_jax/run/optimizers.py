@@ -8,7 +8,7 @@ paper.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ import optax.contrib
 from jax.sharding import NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
 
-OptimizerName = Literal["adamw", "muon"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon")
+from astra_jax.run.config import OptimizerName, TrainingConfig
+
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 _MATRICES = {
     "q_dnh": MuonDimensionNumbers((1,), (2, 3)),
@@ -35,28 +36,22 @@ _MATRICES = {
 """Which axes of a stacked leaf are a matrix's rows and columns; those before them are the layer and the expert."""
 
 
-def make_optimizer(
-    name: OptimizerName,
-    learning_rate: optax.ScalarOrSchedule,
-    *,
-    b1: float,
-    b2: float,
-    eps: float,
-    weight_decay: float,
-    max_grad_norm: float,
-) -> optax.GradientTransformation:
+def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     """The chain clip → optimizer. No weight decay on norm scales and biases.
 
     Args:
+        settings: `b1`, `b2` and `eps` are AdamW's; with Muon, of the parameters that it leaves to AdamW.
         learning_rate: of all parameters; Muon's updates are scaled to AdamW's usual root mean square of 0.2.
-        b1, b2, eps: AdamW's; with Muon, of the parameters that it leaves to AdamW.
 
     Raises:
         ValueError: an unknown name.
     """
+    name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
-    optimizer = optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed)
+    optimizer = optax.adamw(
+        learning_rate, b1=settings.b1, b2=settings.b2, eps=eps, weight_decay=weight_decay, mask=_decayed
+    )
     if name == "muon":
         matrices = optax.contrib.muon(
             learning_rate,
@@ -67,7 +62,7 @@ def make_optimizer(
         )
         # Not Muon's own Adam, which decays norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
-    return _in_float32(optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer))
+    return _in_float32(optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optimizer))
 
 
 def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -106,6 +101,36 @@ def apply_updates(params: Any, updates: Any, *, rounding: Literal["nearest", "st
 
     added = [add(*one) for one in zip(leaves, jax.tree.leaves(updates), keys, strict=True)]
     return jax.tree.unflatten(structure, added)
+
+
+def apply_gradients(
+    params: Any,
+    opt_state: Any,
+    gradients: Any,
+    total: jax.Array,
+    *,
+    optimizer: optax.GradientTransformation,
+    rounding: Literal["nearest", "stochastic"],
+) -> tuple[Any, Any, jax.Array]:
+    """One optimizer step; where a gradient is not finite, weights and state stay as they are.
+
+    Args:
+        gradients: sums over all micro-batches; one NaN among them would reach every weight through the clip.
+        total: what they are divided by, here and nowhere else.
+
+    Returns:
+        (params, optimizer state, the gradients' norm before clipping: not finite when nothing was changed).
+    """
+    gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / total, gradients)
+    norm = optax.tree.norm(gradients)
+    updates, new_state = optimizer.update(gradients, opt_state, params)
+    steps_so_far = optax.tree.get_all_with_path(new_state, "count")[0][1]
+    new_params = apply_updates(params, updates, rounding=rounding, seed=steps_so_far)
+
+    def unless_broken(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(norm), x, y), new, old)
+
+    return unless_broken(new_params, params), unless_broken(new_state, opt_state), norm
 
 
 def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:

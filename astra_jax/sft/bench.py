@@ -51,7 +51,7 @@ def run(
     folder = workdir / "bench"
     if is_first():
         shutil.rmtree(folder, ignore_errors=True)
-        tokens = config.data.seq_len * config.data.rows
+        tokens = config.data.seq_len * config.batch_size
         write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, checkpoint_every=10**9, log_every=1, sample_every=0)
     result = train(changed, model_config, params, folder / "data", tokenizer, folder, mesh=mesh)
@@ -64,8 +64,8 @@ def run(
     shape: dict[str, Any] = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(result.params)),
         "seq_len": config.data.seq_len,
-        "rows": config.data.rows,
-        "accumulation": config.accumulation,
+        "batch_size": config.batch_size,
+        "micro_batch_size": config.rows_at_once,
         "dtype": model_config.dtype,
         "param_dtype": model_config.param_dtype,
         "remat": config.remat,

@@ -1,7 +1,7 @@
 """SFT batches from a trajectory dataset: render, tokenise, shuffle, pack, batch; a Grain pipeline that can resume.
 
     ArrayRecord of Trajectory ─ render + encode ─ drop or cut what is too long ─ shuffle (each epoch anew) ─ repeat
-        ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches of `rows` rows
+        ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches
 
 Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
 resumed run sees exactly the batches that it would have seen. On several hosts each makes the whole batch and uses its
@@ -20,16 +20,14 @@ from typing import Any, Literal
 import grain
 import msgspec
 import numpy as np
-from flax import struct
 from grain.experimental import FirstFitPackIterDataset
 
+from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import DatasetError, Folder, read_card, records_file
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
-
-Array = Any
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class DataConfig:
 
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
-        rows: rows in a batch, over all processes.
         keep_reasoning: keep the thinking of every turn (see `chat.render`). Ours: True, because a rollout is
             append-only and so the policy will see its earlier thinking.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
@@ -57,7 +54,6 @@ class DataConfig:
     """
 
     seq_len: int
-    rows: int
     keep_reasoning: bool = True
     too_long: Literal["drop", "cut"] = "cut"
     tools: Literal["all", "some", "none"] = "all"
@@ -72,27 +68,9 @@ class DataConfig:
             raise ValueError(f"rename_entities is {self.rename_entities}; it is a share: use 0 to 1")
         if self.workers < 0:
             raise ValueError(f"workers is {self.workers}; use 0 or more")
-        for name in ("seq_len", "rows", "packing_bins"):
+        for name in ("seq_len", "packing_bins"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-
-@struct.dataclass
-class TokenBatch:
-    """Packed rows, int32, each `[rows, seq_len]`; numpy from the iterator, and a pytree, so it may be put on devices.
-
-    Attributes:
-        tokens_bt: token ids; 0 on padding.
-        loss_mask_bt: 1 on the tokens that the model must emit. It belongs to the token itself: the loss of predicting
-            token t+1 from token t counts where `loss_mask_bt[t+1]` is 1 and both are in one segment.
-        segment_ids_bt: 0 on padding, then 1, 2, … for the documents of a row.
-        positions_bt: within the document, from 0.
-    """
-
-    tokens_bt: Array
-    loss_mask_bt: Array
-    segment_ids_bt: Array
-    positions_bt: Array
 
 
 @dataclass(frozen=True)
@@ -183,26 +161,27 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
     return DataStats(tuple(lengths), trainable, dict(dropped), cut)
 
 
-def steps_for_epochs(stats: DataStats, config: DataConfig, epochs: float) -> int:
+def steps_for_epochs(stats: DataStats, config: DataConfig, batch_size: int, epochs: float) -> int:
     """How many batches `epochs` passes over the data fill; found by packing conversations of the scanned lengths."""
     whole = math.ceil(epochs)
     examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
     packed = _pack(grain.MapDataset.source(examples).seed(config.seed).shuffle().repeat(whole), config)
     rows = sum(1 for _ in packed)
-    return max(1, math.ceil(rows * epochs / whole / config.rows))
+    return max(1, math.ceil(rows * epochs / whole / batch_size))
 
 
-class BatchIterator(Iterator[TokenBatch]):
-    """Endless batches of a dataset.
+class BatchIterator(Iterator[PackedBatch]):
+    """Endless batches of a dataset; `with` it ends its workers.
 
     Args:
         path: a dataset of `Trajectory` records.
+        batch_size: rows in a batch, over all hosts.
 
     Raises:
         DatasetError: missing, of another kind, or empty.
     """
 
-    def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> None:
+    def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig, batch_size: int) -> None:
         source = _source(path)
         if len(source) == 0:
             raise DatasetError(f"{path}: the dataset is empty")
@@ -216,12 +195,12 @@ class BatchIterator(Iterator[TokenBatch]):
             .repeat()
             .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
         )
-        batches = _pack(examples, config).batch(config.rows, drop_remainder=True).map(_to_batch)
+        batches = _pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch)
         if config.workers:
             batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers))
         self._iterator = iter(batches)
 
-    def __next__(self) -> TokenBatch:
+    def __next__(self) -> PackedBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
@@ -234,6 +213,12 @@ class BatchIterator(Iterator[TokenBatch]):
     def close(self) -> None:
         """End the workers; the iterator gives nothing more."""
         self._iterator.close()
+
+    def __enter__(self) -> BatchIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _source(path: Folder) -> Sequence[bytes]:
@@ -264,8 +249,8 @@ def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
     return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
 
 
-def _to_batch(packed: dict[str, np.ndarray]) -> TokenBatch:
-    return TokenBatch(
+def _to_batch(packed: dict[str, np.ndarray]) -> PackedBatch:
+    return PackedBatch(
         tokens_bt=packed["tokens"],
         loss_mask_bt=packed["loss_mask"],
         segment_ids_bt=packed["tokens_segment_ids"],

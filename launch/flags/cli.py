@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import app, flags, logging
 
+from astra_jax.run.config import todays_name
+
 if TYPE_CHECKING:
     from etils import epath
 
@@ -209,6 +211,8 @@ def _put(wanted: _Tree, config: Any, name: str, text: str) -> None:
     for part in [*outer, last]:
         if not _is_config(at) or part not in {field.name for field in dataclasses.fields(at)}:
             every = list(setting_names(config))
+            if (today := todays_name(name)) in every:
+                raise UsageError(f"{_PREFIX}{name}: this setting is called {_PREFIX}{today} now")
             near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
             raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
         holder, at = at, getattr(at, part)

@@ -26,6 +26,7 @@ _WEIGHTS = flags.DEFINE_string(
     "weights", None, "The model to start from: a Hugging Face folder, or one of Orbax checkpoints.", required=True
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
 _MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as fsdp=8,context=2; by default one device.")
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
@@ -95,6 +96,17 @@ def mesh() -> Mesh | None:
     return make_mesh(*(sizes.get(axis, 1) for axis in AXES))
 
 
+def profiled_steps() -> tuple[int, int] | None:
+    """First and last step of --profile_steps. Raises `UsageError`: it names none."""
+    text = _PROFILE.value
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise cli.UsageError(f"--profile_steps={text}: write FIRST:LAST, for example 10:12")
+    return int(first), int(last)
+
+
 def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
     """The weights of --weights on their devices, and the tokenizer.
 
@@ -121,9 +133,13 @@ def user_errors() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
     from astra_jax.models.qwen3.weights import WeightsError
     from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.run.identity import WorkdirError
+    from astra_jax.run.shell import NonFiniteError
     from astra_jax.tokenizer import TokenizerError
     from synthesis.core.datasets import DatasetError
     from synthesis.core.files import StorageError
+    from synthesis.core.workdir import WorkdirError
 
-    return (CheckpointError, DatasetError, StorageError, TokenizerError, ValueError, WeightsError, WorkdirError)
+    return (
+        *(CheckpointError, DatasetError, NonFiniteError, StorageError),
+        *(TokenizerError, ValueError, WeightsError, WorkdirError),
+    )

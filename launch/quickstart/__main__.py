@@ -6,7 +6,7 @@ and evaluates the untrained model, SFT and GRPO on held-out environments. Writes
 
 Run the same command again after an interruption: finished work is not done again.
 
-Settings are changed with --config.NAME=VALUE, for example --config.grpo.updates=40.
+Settings are changed with --config.NAME=VALUE, for example --config.grpo.steps=40.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ def main() -> None:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.run.identity import WorkdirError
+    from astra_jax.run.shell import NonFiniteError
     from astra_jax.tokenizer import TokenizerError
     from sandbox import SandboxError
     from synthesis.core.datasets import DatasetError
+    from synthesis.core.stages import Stopped
+    from synthesis.core.workdir import WorkdirError
 
-    return (CheckpointError, DatasetError, SandboxError, TokenizerError, ValueError, WorkdirError)
+    ours = (CheckpointError, DatasetError, NonFiniteError, SandboxError, Stopped, TokenizerError, WorkdirError)
+    return (*ours, ValueError)
 
 
 if __name__ == "__main__":

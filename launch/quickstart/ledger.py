@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from astra_jax.run.identity import WorkdirError, check_same_run
+from astra_jax.run.identity import check_same_run
 from synthesis.core.files import write_text
+from synthesis.core.workdir import LOCK, WorkdirError, locked
 
 
 class Ledger:
@@ -28,10 +29,10 @@ class Ledger:
         file = workdir / "run.json"
         if workdir.exists() and not workdir.is_dir():
             raise WorkdirError(f"{workdir} is a file; give --workdir a folder")
-        if workdir.exists() and not file.exists() and any(p.name != "lock" for p in workdir.iterdir()):
+        if workdir.exists() and not file.exists() and any(p.name != LOCK for p in workdir.iterdir()):
             raise WorkdirError(f"{workdir} holds other things than a run; give --workdir a new or an empty folder")
-        workdir.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(workdir / "lock")
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locked(workdir))
         if file.exists():
             check_same_run(read_json(file), identity, workdir)
         else:
@@ -54,18 +55,6 @@ class Ledger:
 
     def _file(self, stage: str) -> Path:
         return self.workdir / "stages" / f"{stage}.json"
-
-
-def _locked(path: Path) -> TextIO:
-    file = open(path, "w")  # noqa: SIM115 (the lock lasts as long as the file is open)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise WorkdirError(
-            f"{path.parent} is in use by another process; wait for it, or use another --workdir"
-        ) from None
-    return file
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -41,7 +41,7 @@ from sandbox import Sandbox
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
-from synthesis.core.stages import Journal
+from synthesis.core.stages import Journal, Stopped
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Split
@@ -142,6 +142,7 @@ class Quickstart:
         config: SFTConfig = getattr(self.config, part)
         workdir = self.workdir / "sft" / part
         result = sft.train(config, self.config.model, start(), self.trajectories_dir, self.tokenizer, workdir)
+        _unless_preempted(result.stopped)
         stats = result.stats
         return {
             "steps": result.steps,
@@ -164,9 +165,10 @@ class Quickstart:
                 self.tokenizer,
                 self.sandbox,
                 self.workdir / "grpo",
-                engine=engine,
+                policy=engine,
             )
-        return {"updates": result.updates, "stopped": result.stopped}
+        _unless_preempted(result.stopped)
+        return {"updates": result.steps, "stopped": result.stopped}
 
     async def evaluate(self, weights: Callable[[], Params], description: str) -> Result:
         environments = self.environments_of("held_out")
@@ -215,6 +217,12 @@ class Quickstart:
             return checkpointer.restore_params(checkpointer.params_steps()[-1], like)
         finally:
             checkpointer.close()
+
+
+def _unless_preempted(stopped: str) -> None:
+    """SIGTERM in a training stage: it has saved, and is not finished."""
+    if stopped == "preempted":
+        raise Stopped("asked to stop", "the stage is saved; run the same command again to go on")
 
 
 def _say(line: str) -> None:

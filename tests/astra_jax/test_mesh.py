@@ -18,9 +18,10 @@ from astra_jax.mesh import AXES, check_batch, make_mesh, unzigzag, zigzag, zigza
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
+from astra_jax.run.batch import PackedBatch
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import DataConfig, TokenBatch
+from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
 
 DENSE = Qwen3Config(
@@ -38,7 +39,7 @@ EXPERTS = dataclasses.replace(DENSE, n_experts=8, experts_per_token=2, d_ff=16)
 ROWS, LENGTH = 8, 64
 
 
-def packed_batch(seed: int = 0) -> TokenBatch:
+def packed_batch(seed: int = 0) -> PackedBatch:
     """Documents of random lengths, with padding behind them, and a random loss mask."""
     rng = np.random.default_rng(seed)
     segments, positions = np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32)
@@ -53,7 +54,7 @@ def packed_batch(seed: int = 0) -> TokenBatch:
             start += length
     tokens = rng.integers(0, DENSE.vocab_size, (ROWS, LENGTH)).astype(np.int32)
     mask = (rng.random((ROWS, LENGTH)) < 0.6).astype(np.float32) * (segments > 0)
-    return TokenBatch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
+    return PackedBatch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
 
 
 def loss_and_gradients(config: Qwen3Config, mesh, *, remat: str = "full"):
@@ -105,8 +106,8 @@ def test_a_training_step_equals_one_device_and_accumulation(axes) -> None:
     shardings = None if mesh is None else param_shardings(DENSE, mesh)
 
     def step(accumulation: int, mesh, shardings):
-        data = DataConfig(seq_len=LENGTH, rows=ROWS)
-        config = SFTConfig(data=data, accumulation=accumulation, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
+        data, rows = DataConfig(seq_len=LENGTH), {"batch_size": ROWS, "micro_batch_size": ROWS // accumulation}
+        config = SFTConfig(data=data, **rows, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
         params, opt_state = initial_state(
             init_params(DENSE, jax.random.key(0)), sft_optimizer(config, steps=10), shardings
         )

@@ -50,7 +50,7 @@ def config():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("grpo.updates", "7", 7),
+        ("grpo.steps", "7", 7),
         ("grpo.learning_rate", "1e-4", 1e-4),
         ("grpo.objective.tis_cap", "null", None),
         ("grpo.objective.tis_cap", "None", None),
@@ -77,8 +77,10 @@ def test_an_override_replaces_one_leaf(config, name: str, text: str, value) -> N
     [
         ("grpo.learnig_rate", "1", r"the nearest is --config.grpo.learning_rate"),
         ("updates", "1", r"there is no such setting; the nearest is --config\."),
-        ("grpo.updates.more", "1", "there is no such setting"),
-        ("grpo.updates", "many", r"--config.grpo.updates=many: Expected `int`"),
+        ("grpo.steps.more", "1", "there is no such setting"),
+        ("grpo.groups_per_batch", "8", "this setting is called --config.grpo.batch_size now"),
+        ("dialogue.data.rows", "8", "this setting is called --config.dialogue.batch_size now"),
+        ("grpo.steps", "many", r"--config.grpo.steps=many: Expected `int`"),
         ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most: Invalid enum value"),
         ("grpo.group_size", "1", r"--config.grpo.group_size=1: group_size is 1; .* use at least 2"),
     ],

@@ -18,7 +18,7 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
     make_grpo_world(tmp_path)
     with storage() as bucket:
         for updates in (2, 3):
-            more = ("--workdir=gs://bucket/run", f"--config.grpo.updates={updates}")
+            more = ("--workdir=gs://bucket/run", f"--config.grpo.steps={updates}")
             ended = run_grpo(tmp_path, *more, environment=bucket.environment)
             assert f"gs://bucket/run/checkpoints: {updates} updates, finished" in ended.stdout
             rows = [json.loads(line) for line in bucket.get("run/metrics/metrics.jsonl").splitlines()]

@@ -250,7 +250,7 @@ from configs.quickstart import PROFILES
 from configs.training import GRPORun
 
 QUICKSTART = PROFILES["ci"]()
-CONFIG = GRPORun(QUICKSTART.model, dataclasses.replace(QUICKSTART.grpo, updates=2, checkpoint_every=1))
+CONFIG = GRPORun(QUICKSTART.model, dataclasses.replace(QUICKSTART.grpo, steps=2, checkpoint_every=1))
 """
 
 
@@ -319,7 +319,7 @@ def test_a_workdir_of_another_run_is_refused(finished) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and path.name != "lock"}
     line = refused(finished, "--seed=1")
     assert "config.seed is 0 there, 1 here" in line and str(finished) in line and "--workdir" in line
-    assert "grpo.updates" in refused(finished, "--config.grpo.updates=9")
+    assert "grpo.steps" in refused(finished, "--config.grpo.steps=9")
     record = read_json(finished / "run.json")
     try:
         (finished / "run.json").write_text(json.dumps(record | {"version": "0.0.1"}))

@@ -48,9 +48,9 @@ from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=64,
                     tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, rows=4, packing_bins=4)
-CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, steps={STEPS}, learning_rate=2e-2, checkpoint_every=3, eval_every=4,
-                                   sample_every=5, samples=2, sample_tokens=20))
+DATA = DataConfig(seq_len=512, packing_bins=4)
+CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, batch_size=4, steps={STEPS}, learning_rate=2e-2, checkpoint_every=3,
+                                   eval_every=4, sample_every=5, samples=2, sample_tokens=20))
 """
 
 

@@ -42,8 +42,8 @@ from configs.training import GRPORun
 
 MODEL = {MODEL}
 EPISODE = EpisodeConfig(max_turns=2, max_prompt_tokens=400, max_response_tokens=100, distractors_per_band=0)
-CONFIG = GRPORun(MODEL, GRPOConfig(updates=2, groups_per_batch=2, group_size=4, concurrent_groups=1, episode=EPISODE,
-                                   row_buckets=(512,), micro_batch_rows=2, checkpoint_every=1, episodes_every=1))
+CONFIG = GRPORun(MODEL, GRPOConfig(steps=2, batch_size=2, group_size=4, concurrent_groups=1, episode=EPISODE,
+                                   row_buckets=(512,), micro_batch_size=2, checkpoint_every=1, episodes_every=1))
 """
 
 

@@ -101,5 +101,10 @@ class ScriptedPolicy:
         self.seen.pop(session, None)
         self.turns.pop(session, None)
 
+    samples_with_given_arrays = False
+
     async def update(self, params, version: int) -> None:
         self.version = version
+
+    async def close(self) -> None:
+        """There is nothing to give back."""

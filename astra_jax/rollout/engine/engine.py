@@ -37,7 +37,8 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Continuous batching over one parameter tree. Implements `StreamingPolicy`."""
+    """Continuous batching over one parameter tree. Implements `StreamingPolicy` and
+    `TrainablePolicy`."""
 
     def __init__(
         self, params: Any, model: Qwen3Config, config: EngineConfig | None = None, *, version: int = 0
@@ -63,6 +64,11 @@ class Engine:
         self._clock = 0
 
     # ---------------------------------------------------------------------------------------------- public interface
+
+    @property
+    def samples_with_given_arrays(self) -> bool:
+        """It does: see `TrainablePolicy`."""
+        return True
 
     @property
     def limits(self) -> PolicyLimits:

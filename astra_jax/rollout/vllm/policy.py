@@ -88,7 +88,8 @@ class VLLMStats:
 
 
 class VLLMPolicy:
-    """Samples from vLLM servers, and keeps their weights those of the last `update`. Implements `Policy`.
+    """Samples from vLLM servers, and keeps their weights those of the last `update`. Implements
+    `TrainablePolicy`.
 
     On several hosts each has one: all publish, the first one alone talks to the servers.
 
@@ -143,6 +144,11 @@ class VLLMPolicy:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def samples_with_given_arrays(self) -> bool:
+        """It does not: `update` publishes them first."""
+        return False
 
     async def close(self) -> None:
         """Close the connections; the servers go on."""

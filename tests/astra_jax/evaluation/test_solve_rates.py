@@ -23,7 +23,7 @@ from synthesis.core.stages import Journal
 
 EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)
 GRPO = GRPOConfig(
-    groups_per_batch=2, group_size=2, max_groups_per_update=8, episode=EPISODE, row_buckets=(800,), concurrent_groups=2
+    batch_size=2, group_size=2, max_groups_per_step=8, episode=EPISODE, row_buckets=(800,), concurrent_groups=2
 )
 ALL = call("capital_of", country="France") + "\n" + call("population_of", city="Paris")
 WORLD = [make_environment("always"), make_environment("half"), make_environment("never"), make_environment("part")]
@@ -215,7 +215,7 @@ async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, t
     async def run(config: GRPOConfig, folder: str) -> None:
         policy = Reading(chat_tokenizer, lambda session, turn, seed: "No.")
         result = await train(
-            config, model, params, environments, chat_tokenizer, pool, tmp_path / folder, engine=policy, progress=False
+            config, model, params, environments, chat_tokenizer, pool, tmp_path / folder, policy=policy, progress=False
         )
         assert result.stopped == "exhausted"
 

@@ -33,11 +33,12 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Sampling
 from astra_jax.run.checkpoints import Checkpointer
-from astra_jax.run.identity import WorkdirError
+from astra_jax.run.gradients import zero_gradients
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import initial_state
 from synthesis.core.records import CodeTool
 from synthesis.core.reward import Reward
+from synthesis.core.workdir import WorkdirError
 
 MODEL = Qwen3Config(
     vocab_size=64,
@@ -52,19 +53,19 @@ MODEL = Qwen3Config(
 )
 EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)
 CONFIG = GRPOConfig(
-    updates=4,
-    groups_per_batch=2,
+    steps=4,
+    batch_size=2,
     group_size=4,
     learning_rate=1e-2,
     concurrent_groups=4,
     episode=EPISODE,
     row_buckets=(64, 128, 512, 800),
-    micro_batch_rows=2,
+    micro_batch_size=2,
     weight_decay=0.0,
     checkpoint_every=2,
 )
 
-WIDE = dataclasses.replace(CONFIG, learning_rate=2e-2, micro_batch_rows=8)
+WIDE = dataclasses.replace(CONFIG, learning_rate=2e-2, micro_batch_size=8)
 """Used where many episodes of one length make a batch; one config, so that the programs are compiled once."""
 
 
@@ -78,12 +79,13 @@ def make_episode(rng: np.random.Generator, value: float, length: int) -> Episode
 
 def gradients_of(params, episodes, advantages, *, rows: int, packed: bool):
     batches = pack(episodes, advantages, row_buckets=(64, 128), rows=rows, packed=packed)
-    total = jnp.float32(sum(sum(e.loss_mask) for e in episodes))
-    gradients, losses, sums = jax.tree.map(jnp.zeros_like, params), 0.0, []
+    total = float(sum(sum(e.loss_mask) for e in episodes))
+    gradients, losses, sums = zero_gradients(params), 0.0, []
     for batch in batches:
-        gradients, loss, part, *_ = accumulate(params, gradients, batch, total, model=MODEL, config=WIDE)
-        losses += float(loss)
+        gradients, (loss, (part, *_)) = accumulate(params, gradients, batch, model=MODEL, config=WIDE)
+        losses += float(loss) / total
         sums.append(part)
+    gradients = jax.tree.map(lambda g: g / total, gradients)
     return gradients, losses, jax.tree.map(lambda *xs: float(sum(xs)), *sums)
 
 
@@ -126,9 +128,9 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
     """Weights and metrics after an update of random groups, far enough from the old ones that ratios are clipped."""
     config = dataclasses.replace(
         CONFIG,
-        groups_per_batch=4,
+        batch_size=4,
         objective=objective,
-        micro_batch_rows=rows,
+        micro_batch_size=rows,
         mini_batches=mini_batches,
         learning_rate=3e-2,
         eps=1e-3,  # without it Adam's first step is the gradient's sign, which rounding decides
@@ -172,7 +174,7 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
 def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
     """Old logprobs, mismatch and ratio of packed rows are those of each episode alone."""
     objective = ObjectiveConfig(ratio="sequence", tis="sequence")
-    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_rows=4, row_buckets=(64, 1024))
+    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_size=4, row_buckets=(64, 1024))
     old, new = init_params(MODEL, jax.random.key(0)), init_params(MODEL, jax.random.key(1))
     episodes = [episode for group in random_groups(3) for episode in group.episodes]
     wide = dataclasses.replace(config, row_buckets=(128, 1024))
@@ -186,7 +188,7 @@ def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
     found = 0
     for episode in episodes:
         alone = prepared(config, [episode])
-        n = len(episode.token_ids) - 1
+        n = len(episode.token_ids)
         sampled = np.array(episode.loss_mask[1:]) > 0
         change = logprobs_of(new, episode) - logprobs_of(old, episode)
         mismatch = logprobs_of(old, episode) - np.array(episode.logprobs[1:])
@@ -195,7 +197,7 @@ def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
         for row in range(8):
             for segment in range(1, batch.segment_ids_bt[row].max() + 1):
                 at = batch.segment_ids_bt[row] == segment
-                if batch.tokens_bt[row][at].tolist() == episode.token_ids[:-1]:
+                if batch.tokens_bt[row][at].tolist() == episode.token_ids:
                     found += 1
                     for name in ("old_logps_bt", "episode_log_ratio_bt", "episode_mismatch_bt"):
                         packed, single = getattr(batch, name)[row][at], getattr(alone, name)[0, :n]
@@ -223,19 +225,18 @@ def test_packing_keeps_every_token_once(lengths, rows, seed):
     batches = pack(episodes, list(range(len(episodes))), row_buckets=(64, 128), rows=rows)
     found = {}
     for batch in batches:
-        assert batch.tokens_bt.shape == (rows, bucket_for(max(lengths) - 1, (64, 128)))
+        assert batch.tokens_bt.shape == (rows, bucket_for(max(lengths), (64, 128)))
         for row in range(rows):
             for segment in range(1, batch.segment_ids_bt[row].max() + 1):
                 at = np.flatnonzero(batch.segment_ids_bt[row] == segment)
                 assert (np.diff(at) == 1).all() and batch.positions_bt[row][at].tolist() == list(range(len(at)))
                 index = int(batch.advantages_bt[row][at[0]])
-                ids = [*batch.tokens_bt[row][at].tolist(), int(batch.targets_bt[row][at[-1]])]
+                ids = batch.tokens_bt[row][at].tolist()
                 assert index not in found and ids == episodes[index].token_ids
-                assert batch.targets_bt[row][at].tolist() == ids[1:]
-                assert batch.mask_bt[row][at].tolist() == episodes[index].loss_mask[1:]
-                np.testing.assert_allclose(batch.sampler_logps_bt[row][at], episodes[index].logprobs[1:], rtol=1e-6)
+                assert batch.loss_mask_bt[row][at].tolist() == episodes[index].loss_mask
+                np.testing.assert_allclose(batch.sampler_logps_bt[row][at], episodes[index].logprobs, rtol=1e-6)
                 found[index] = ids
-        assert not batch.mask_bt[batch.segment_ids_bt == 0].any()
+        assert not batch.loss_mask_bt[batch.segment_ids_bt == 0].any()
     assert len(found) == len(episodes)
     assert all(sum(lengths[i] for i in row) <= 128 for row in first_fit(lengths, 128))
 
@@ -298,9 +299,9 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
         policy = policy_type(chat_tokenizer, by_seed)
         config = dataclasses.replace(CONFIG, async_steps=async_steps, **changes)
         result = await train(
-            config, model, params, environments, chat_tokenizer, pool, workdir, engine=policy, progress=False
+            config, model, params, environments, chat_tokenizer, pool, workdir, policy=policy, progress=False
         )
-        assert policy.version == result.updates == 4
+        assert policy.version == result.steps == 4
         return result
 
     class DiesAtThree(ScriptedPolicy):
@@ -320,7 +321,8 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
     rows = [read_metrics(tmp_path / name / "metrics") for name in ("straight", "resumed")]
     assert [[r["step"] for r in run] for run in rows] == [[1, 2, 3, 4]] * 2
     for a, b in zip(*rows, strict=True):
-        same = [k for k in a if not k.startswith(("seconds/", "tokens_per_second/"))]
+        measured = ("seconds/", "tokens_per_second/", "checkpoint_seconds", "train/peak_host_memory_gib")
+        same = [k for k in a if not k.startswith(measured)]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
     assert rows[0][0]["rollout/calls"] > 0 and 0 < rows[0][0]["rollout/reward"] < 1
     assert len(resumed.history) == 2
@@ -339,7 +341,7 @@ async def trained(config, pool, tokenizer, workdir, engine, environments=None):
     model = model_for(tokenizer)
     params = init_params(model, jax.random.key(1))
     environments = environments or [make_environment()]
-    return await train(config, model, params, environments, tokenizer, pool, workdir, engine=engine, progress=False)
+    return await train(config, model, params, environments, tokenizer, pool, workdir, policy=engine, progress=False)
 
 
 @pytest.mark.parametrize("async_steps", [0, 1])
@@ -383,7 +385,7 @@ async def test_rollouts_during_the_update_cut_the_step(pool, chat_tokenizer, tmp
             return await super().generate(*arguments, **options)
 
     async def step(name: str, **changes) -> float:
-        changed = dataclasses.replace(CONFIG, updates=5, checkpoint_every=100, **changes)
+        changed = dataclasses.replace(CONFIG, steps=5, checkpoint_every=100, **changes)
         result = await trained(changed, pool, chat_tokenizer, tmp_path / name, Remote(chat_tokenizer, by_seed))
         rows = result.history[1:-1]  # the first compiles, the last has no rollouts beside it
         return float(np.median([row["seconds/step"] for row in rows]))
@@ -413,14 +415,14 @@ async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, c
     config = dataclasses.replace(CONFIG, async_steps=1)
     async with Both(params, model, EngineConfig(slots=16, max_length=1024)) as engine:
         result = await trained(config, pool, chat_tokenizer, tmp_path, engine)
-    assert result.updates == 4 and engine.version == 4
+    assert result.steps == 4 and engine.version == 4
 
 
 async def test_pages_show_episodes(pool, chat_tokenizer, tmp_path):
     def script(session: str, turn: int, seed: int) -> str:
         return by_seed(session, turn, seed) if seed % 2 else "<b>no</b>"
 
-    config = dataclasses.replace(CONFIG, updates=1, episodes_every=1)
+    config = dataclasses.replace(CONFIG, steps=1, episodes_every=1)
     await trained(config, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, script))
     page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8")
     assert "How many people live in the capital of France?" in page and "capital_of(" in page
@@ -446,23 +448,23 @@ async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(p
 async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
     model = model_for(chat_tokenizer)
     params = init_params(model, jax.random.key(1))
-    config = dataclasses.replace(CONFIG, max_groups_per_update=3)
+    config = dataclasses.replace(CONFIG, max_groups_per_step=3)
     policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: "No.")
     arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
-    result = await train(*arguments, engine=policy, progress=False)
-    assert (result.stopped, result.updates) == ("exhausted", 0)
+    result = await train(*arguments, policy=policy, progress=False)
+    assert (result.stopped, result.steps) == ("exhausted", 0)
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
     with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
         assert checkpointer.latest() == 0  # what comes after finds weights
     with pytest.raises(ValueError, match="at least one environment"):
-        await train(config, model, params, [], chat_tokenizer, pool, tmp_path, engine=policy)
+        await train(config, model, params, [], chat_tokenizer, pool, tmp_path, policy=policy)
 
 
 async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
     """Random weights score nothing, but everything is real: engine, sandbox, filling; it ends exhausted."""
     model = model_for(chat_tokenizer)
     episode = dataclasses.replace(EPISODE, max_response_tokens=40)
-    config = dataclasses.replace(CONFIG, max_groups_per_update=2, episode=episode)
+    config = dataclasses.replace(CONFIG, max_groups_per_step=2, episode=episode)
     params = init_params(model, jax.random.key(2))
     result = await train(config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path, progress=False)
     assert result.stopped == "exhausted"
@@ -501,11 +503,11 @@ def test_bad_configs_are_refused():
         dataclasses.replace(CONFIG, episode=dataclasses.replace(EPISODE, temperature=0.0))
     with pytest.raises(ValueError, match="row_buckets"):
         dataclasses.replace(CONFIG, row_buckets=(64,))
-    with pytest.raises(ValueError, match="max_groups_per_update is 1, groups_per_batch 2: no batch could be filled"):
-        dataclasses.replace(CONFIG, max_groups_per_update=1)
+    with pytest.raises(ValueError, match="max_groups_per_step is 1, batch_size 2: no batch could be filled"):
+        dataclasses.replace(CONFIG, max_groups_per_step=1)
     with pytest.raises(ValueError, match="delta is 0.5: .* no batch could be filled"):
         dataclasses.replace(CONFIG, delta=0.5)
-    with pytest.raises(ValueError, match="mini_batches is 3, which does not divide groups_per_batch"):
+    with pytest.raises(ValueError, match="mini_batches is 3, which does not divide batch_size"):
         dataclasses.replace(CONFIG, mini_batches=3)
     with pytest.raises(ValueError, match="deadline_seconds is 0"):
         dataclasses.replace(CONFIG, deadline_seconds=0)

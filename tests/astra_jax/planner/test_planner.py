@@ -142,7 +142,7 @@ def test_presets_are_the_papers(name: str) -> None:
     run = load_config(str(ROOT / "configs" / name))
     assert run.model.param_dtype == "float32" and run.model.dtype == "bfloat16"
     if name.startswith("grpo"):
-        assert run.grpo.learning_rate == 2e-6 and run.grpo.groups_per_batch == 256
+        assert run.grpo.learning_rate == 2e-6 and run.grpo.batch_size == 256
         assert run.model.max_positions >= max(run.grpo.row_buckets) > 25_600 + 49_152
         assert run.model.yarn.factor == 3
     else:
@@ -167,7 +167,10 @@ def test_the_command_compiles_the_real_step() -> None:
     weights = 4 * 3 * 186.6e6 / 4  # AdamW's state is on the chip, a quarter of it
     assert weights < found["peak_bytes_per_chip"] < found["hbm_bytes_per_chip"]
     # At least one gather of the layers' weights in bfloat16, forward and backward, by each micro-batch.
-    assert found["collective_bytes_by_axis"]["fsdp"] > 2 * 2 * 31e6 * 0.75 * found["rows"] / found["micro_batch_rows"]
+    assert (
+        found["collective_bytes_by_axis"]["fsdp"]
+        > 2 * 2 * 31e6 * 0.75 * found["batch_size"] / found["micro_batch_size"]
+    )
     assert "fits: " in result.stdout and "bound by" in result.stdout
 
 

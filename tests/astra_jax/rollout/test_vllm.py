@@ -305,7 +305,7 @@ async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
     """Roll out, one update, sync, roll out again: the trainer finds the sampler's logprobs to be its own each time."""
     world = worlds["tied"]
     episode = EpisodeConfig(max_turns=2, max_prompt_tokens=1500, max_response_tokens=100, distractors_per_band=0)
-    config = GRPOConfig(group_size=2, groups_per_batch=1, learning_rate=1e-2, episode=episode, row_buckets=(2048,))
+    config = GRPOConfig(group_size=2, batch_size=1, learning_rate=1e-2, episode=episode, row_buckets=(2048,))
     params, opt_state = initial_state(weights(world.model, 4), grpo_optimizer(config))
     environments = [make_environment()]
     async with SandboxPool() as pool, world.policy(servers["tied"][0], max_length=1600) as policy:

@@ -39,15 +39,15 @@ MODEL = Qwen3Config(
     max_positions=1024,
 )
 CONFIG = GRPOConfig(
-    updates=3,
-    groups_per_batch=2,
+    steps=3,
+    batch_size=2,
     group_size=4,
     learning_rate=1e-2,
     eps=1e-3,
     concurrent_groups=4,
     episode=EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1),
     row_buckets=(512, 1024),
-    micro_batch_rows=4,
+    micro_batch_size=4,
     checkpoint_every=2,
 )
 
@@ -76,10 +76,10 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, **changes):
     policy = Policy(tokenizer, script)
     async with SandboxPool() as pool:
         result = await train(
-            config, MODEL, params, environments, tokenizer, pool, workdir, engine=policy, mesh=mesh, progress=False
+            config, MODEL, params, environments, tokenizer, pool, workdir, policy=policy, mesh=mesh, progress=False
         )
     publisher.close()
-    assert policy.version == result.updates, "every host takes part in publishing"
+    assert policy.version == result.steps, "every host takes part in publishing"
     return result
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run.config import TrainingConfig
 from astra_jax.run.optimizers import apply_updates, make_optimizer
 
 CONFIG = Qwen3Config(
@@ -18,15 +19,17 @@ MATRICES = {"q_dnh": (32, 32), "k_dkh": (32, 16), "v_dkh": (32, 16), "o_nhd": (3
 MATRICES |= {"gate_df": (32, 48), "up_df": (32, 48), "down_fd": (48, 32)}
 
 
+def settings(name: str, **changes) -> TrainingConfig:
+    return TrainingConfig(steps=1, batch_size=1, learning_rate=1.0, optimizer=name, **changes)
+
+
 def one_update(name: str, *, weight_decay: float = 0.0, max_grad_norm: float = 1e9):
     """(parameters, gradients, updates) of a first step at learning rate 1."""
     params = init_params(CONFIG, jax.random.key(0))
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     gradients = tree.unflatten([jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
-    optimizer = make_optimizer(
-        name, 1.0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=weight_decay, max_grad_norm=max_grad_norm
-    )
+    optimizer = make_optimizer(settings(name, b2=0.99, weight_decay=weight_decay, max_grad_norm=max_grad_norm), 1.0)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     return params, gradients, updates
 
@@ -65,7 +68,7 @@ def test_norms_are_not_decayed_and_all_else_is(name) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_gradients_are_clipped_by_their_global_norm(name) -> None:
-    optimizer = make_optimizer(name, 1.0, b1=0.0, b2=0.0, eps=1.0, weight_decay=0.0, max_grad_norm=0.5)
+    optimizer = make_optimizer(settings(name, b1=0.0, b2=0.0, eps=1.0, max_grad_norm=0.5), 1.0)
     params = {"embed_vd": jnp.zeros((2, 2))}
     gradient = {"embed_vd": jnp.full((2, 2), 3.0)}
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
@@ -74,7 +77,7 @@ def test_gradients_are_clipped_by_their_global_norm(name) -> None:
 
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="optimizer is 'sgd'; use one of adamw, muon"):
-        make_optimizer("sgd", 1.0, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+        make_optimizer(settings("sgd"), 1.0)
 
 
 def test_stochastic_rounding_is_exact_in_expectation_and_keeps_small_updates() -> None:

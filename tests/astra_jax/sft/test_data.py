@@ -14,13 +14,15 @@ import pytest
 from absl import flags
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
 
-from astra_jax.sft.data import BatchIterator, DataConfig, TokenBatch, scan, steps_for_epochs, tokenise
+from astra_jax.run.batch import PackedBatch
+from astra_jax.sft.data import BatchIterator, DataConfig, scan, steps_for_epochs, tokenise
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import DatasetError, write_dataset
 from synthesis.core.records import CodeExecution, Message, ToolServer, Trajectory
 
 COUNT = 40
-CONFIG = DataConfig(seq_len=1024, rows=2, packing_bins=4)
+CONFIG = DataConfig(seq_len=1024, packing_bins=4)
+ROWS = 2
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def dataset(tmp_path_factory):
     return make_dataset(tmp_path_factory.mktemp("data") / "trajectories", trajectories(COUNT))
 
 
-def documents(batch: TokenBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def documents(batch: PackedBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(tokens, loss mask) of each packed document; checks segment ids, positions and padding on the way."""
     found = []
     for row in range(batch.tokens_bt.shape[0]):
@@ -54,7 +56,7 @@ def examples(records, tokenizer, config) -> list[tuple[tuple[int, ...], tuple[in
 
 def test_two_epochs_give_each_conversation_twice_whole_and_with_its_mask(dataset, tokenizer):
     expected = Counter(examples(trajectories(COUNT), tokenizer, CONFIG))
-    batches, seen = BatchIterator(dataset, tokenizer, CONFIG), []
+    batches, seen = BatchIterator(dataset, tokenizer, CONFIG, ROWS), []
     while len(seen) < 2 * COUNT:
         batch = next(batches)
         for array in (batch.tokens_bt, batch.loss_mask_bt, batch.segment_ids_bt, batch.positions_bt):
@@ -78,7 +80,7 @@ def test_the_mask_is_on_assistant_tokens_alone(tokenizer):
 
 def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else(dataset, tokenizer):
     def first(config: DataConfig) -> bytes:
-        batches = BatchIterator(dataset, tokenizer, config)
+        batches = BatchIterator(dataset, tokenizer, config, ROWS)
         return b"".join(next(batches).tokens_bt.tobytes() for _ in range(4))
 
     assert first(CONFIG) == first(CONFIG)
@@ -88,11 +90,11 @@ def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else(dataset
 
 @pytest.mark.parametrize("taken", [0, 1, 7])
 def test_an_iterator_goes_on_from_its_saved_state(dataset, tokenizer, taken):
-    whole = BatchIterator(dataset, tokenizer, CONFIG)
+    whole = BatchIterator(dataset, tokenizer, CONFIG, ROWS)
     for _ in range(taken):
         next(whole)
     state = json.loads(json.dumps(whole.get_state()))
-    resumed = BatchIterator(dataset, tokenizer, CONFIG)
+    resumed = BatchIterator(dataset, tokenizer, CONFIG, ROWS)
     resumed.set_state(state)
     for _ in range(8):
         ours, theirs = next(resumed), next(whole)
@@ -126,7 +128,7 @@ def test_dropped_conversations_are_not_in_the_batches(dataset, tokenizer):
     kept = scan(dataset, tokenizer, config)
     assert 0 < kept.dropped["too_long"] < COUNT
     expected = set(examples(trajectories(COUNT), tokenizer, config))
-    batches = BatchIterator(dataset, tokenizer, config)
+    batches = BatchIterator(dataset, tokenizer, config, ROWS)
     seen = [document for _ in range(30) for document in documents(next(batches))]
     assert set(seen) == expected
 
@@ -136,7 +138,7 @@ def test_some_tools_are_those_called_and_a_changing_few_of_the_others(tmp_path, 
     record = msgspec.structs.replace(trajectory(0, ["Kenya"]), tools=tools)
     one = make_dataset(tmp_path / "one", [record])
     shown = Counter()
-    batches = BatchIterator(one, tokenizer, replace(CONFIG, rows=1, packing_bins=1, tools="some"))
+    batches = BatchIterator(one, tokenizer, replace(CONFIG, packing_bins=1, tools="some"), 1)
     for _ in range(20):
         for tokens, mask in documents(next(batches)):
             prompt = tokenizer.decode(tokens).partition("<|im_start|>user")[0]
@@ -149,9 +151,9 @@ def test_some_tools_are_those_called_and_a_changing_few_of_the_others(tmp_path, 
 
 
 def test_renamed_entities_are_new_in_each_epoch_and_the_same_after_a_resume(tmp_path, tokenizer):
-    config = replace(CONFIG, rows=1, packing_bins=1, rename_entities=1.0)
+    config = replace(CONFIG, packing_bins=1, rename_entities=1.0)
     one = make_dataset(tmp_path / "one", [trajectory(0, ["Kenya"])])
-    whole, resumed = (BatchIterator(one, tokenizer, config) for _ in range(2))
+    whole, resumed = (BatchIterator(one, tokenizer, config, 1) for _ in range(2))
     next(whole)
     resumed.set_state(whole.get_state())
     ours, theirs = documents(next(resumed)), documents(next(whole))
@@ -170,22 +172,22 @@ def test_statistics_count_tokens_and_trained_tokens(dataset, tokenizer):
 
 def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
     stats = scan(dataset, tokenizer, CONFIG)
-    steps = steps_for_epochs(stats, CONFIG, 2)
-    batches = BatchIterator(dataset, tokenizer, CONFIG)
+    steps = steps_for_epochs(stats, CONFIG, ROWS, 2)
+    batches = BatchIterator(dataset, tokenizer, CONFIG, ROWS)
     seen = sum(len(documents(next(batches))) for _ in range(steps))
     assert 0.9 * 2 * COUNT <= seen <= 1.2 * 2 * COUNT
-    assert abs(steps_for_epochs(stats, CONFIG, 0.5) - steps / 4) <= 1
+    assert abs(steps_for_epochs(stats, CONFIG, ROWS, 0.5) - steps / 4) <= 1
 
 
 @pytest.mark.slow
 def test_workers_make_the_same_documents_and_resume(dataset, tokenizer):
     flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
     config = replace(CONFIG, workers=2)
-    whole = BatchIterator(dataset, tokenizer, config)
+    whole = BatchIterator(dataset, tokenizer, config, ROWS)
     for _ in range(3):
         next(whole)
     state = json.loads(json.dumps(whole.get_state()))
-    resumed = BatchIterator(dataset, tokenizer, config)
+    resumed = BatchIterator(dataset, tokenizer, config, ROWS)
     resumed.set_state(state)
     expected = Counter(examples(trajectories(COUNT), tokenizer, config))
     for _ in range(3):
@@ -214,4 +216,4 @@ def test_datasets_that_are_missing_or_of_another_kind_are_errors(tmp_path, token
     server = ToolServer("s", "S", "", "d", "en", [], CodeExecution("pass"))
     write_dataset(tmp_path / "servers", ToolServer, [server], card={})
     with pytest.raises(DatasetError, match="ToolServer records; SFT needs Trajectory"):
-        BatchIterator(tmp_path / "servers", tokenizer, CONFIG)
+        BatchIterator(tmp_path / "servers", tokenizer, CONFIG, ROWS)

@@ -17,7 +17,7 @@ from astra_jax.sft.data import DataConfig
 from astra_jax.sft.samples import Sample, Sampler
 
 MODEL = Qwen3Config(400, 32, 2, 4, 2, 16, 64, tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, rows=4)
+DATA = DataConfig(seq_len=512)
 TOKENS = 30
 
 
@@ -63,5 +63,5 @@ def test_a_mesh_draws_the_same(drawn, tokenizer, params):
 
 
 def test_openings_that_do_not_fit_are_left_out(tokenizer, params):
-    short = DataConfig(seq_len=64, rows=4)
+    short = DataConfig(seq_len=64)
     assert Sampler(trajectories(8), tokenizer, MODEL, short, count=3, max_tokens=TOKENS).draw(params) == []

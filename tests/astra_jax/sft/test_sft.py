@@ -15,18 +15,20 @@ from sft_world import make_dataset, make_tokenizer, trajectories
 
 from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run.batch import PackedBatch, target_mask
 from astra_jax.run.checkpoints import Checkpointer
-from astra_jax.run.identity import WorkdirError
 from astra_jax.run.metrics import read_metrics
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataConfig, TokenBatch
-from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, target_mask, train_step
+from astra_jax.sft.data import BatchIterator, DataConfig
+from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, train_step
 from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import DatasetError
+from synthesis.core.workdir import WorkdirError
 
 CONFIG = SFTConfig(
-    data=DataConfig(seq_len=512, rows=4, packing_bins=4),
+    data=DataConfig(seq_len=512, packing_bins=4),
+    batch_size=4,
     steps=8,
     learning_rate=2e-2,
     weight_decay=0.1,
@@ -116,11 +118,10 @@ def test_a_save_holds_the_loop_for_less_than_a_tenth_of_a_step(dataset, tokenize
     only as large as it must be for the noise of a busy machine not to decide.
     """
     large = replace(model, vocab_size=64_000, d_model=224)
-    data = replace(CONFIG.data, rows=12)
-    config = replace(CONFIG, data=data, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
+    config = replace(CONFIG, batch_size=12, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
     params = init_params(large, jax.random.key(0))
     history = train(config, large, params, dataset, tokenizer, tmp_path, progress=False).history
-    tokens = config.data.rows * config.data.seq_len
+    tokens = config.batch_size * config.data.seq_len
     # A row's checkpoint is the one before it, and its own time is a step's.
     blocked = [row["checkpoint_seconds"] for row in history if row["step"] in (3, 5, 7)]
     steps = [tokens * (1 - row["padding_share"]) / row["tokens_per_second"] for row in history[1:]]
@@ -168,7 +169,7 @@ def test_the_callers_weights_stay_valid(uninterrupted, params):
     ("change", "message"),
     [
         (lambda c, m: (replace(c, learning_rate=1e-3), m), "sft.learning_rate is 0.02 there, 0.001 here"),
-        (lambda c, m: (replace(c, data=replace(c.data, rows=2)), m), "sft.data.rows is 4 there, 2 here"),
+        (lambda c, m: (replace(c, batch_size=2), m), "sft.batch_size is 4 there, 2 here"),
         (lambda c, m: (c, replace(m, d_ff=128)), "model.d_ff is 64 there, 128 here"),
     ],
 )
@@ -190,11 +191,11 @@ def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, 
 
 
 @pytest.fixture(scope="module")
-def batch(dataset, tokenizer) -> TokenBatch:
-    return jax.tree.map(jnp.asarray, next(BatchIterator(dataset, tokenizer, CONFIG.data)))
+def batch(dataset, tokenizer) -> PackedBatch:
+    return jax.tree.map(jnp.asarray, next(BatchIterator(dataset, tokenizer, CONFIG.data, CONFIG.batch_size)))
 
 
-def split(batch: TokenBatch, accumulation: int) -> TokenBatch:
+def split(batch: PackedBatch, accumulation: int) -> PackedBatch:
     return jax.tree.map(lambda x_bt: x_bt.reshape(accumulation, -1, x_bt.shape[1]), batch)
 
 
@@ -203,7 +204,7 @@ def test_accumulation_one_equals_n(batch, model, params):
     counts = np.asarray(target_mask(batch)).sum(axis=1)
     assert counts.max() > 1.05 * counts.min()
     (metrics, moments), (split_metrics, split_moments) = (
-        one_step(replace(CONFIG, accumulation=accumulation), batch, model, params) for accumulation in (1, 4)
+        one_step(replace(CONFIG, micro_batch_size=size), batch, model, params) for size in (None, 1)
     )
     assert metrics["trained_tokens"] == split_metrics["trained_tokens"] == counts.sum()
     np.testing.assert_allclose(split_metrics["loss"], metrics["loss"], rtol=1e-6)
@@ -213,11 +214,11 @@ def test_accumulation_one_equals_n(batch, model, params):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), split_moments, moments)
 
 
-def one_step(config: SFTConfig, batch: TokenBatch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
+def one_step(config: SFTConfig, batch: PackedBatch, model: Qwen3Config, params: dict) -> tuple[dict, dict]:
     """(metrics, Adam's first moment) after one step."""
     own = jax.device_put(jax.tree.map(jnp.copy, params), jax.devices()[0])
     state = jax.device_put(sft_optimizer(config, 8).init(own), jax.devices()[0])
-    rows = split(batch, config.accumulation)
+    rows = split(batch, config.micro_batches)
     _, state, metrics = train_step(own, state, rows, model=model, config=config, steps=8)
     return jax.device_get((metrics, optax.tree.get(state, "mu")))
 
@@ -231,7 +232,7 @@ def test_the_packed_loss_is_the_sum_of_the_documents_losses(batch, model, params
             tokens, mask = (np.zeros((1, 512), np.int32) for _ in range(2))
             tokens[0, : len(where)], mask[0, : len(where)] = batch.tokens_bt[row][where], batch.loss_mask_bt[row][where]
             used = (np.arange(512) < len(where))[None].astype(np.int32)
-            document = TokenBatch(
+            document = PackedBatch(
                 jnp.asarray(tokens), jnp.asarray(mask), jnp.asarray(used), jnp.arange(512)[None] * used
             )
             alone += np.array([float(x) for x in sums(params, document, model=model)])
@@ -251,7 +252,7 @@ def test_the_loss_does_not_see_tokens_outside_the_mask_or_after_it(batch, model,
 
 
 def test_the_mask_belongs_to_the_target_and_stops_at_documents_ends():
-    batch = TokenBatch(
+    batch = PackedBatch(
         tokens_bt=jnp.array([[5, 6, 7, 8, 9, 0]]),
         loss_mask_bt=jnp.array([[0, 1, 1, 1, 0, 0]]),
         segment_ids_bt=jnp.array([[1, 1, 1, 2, 2, 0]]),
@@ -309,8 +310,8 @@ def test_a_loss_mask_that_is_empty_or_full_is_an_error(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"accumulation": 3}, r"accumulation is 3, which does not divide data.rows \(4\)"),
-        ({"accumulation": 0}, "accumulation is 0"),
+        ({"micro_batch_size": 3}, r"micro_batch_size is 3, which does not divide batch_size \(4\)"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"steps": 0}, "steps is 0"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
     ],
@@ -328,7 +329,7 @@ def test_a_model_with_too_small_a_vocabulary_is_refused(dataset, tokenizer, mode
 def test_epochs_become_steps(dataset, tokenizer, model, params, tmp_path):
     config = replace(CONFIG, steps=None, epochs=1, log_every=100)
     result = train(config, model, params, dataset, tokenizer, tmp_path, progress=False)
-    batch_tokens = config.data.rows * config.data.seq_len
+    batch_tokens = config.batch_size * config.data.seq_len
     assert result.steps >= math.ceil(result.stats.tokens / batch_tokens)
     assert result.steps <= math.ceil(1.5 * result.stats.tokens / batch_tokens)
     assert [row["step"] for row in result.history] == sorted({*range(3, result.steps + 1, 3), result.steps})

@@ -1,0 +1,81 @@
+"""The one form of a training batch: packed rows, and the one rule of what is trained on.
+
+Everything about a token stands at the token: its mask, the logprob with which it was sampled, its advantage. The token
+at t is predicted at t - 1, so inside a step all of it is moved one place to the left (`shift`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from astra_jax.mesh import BATCH, zigzag
+
+Array = Any
+
+
+@struct.dataclass
+class PackedBatch:
+    """Packed rows, each [B, T]; numpy as they are made, and a pytree, so they may be put on devices.
+
+    Attributes:
+        tokens_bt: int32 token ids; 0 on padding.
+        loss_mask_bt: int32, 1 on the tokens that the model must emit, or has sampled. It belongs to the token itself:
+            the loss of predicting token t + 1 from token t counts where `loss_mask_bt[t + 1]` is 1 and both are in one
+            segment, so the first token of a document is never trained on.
+        segment_ids_bt: int32, 0 on padding, then 1, 2, … for the documents of a row.
+        positions_bt: int32, within the document, from 0.
+    """
+
+    tokens_bt: Array
+    loss_mask_bt: Array
+    segment_ids_bt: Array
+    positions_bt: Array
+
+
+def shift(x_bt: jax.Array) -> jax.Array:
+    """Each position's successor; 0 at the end of a row."""
+    return jnp.pad(x_bt[:, 1:], ((0, 0), (0, 1)))
+
+
+def unshift(x_bt: jax.Array) -> jax.Array:
+    """What was computed where a token is predicted, at the token itself; 0 at the start of a row."""
+    return jnp.pad(x_bt[:, :-1], ((0, 0), (1, 0)))
+
+
+def target_mask(batch: PackedBatch) -> jax.Array:
+    """[B, T], float32: 1 at t where the *next* token is trained on and belongs to the same document."""
+    same_document_bt = (shift(batch.segment_ids_bt) == batch.segment_ids_bt) & (batch.segment_ids_bt > 0)
+    return (shift(batch.loss_mask_bt) * same_document_bt).astype(jnp.float32)
+
+
+def context_size(mesh: Mesh | None) -> int:
+    """Devices that share a sequence."""
+    return 1 if mesh is None else mesh.shape["context"]
+
+
+def in_mesh_order(tree: Any, mesh: Mesh | None) -> Any:
+    """Arrays [B, T] with their positions in the order in which the devices of `context` hold them."""
+    return jax.tree.map(lambda x: zigzag(x, context_size(mesh)), tree)
+
+
+def to_device(batch: Any, mesh: Mesh | None, *, micro_batches: int | None = None) -> Any:
+    """Put the arrays [B, T] of a batch where they are needed.
+
+    Args:
+        micro_batches: split the rows into so many, [A, B / A, T]; None leaves [B, T].
+    """
+
+    def put(x_bt: np.ndarray) -> jax.Array:
+        x = x_bt if micro_batches is None else x_bt.reshape(micro_batches, -1, x_bt.shape[1])
+        if mesh is None:
+            return jnp.asarray(x)
+        spec = PartitionSpec(BATCH, "context") if micro_batches is None else PartitionSpec(None, BATCH, "context")
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+
+    return jax.tree.map(put, batch)

@@ -1,0 +1,82 @@
+"""The settings that every training loop has; each loop's configuration adds its own, and reasons for defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["adamw", "muon"]
+
+_FORMER_NAMES = {
+    "data.rows": "batch_size",
+    "accumulation": "micro_batch_size",
+    "updates": "steps",
+    "groups_per_batch": "batch_size",
+    "micro_batch_rows": "micro_batch_size",
+    "max_groups_per_update": "max_groups_per_step",
+}
+
+
+def todays_name(setting: str) -> str:
+    """Of a training setting with a dotted name, which may be what it was called before, in a checkpoint or by habit."""
+    for former, name in _FORMER_NAMES.items():
+        if setting == former or setting.endswith(f".{former}"):
+            return setting.removesuffix(former) + name
+    return setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What SFT and GRPO share.
+
+    Attributes:
+        steps: optimizer steps; None where the loop works them out.
+        batch_size: of a step: rows (SFT) or groups of episodes (GRPO).
+        micro_batch_size: rows of one forward and backward pass; None is the whole batch. A step's result does not
+            depend on it: gradients are added up in float32 and divided once.
+        optimizer: see `astra_jax.run.optimizers`.
+        learning_rate: of all parameters, or its peak.
+        b1, b2, eps: AdamW's.
+        weight_decay: on matrices only.
+        max_grad_norm: gradients are scaled down to this global norm.
+        rounding: of weights whose type is bfloat16 (`model.param_dtype`): `nearest`, or `stochastic`, with which small
+            updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer's state is
+            float32 either way. Without effect on float32 weights.
+        on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
+            anything else is saved, or goes on (`skip`), and such steps are counted.
+        remat: what the backward pass recomputes; a policy of the model's forward pass.
+        checkpoint_every: steps between checkpoints; the last step is always saved.
+        keep_states: full training states that are kept (paper: the last one or two).
+        keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
+    """
+
+    steps: int | None
+    batch_size: int
+    learning_rate: float
+    micro_batch_size: int | None = None
+    optimizer: OptimizerName = "adamw"
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    remat: str = "none"
+    checkpoint_every: int = 100
+    keep_states: int = 2
+    keep_params: int | None = None
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "steps", "batch_size", "micro_batch_size", "checkpoint_every", "keep_states", "keep_params")
+
+    def _at_least(self, least: int, *names: str) -> None:
+        """Raises `ValueError`: a setting is below it. None passes: it is not given."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+
+
+FREE = ("checkpoint_every", "keep_states", "keep_params", "remat", "micro_batch_size", "on_nonfinite")
+"""Settings that may change when a run goes on: what is computed does not depend on them, but for rounding."""

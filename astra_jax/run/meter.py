@@ -1,0 +1,45 @@
+"""How fast a loop trains: tokens a second, the share of the chips' peak, and memory."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import jax
+import numpy as np
+
+from astra_jax.models.qwen3.flops import batch_flops
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run.chips import chip_of
+
+
+class Meter:
+    """Tokens, arithmetic and time since `start`."""
+
+    def __init__(self, model: Qwen3Config) -> None:
+        self._model = model
+        chip = chip_of(jax.devices()[0].device_kind)
+        self._peak = chip.flops * jax.device_count() if chip is not None else None
+        self.start()
+
+    def start(self) -> None:
+        self._tokens, self._flops, self._started = 0, 0.0, time.perf_counter()
+
+    def add(self, segment_ids_bt: np.ndarray) -> None:
+        """A batch, or micro-batch, that is trained on."""
+        self._tokens += int((segment_ids_bt > 0).sum())
+        if self._peak is not None:
+            self._flops += batch_flops(self._model, segment_ids_bt)
+
+    def read(self) -> dict[str, float]:
+        """Tokens a second; of known chips the share of their peak (documents by their own length, padding and
+        recomputation for nothing), of devices that tell it their most memory in use; this process's most memory."""
+        seconds = time.perf_counter() - self._started
+        found = {"tokens_per_second": self._tokens / seconds}
+        found["peak_host_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        if self._peak is not None:
+            found["mfu"] = self._flops / seconds / self._peak
+        memory = jax.local_devices()[0].memory_stats() or {}
+        if "peak_bytes_in_use" in memory:
+            found["peak_memory_gib"] = memory["peak_bytes_in_use"] / 2**30
+        return found

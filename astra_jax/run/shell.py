@@ -1,0 +1,237 @@
+"""What a training loop is wrapped in, the same for SFT and GRPO: everything that is not the algorithm.
+
+    with TrainingRun("SFT", config, model, workdir, steps=steps, identity=identity) as run:
+        step, params, opt_state, extra = run.begin(params, optimizer, mesh)
+        while step < steps and not run.stopped:
+            step += 1
+            with run.traced(step):
+                ...
+            run.check(step, metrics)
+            run.log(step, row)
+            if run.due(step):
+                run.save(step, params, opt_state, extra)
+
+It holds the workdir, restores the latest checkpoint of the same run, notices a wish to stop (SIGTERM), traces steps,
+writes metrics, and lets nothing that is not finite into a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from astra_jax.models.qwen3.modules import Params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.qwen3.sharding import param_shardings
+from astra_jax.models.qwen3.weights import write_config
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.config import TrainingConfig
+from astra_jax.run.hosts import is_first
+from astra_jax.run.identity import check_same_run
+from astra_jax.run.meter import Meter
+from astra_jax.run.metrics import MetricWriter
+from astra_jax.run.optimizers import initial_state
+from astra_jax.run.preemption import Preemption
+from synthesis.core.datasets import Folder
+from synthesis.core.files import location, on_disk
+from synthesis.core.progress import progress_bar
+from synthesis.core.workdir import locked
+
+Stopped = Literal["finished", "preempted", "exhausted"]
+"""Why a run ended: all steps are done; it was asked to stop, and the same command goes on; GRPO: no more batches."""
+
+
+_LOOK_SECONDS = 0.2
+
+
+class NonFiniteError(Exception):
+    """A loss or gradient was not finite; the weights are those of before, and nothing was saved since."""
+
+
+class TrainingRun:
+    """The life of one run in one workdir.
+
+    Args:
+        name: beside the progress bar.
+        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/` and `profile/`. All hosts share it.
+        steps: that the run has in all.
+        identity: what a checkpoint must share with this run, see `identity.run_identity`.
+        profile: first and last step of a trace for TensorBoard or Perfetto.
+        progress: whether to show a bar.
+
+    Attributes:
+        history: the rows of metrics that this process logged.
+        stopped: why the loop is to end; None while it goes on.
+        saved: the step of the newest checkpoint, if there is one.
+        skipped: steps that changed nothing, since their loss or gradient was not finite.
+
+    Raises:
+        WorkdirError: `workdir` has a checkpoint of another run, or another process works in it.
+        CheckpointError: no checkpoint there can be read, or one could not be written.
+        StorageError: metrics could not be written to a bucket.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: TrainingConfig,
+        model: Qwen3Config,
+        workdir: Folder,
+        *,
+        steps: int,
+        identity: Mapping[str, Any],
+        profile: tuple[int, int] | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.folder = location(workdir)
+        self.config, self.model, self.steps = config, model, steps
+        self.history: list[dict[str, float]] = []
+        self.stopped: Stopped | None = None
+        self.saved: int | None = None
+        self.skipped = 0
+        self.meter = Meter(model)
+        self.writer: MetricWriter | None = None
+        self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
+        self._unchecked: list[tuple[int, Mapping[str, Any]]] = []
+        self._tracing = False
+        self._saving_seconds = 0.0
+
+    def __enter__(self) -> TrainingRun:
+        with contextlib.ExitStack() as stack:
+            if is_first():
+                stack.enter_context(locked(self.folder))
+            states, params = self.config.keep_states, self.config.keep_params
+            self.checkpointer = Checkpointer(self.folder / "checkpoints", keep_states=states, keep_params=params)
+            stack.callback(self._close)
+            self._preemption = stack.enter_context(Preemption())
+            if self._profile is not None:
+                self._trace_folder = stack.enter_context(on_disk(self.folder / "profile"))
+                stack.callback(self._end_trace)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def begin(
+        self, params: Params, optimizer: optax.GradientTransformation, mesh: Mesh | None
+    ) -> tuple[int, Params, Any, dict[str, Any] | None]:
+        """The state to train from: the latest checkpoint's, or `params` (copied) with a new optimizer's.
+
+        Returns:
+            (steps done, params, optimizer state, what was saved with them, or None).
+        """
+        shardings = None if mesh is None else param_shardings(self.model, mesh)
+        params, opt_state = initial_state(params, optimizer, shardings)
+        step, extra = 0, None
+
+        def check(extra: dict[str, Any]) -> None:
+            check_same_run(extra["identity"], self._identity, self.folder)
+
+        if (found := self.checkpointer.restore_latest((params, opt_state), check)) is not None:
+            step, params, opt_state, extra = found
+            self.saved = step
+        if is_first():
+            write_config(self.model, self.folder / "checkpoints")  # so that launch.convert can read them
+            self.writer = MetricWriter(self.folder / "metrics")
+            self.writer.truncate(step)
+        self.bar = progress_bar(
+            total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
+        )
+        self.meter.start()
+        return step, params, opt_state, extra
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        return step % self.config.checkpoint_every == 0 or step == self.steps or self.stopped is not None
+
+    def notice(self, step: int) -> None:
+        """Look whether the run is asked to stop after this step. On several hosts each must call it after each step."""
+        if self._preemption.asked(step) and step < self.steps:
+            self.stopped = "preempted"
+
+    async def finished(self, task: asyncio.Task[None]) -> bool:
+        """Wait for what a step waits for, raising what it raises; but a single host that is asked to stop stops then,
+        and the answer is no. Several hosts agree on a step, in `notice`."""
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            if jax.process_count() == 1 and self._preemption.asked(0) and not task.done():
+                self.stopped = "preempted"
+                return False
+        task.result()
+        return True
+
+    @contextlib.contextmanager
+    def traced(self, step: int) -> Iterator[None]:
+        """Around a step: a trace, if it is one of those to be traced."""
+        if self._profile is not None and not self._tracing and step == self._profile[0]:
+            jax.profiler.start_trace(str(self._trace_folder))
+            self._tracing = True
+        yield
+        if self._profile is not None and step >= self._profile[1]:
+            self._end_trace()
+
+    def check(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Note a step's `loss` and `gradient_norm`, of which `settle` asks whether they were finite."""
+        self._unchecked.append((step, {name: metrics[name] for name in ("loss", "gradient_norm")}))
+
+    def settle(self) -> None:
+        """Fetch what `check` has noted; before anything is logged or saved.
+
+        Raises:
+            NonFiniteError: a step's loss or gradient was not finite, and `on_nonfinite` is `stop`.
+        """
+        noted, self._unchecked = self._unchecked, []
+        for step, values in jax.device_get(noted):
+            if all(abs(float(value)) < float("inf") for value in values.values()):
+                continue
+            self.skipped += 1
+            if self.config.on_nonfinite == "stop":
+                said = ", ".join(f"{name} is {float(value)}" for name, value in values.items())
+                saved = (
+                    "nothing was saved yet" if self.saved is None else f"the checkpoint of step {self.saved} is whole"
+                )
+                raise NonFiniteError(
+                    f"step {step}: {said}, so the step was not taken; {saved}. Lower learning_rate (it is "
+                    f"{self.config.learning_rate}), see to the data of that step, or set on_nonfinite=skip to leave "
+                    "such steps out"
+                )
+
+    def log(self, step: int, row: Mapping[str, float]) -> dict[str, float]:
+        """Write a step's metrics, with what the last checkpoint took; the row as it was written."""
+        whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": float(self.skipped)}
+        self.history.append({"step": step, **whole})
+        if self.writer is not None:
+            self.writer.write(step, whole)
+        return whole
+
+    def save(self, step: int, params: Params, opt_state: Any, extra: Mapping[str, Any]) -> None:
+        """Save the full state of a step in the background; a step that is saved already is left alone."""
+        if self.saved == step:
+            return
+        self.settle()
+        if self.writer is not None:
+            self.writer.flush()
+        whole = {"identity": self._identity, **extra}
+        self._saving_seconds = self.checkpointer.save(step, params=params, state=opt_state, extra=whole)
+        self.saved = step
+
+    def _end_trace(self) -> None:
+        if self._tracing:
+            jax.profiler.stop_trace()
+            self._tracing = False
+
+    def _close(self) -> None:
+        if hasattr(self, "bar"):
+            self.bar.close()
+        try:
+            self.checkpointer.close()
+        finally:
+            if self.writer is not None:
+                self.writer.close()

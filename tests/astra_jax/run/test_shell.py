@@ -1,0 +1,258 @@
+"""What both training loops are wrapped in: nothing that is not finite is saved, one run in a workdir, SIGTERM saves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rollout_world import ScriptedPolicy, call, make_environment
+from sft_world import make_dataset, trajectories
+
+from astra_jax.grpo import train as grpo
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.step import take_step
+from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.gradients import accumulated
+from astra_jax.run.identity import check_same_run
+from astra_jax.run.metrics import read_metrics
+from astra_jax.run.optimizers import apply_gradients, initial_state, make_optimizer
+from astra_jax.run.shell import NonFiniteError
+from astra_jax.sft import train as sft
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from synthesis.core.workdir import WorkdirError, locked
+
+SFT = SFTConfig(
+    data=DataConfig(seq_len=512, packing_bins=4, too_long="cut"),
+    batch_size=2,
+    steps=3,
+    learning_rate=1e-2,
+    checkpoint_every=1,
+    sample_every=0,
+)
+GRPO = GRPOConfig(
+    steps=3,
+    batch_size=2,
+    group_size=4,
+    micro_batch_size=2,
+    learning_rate=1e-2,
+    concurrent_groups=4,
+    episode=EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1),
+    row_buckets=(512, 800),
+    checkpoint_every=10,
+)
+
+
+@pytest.fixture(scope="module")
+def model(chat_tokenizer) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=chat_tokenizer.vocab_size,
+        d_model=32,
+        n_layers=1,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=16,
+        d_ff=32,
+        tie_embeddings=True,
+        max_positions=1024,
+    )
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return init_params(model, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "trajectories", trajectories(8, longest=2))
+
+
+@pytest.fixture
+def run_sft(model, params, dataset, chat_tokenizer, tmp_path):
+    def run(config=SFT, start=params, **options):
+        return sft.train(config, model, start, dataset, chat_tokenizer, tmp_path, progress=False, **options)
+
+    return run
+
+
+def saved_steps(workdir) -> list[int]:
+    checkpointer = Checkpointer(workdir / "checkpoints", reading=True)
+    try:
+        return checkpointer.params_steps()
+    finally:
+        checkpointer.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gradients
+
+
+def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
+    """1,024 micro-batches of one gradient: bfloat16 stops at 256 of them."""
+    weights = {"w_d": jnp.ones(4, jnp.bfloat16)}
+    batch = jnp.full((1_024, 1, 4), 0.5, jnp.bfloat16)
+
+    def loss(params, batch):
+        total = jnp.sum((batch * params["w_d"]).astype(jnp.float32))
+        return total, jnp.float32(1)
+
+    gradients, (total, count) = jax.jit(partial(accumulated, loss))(weights, batch)
+    np.testing.assert_array_equal(gradients["w_d"], np.full(4, 512.0, np.float32))
+    assert (float(total), float(count)) == (2_048.0, 1_024.0)
+
+
+def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None:
+    """At the paper's learning rate: rounding to nearest changed 3.9 % of them in 100 updates."""
+    config = dataclasses.replace(GRPO, learning_rate=2e-6, weight_decay=0.0)
+    start = {"w_df": jax.random.normal(jax.random.key(0), (64, 64)).astype(jnp.bfloat16)}
+    params, state = initial_state(start, make_optimizer(config, config.learning_rate))
+    for step in range(100):
+        gradients = {"w_df": jax.random.normal(jax.random.key(step), (64, 64)) + 1}
+        params, state, _ = take_step(params, state, gradients, jnp.float32(1), config=config)
+    changed = {rounding: float((params["w_df"] != start["w_df"]).mean()) for rounding in (config.rounding,)}
+    assert changed["stochastic"] > 0.5, changed
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_one_broken_gradient_changes_nothing(model, params, name, broken) -> None:
+    config = dataclasses.replace(GRPO, optimizer=name, weight_decay=0.1)
+    optimizer = make_optimizer(config, 1e-2)
+    own, state = initial_state(params, optimizer)
+    gradients = jax.tree.map(jnp.ones_like, own)
+    step = jax.jit(partial(apply_gradients, optimizer=optimizer, rounding="stochastic"))
+    own, state, norm = step(own, state, gradients, jnp.float32(2))
+    assert math.isfinite(norm)
+    spoilt = jax.tree.map(jnp.copy, gradients)
+    spoilt["embed_vd"] = spoilt["embed_vd"].at[3, 2].set(broken)
+    after, later, norm = step(own, state, spoilt, jnp.float32(2))
+    assert not math.isfinite(norm)
+    for old, new in zip(jax.tree.leaves((own, state)), jax.tree.leaves((after, later)), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is not finite
+
+
+def test_a_broken_step_ends_the_run_before_it_is_saved(run_sft, params, tmp_path) -> None:
+    broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
+    with pytest.raises(NonFiniteError, match="step 1: loss is nan.*nothing was saved yet.*on_nonfinite=skip"):
+        run_sft(start=broken)
+    assert saved_steps(tmp_path) == []
+
+
+def test_a_rate_that_is_no_number_ends_the_run(run_sft, tmp_path) -> None:
+    """The first step's own loss is finite; what it makes of the weights is not."""
+    with pytest.raises(NonFiniteError, match="step 2"):
+        run_sft(dataclasses.replace(SFT, learning_rate=math.nan, checkpoint_every=10))
+    assert saved_steps(tmp_path) == []
+
+
+def test_broken_steps_can_be_left_out_and_are_counted(run_sft, model, params, tmp_path) -> None:
+    broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
+    result = run_sft(dataclasses.replace(SFT, on_nonfinite="skip"), start=broken)
+    assert result.steps == 3 and [row["skipped_steps"] for row in result.history] == [1, 2, 3]
+    for old, new in zip(jax.tree.leaves(broken), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, params, chat_tokenizer, tmp_path) -> None:
+    broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
+    policy = ScriptedPolicy(chat_tokenizer, by_seed)
+    arguments = (GRPO, model, broken, [make_environment()], chat_tokenizer, pool, tmp_path)
+    with pytest.raises(NonFiniteError, match="step 1"):
+        await grpo.train(*arguments, policy=policy, progress=False)
+    assert policy.version == 0 and saved_steps(tmp_path) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One run in a workdir
+
+
+def test_a_workdir_in_use_is_refused(run_sft, tmp_path) -> None:
+    with locked(tmp_path), pytest.raises(WorkdirError, match="in use by another process"):
+        run_sft()
+    assert run_sft().steps == 3
+
+
+def test_a_checkpoint_of_the_version_before_is_of_the_same_run() -> None:
+    before = {
+        "sft.data.rows": 32,
+        "sft.accumulation": 4,
+        "sft.rounding": "nearest",
+        "sft.remat": "full",
+        "grpo.groups_per_batch": 256,
+        "grpo.micro_batch_rows": 1,
+        "grpo.row_buckets": [4096],
+        "grpo.mini_batches": 1,
+        "model.param_dtype": "float32",
+    }
+    now = {"sft.batch_size": 32, "grpo.batch_size": 256, "grpo.mini_batches": 1, "model.param_dtype": "float32"}
+    check_same_run(before, now, "DIR")
+    with pytest.raises(WorkdirError, match="sft.batch_size is 32 there, 16 here"):
+        check_same_run(before, now | {"sft.batch_size": 16}, "DIR")
+    halves = {"model.param_dtype": "bfloat16"}
+    with pytest.raises(WorkdirError, match="grpo.rounding is 'nearest' there, 'stochastic' here"):
+        check_same_run(
+            before | halves, now | halves | {"sft.rounding": "nearest", "grpo.rounding": "stochastic"}, "DIR"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Metrics, traces, and the wish to stop
+
+
+def test_what_is_held_out_is_measured_on_steps_that_are_not_logged_otherwise(run_sft, dataset, tmp_path) -> None:
+    config = dataclasses.replace(SFT, steps=7, log_every=5, eval_every=3, checkpoint_every=100)
+    rows = run_sft(config, held_out=dataset).history
+    assert [row["step"] for row in rows] == [3, 5, 6, 7]
+    assert [row["step"] for row in rows if "held_out_loss" in row] == [3, 6, 7]
+
+
+def by_seed(session: str, turn: int, seed: int) -> str:
+    return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
+    pool, model, params, chat_tokenizer, tmp_path, async_steps
+) -> None:
+    environments = [make_environment("a"), make_environment("b", "Japan")]
+    config = dataclasses.replace(GRPO, async_steps=async_steps)
+
+    class Notified(ScriptedPolicy):
+        """Is sent SIGTERM while it draws the second step's episodes."""
+
+        async def generate(self, *arguments, **options):
+            if self.version == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return await super().generate(*arguments, **options)
+
+    async def run(name, kind=ScriptedPolicy):
+        policy = kind(chat_tokenizer, by_seed)
+        arguments = (config, model, params, environments, chat_tokenizer, pool, tmp_path / name)
+        return await grpo.train(*arguments, policy=policy, progress=False, profile=(1, 1))
+
+    straight = await run("straight")
+    stopped = await run("resumed", Notified)
+    assert stopped.stopped == "preempted" and 1 <= stopped.steps < 3
+    assert saved_steps(tmp_path / "resumed") == [stopped.steps]
+    resumed = await run("resumed")
+    assert (resumed.stopped, resumed.steps) == ("finished", 3)
+    if not async_steps:  # else the batch that was under way is drawn again by newer weights
+        for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert [row["step"] for row in read_metrics(tmp_path / "resumed" / "metrics")] == [1, 2, 3]
+    assert list((tmp_path / "straight" / "profile").rglob("*.xplane.pb"))
