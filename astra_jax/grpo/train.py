@@ -14,7 +14,7 @@ when both are done, so that a batch is still drawn by one version, the one befor
 
 On several hosts each runs this program. The first one samples and tells the others its batch.
 
-Run it with `python -m launch.grpo --config=configs/grpo_qwen3_14b.py`.
+Run it with `python -m launch.grpo --config=grpo:14b`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ One step:
 
 On several hosts each runs this program. They make the same batches and train on their parts of them.
 
-Run it with `python -m launch.sft --config=configs/sft_qwen3_14b.py --data=DATASET --workdir=DIR`.
+Run it with `python -m launch.sft --config=sft:14b --data=DATASET --workdir=DIR`.
 """
 
 from __future__ import annotations
