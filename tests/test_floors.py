@@ -21,7 +21,7 @@ FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / fl
 LONGEST = 500
 """Lines of a file; a longer one has outgrown its name."""
 COMMON = {
-    "astra_jax": ("mesh", "attention", "tokenizer", "run", "models", "head", "rollout"),
+    "astra_jax": ("mesh", "attention", "tokenizer", "models", "head", "run", "rollout"),
     "synthesis": ("core", "facts", "pipeline"),
 }
 """Rooms that every room of their floor may use; of each other, those that stand before them."""
@@ -37,6 +37,7 @@ FROM_SYNTHESIS = {
 }
 """What `astra_jax` imports of `synthesis` beside its common room `core`."""
 MENDING = {
+    ("astra_jax.models.qwen3.weights", "astra_jax.run.checkpoints"),  # runs know models, and models no runs
     ("astra_jax.rollout.filling", "astra_jax.grpo.losses"),
     ("synthesis.pipeline.ray_executor", "synthesis.offline.teacher"),
 }

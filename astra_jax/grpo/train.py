@@ -6,7 +6,7 @@ One update:
   2. Advantage = (reward - group mean) / group deviation, the same for every sampled token of the episode.
   3. Pack the episodes into rows; sum the clipped objective over all sampled tokens, divide by their number (eq. 32).
      No KL term, no entropy bonus. What the sampler computed differently (kernels, or weights one update old) is
-     corrected by truncated importance sampling. See `grpo_update.py`, and `losses.py` for other objectives.
+     corrected by truncated importance sampling. See `step.py`, and `losses.py` for other objectives.
   4. Step, hand the new weights to the policy, log, checkpoint.
 
 With `async_steps=1` the groups of the next update are rolled out during steps 2 to 4; the policy gets the new weights

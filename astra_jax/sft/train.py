@@ -3,7 +3,7 @@
 One step:
   1. Take a batch of packed rows (`astra_jax.sft.data`): several conversations a row, told apart by segment ids.
   2. For each of `accumulation` micro-batches add up the negative logprob of every assistant token (thinking, calls and
-     answers; never tool output, user or system), and its gradient (`sft_update.py`).
+     answers; never tool output, user or system), and its gradient (`step.py`).
   3. Divide once by the batch's number of assistant tokens, clip, take an AdamW step. The learning rate warms up
      linearly and then follows a cosine.
   4. Log; every `checkpoint_every` steps save weights, optimizer and the position in the data, so that a run that was
