@@ -146,7 +146,7 @@ class ChatTokenizer:
 
     @property
     def vocabulary_digest(self) -> str:
-        """Tells one vocabulary from another; rollout servers say theirs, made in the same way (`vllm_plugin`)."""
+        """Tells one vocabulary from another; rollout servers say theirs, made in the same way, by our plugin."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,11 +1,17 @@
-"""What a training job is made of: the model, how it is trained, and the mesh. Each preset is a file of its own."""
+"""What a training job is made of, the model and how it is trained, and the presets: `--config=sft:14b`.
+
+A run that is none of them is a file that defines `CONFIG`, an `SFTRun` or a `GRPORun`: `--config=FILE.py`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.models.qwen3.presets import PRESETS as MODELS
+from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 
@@ -35,7 +41,7 @@ def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun
     """
     data = DataConfig(seq_len=seq_len)
     sft = SFTConfig(data=data, batch_size=32, learning_rate=learning_rate, remat="full")
-    return SFTRun(PRESETS[size].in_training_precision(), sft)
+    return SFTRun(MODELS[size].in_training_precision(), sft)
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
@@ -47,4 +53,22 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
         learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 77_824)
     )
     longest = grpo.episode.max_prompt_tokens + grpo.episode.max_response_tokens
-    return GRPORun(PRESETS[size].in_training_precision().stretched(longest), grpo)
+    return GRPORun(MODELS[size].in_training_precision().stretched(longest), grpo)
+
+
+_PEAKS = {
+    "0.6b": 1e-5,
+    "1.7b": 1e-5,
+    "4b": 1e-5,
+    "8b": 5e-6,
+    "14b": 5e-6,
+    "32b": 2e-6,
+    "30b-a3b": 5e-6,
+}
+"""SFT's learning rates: of 14b and 32b the paper's, the others ours."""
+
+PRESETS: Mapping[str, Callable[[], SFTRun | GRPORun]] = {
+    **{f"sft:{size}": partial(sft_run, size, learning_rate=peak) for size, peak in _PEAKS.items()},
+    **{f"grpo:{size}": partial(grpo_run, size) for size in _PEAKS},
+}
+"""By the name that `--config` takes: the loop and the model's size."""

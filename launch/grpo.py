@@ -1,6 +1,6 @@
 """GRPO of a Qwen3 against vLLM servers, or against the embedded engine.
 
-    python -m launch.grpo --config=configs/grpo_qwen3_14b.py --workdir=DIR --weights=DIR --environments=DIR \\
+    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
         --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE
 
 Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example

@@ -1,8 +1,8 @@
 """Does a job fit on a slice, and how fast can it be: compiles its real training step for chips that are not here.
 
-    python -m launch.plan --config=configs/sft_qwen3_14b.py --topology=v5p:2x2x2 --tokens=74752
-    python -m launch.plan --config=configs/grpo_qwen3_32b.py --topology=v6e:16x16 --tokens=74752 --smallest --json
-    python -m launch.plan --config=configs/sft_qwen3_8b.py --topology=h200:8 --tokens=32768
+    python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
+    python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --smallest --json
+    python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
 
 Prints bytes a chip against the chip's memory, flops a token, what is sent over each mesh axis, and a bound on the step
 time. Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
@@ -17,7 +17,11 @@ from absl import flags
 
 from launch.flags import cli
 
-_CONFIG = flags.DEFINE_string("config", None, "Configuration file of the job; override with --config.NAME=VALUE.")
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "A preset, such as sft:14b, or a file that defines CONFIG; override with --config.NAME=VALUE.",
+)
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, v6e:4x4, h200:8 or h100:2x8.", required=True
 )
@@ -37,7 +41,7 @@ def main() -> int:
     from configs.training import SFTRun
 
     if _CONFIG.value is None:
-        raise cli.UsageError("--config is missing; give a file, for example configs/sft_qwen3_14b.py")
+        raise cli.UsageError("--config is missing; give a preset, for example sft:14b, or a file")
     run = cli.overridden(cli.load_config(_CONFIG.value))
     job = run.sft if isinstance(run, SFTRun) else run.grpo
     if _TOKENS.value is not None:

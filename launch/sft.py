@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a Qwen3 on trajectories.
 
-    python -m launch.sft --config=configs/sft_qwen3_14b.py --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
+    python -m launch.sft --config=sft:14b --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
 --data is a dataset of trajectories, as the synthesis writes them; --held_out another, whose loss is logged and whose
 questions samples answer. They and --workdir are folders, or in a bucket: gs://BUCKET/FOLDER. Settings are changed with

@@ -220,7 +220,7 @@ class SandboxPool:
             arguments: keyword arguments; JSON data, never code.
             seed: of everything random that the code can see. The same call with the same seed returns the same bytes.
             now: the moment at which the call takes place, Unix seconds; None for `sandbox.determinism.EPOCH`.
-            history: calls to repeat first; `sandbox.Episode` keeps it.
+            history: calls to repeat first; `sandbox.SandboxEpisode` keeps it.
 
         Returns:
             What became of it. An infrastructure outcome has already been retried once.

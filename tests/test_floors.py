@@ -1,10 +1,16 @@
-"""The floors of the house: launch > configs > astra_jax > synthesis > sandbox. A floor imports only those below it."""
+"""The floors of the house: launch > configs > astra_jax > synthesis > sandbox. A floor imports only those below it.
+
+A floor is made of rooms: its folders, and the files at its top. The common ones are for all rooms of their floor.
+"""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,63 @@ FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
 FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 LONGEST = 500
 """Lines of a file; a longer one has outgrown its name."""
+COMMON = {
+    "astra_jax": ("mesh", "attention", "tokenizer", "models", "head", "run", "rollout"),
+    "synthesis": ("core", "facts", "pipeline"),
+}
+"""Rooms that every room of their floor may use; of each other, those that stand before them."""
+ALSO = {
+    "astra_jax/planner": ("sft", "grpo"),  # the plan is the program: it compiles their steps
+    "synthesis/trajectories": ("servers",),  # its agents call them
+    "synthesis/astra_format": ("environments",),  # an original's record is proven as one of ours is
+    "synthesis/offline": ("trajectories", "environments"),  # it answers what both ask
+}
+FROM_SYNTHESIS = {
+    # A solve rate stands beside the difficulty that the environment was made with.
+    "astra_jax.evaluation.solve_rates": {"synthesis.environments.dependency_graph"},
+}
+"""What `astra_jax` imports of `synthesis` beside its common room `core`."""
+MENDING = {
+    ("astra_jax.models.qwen3.weights", "astra_jax.run.checkpoints"),  # runs know models, and models no runs
+    ("synthesis.pipeline.ray_executor", "synthesis.offline.teacher"),
+}
+"""Imports that break these rules and are about to go; empty is the aim."""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def package_of(module: str) -> str:
+    """Its folder; of a file at the top of a floor, itself."""
+    folder = MODULES[module].parent
+    return ".".join(folder.parts) if len(folder.parts) > 1 else module
+
+
+def room_of(module: str) -> str:
+    """For example `synthesis/core`."""
+    return "/".join(module.split(".")[:2])
+
+
+def imports(path: Path) -> set[str]:
+    """Our modules that a file imports anywhere, also inside functions and for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found.update(name if name in MODULES else node.module for name in names)
+    return found & MODULES.keys()
+
+
+IMPORTS = {
+    module: {other for other in imports(path) - {module} if (module, other) not in MENDING}
+    for module, path in MODULES.items()
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -32,6 +95,58 @@ def imported(path: Path) -> set[str]:
 def test_a_floor_imports_only_floors_below(path: Path) -> None:
     above = FLOORS[: FLOORS.index(path.parts[0])]
     assert not imported(ROOT / path) & set(above), f"{path} imports a floor above its own"
+
+
+def check_no_circle(graph: Mapping[str, set[str]]) -> None:
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    check_no_circle(IMPORTS)
+
+
+def test_packages_do_not_import_each_other_in_circles() -> None:
+    graph: defaultdict[str, set[str]] = defaultdict(set)
+    for module, others in IMPORTS.items():
+        package = package_of(module)
+        graph[package] |= {package_of(other) for other in others} - {package}
+    check_no_circle(graph)
+
+
+@pytest.mark.parametrize("floor", COMMON)
+def test_a_room_imports_only_its_own_and_common_rooms(floor: str) -> None:
+    """So `trajectories` and `environments` do not import each other, nor do `sft` and `grpo`."""
+    common = COMMON[floor]
+    for module, others in IMPORTS.items():
+        here = room_of(module)
+        name = here.partition("/")[2]
+        if module == floor or not here.startswith(f"{floor}/"):
+            continue
+        allowed = {name, "", *(common[: common.index(name)] if name in common else common), *ALSO.get(here, ())}
+        for other in others:
+            beside, _, room = room_of(other).partition("/")
+            assert beside != floor or room in allowed, f"{module} imports {other}: {here} may use {sorted(allowed)}"
+
+
+def test_training_knows_the_common_room_of_synthesis_alone() -> None:
+    for module, others in IMPORTS.items():
+        if module.startswith("astra_jax"):
+            beside = {one for one in others if one.startswith("synthesis") and room_of(one) != "synthesis/core"}
+            assert beside == FROM_SYNTHESIS.get(module, set()), module
+
+
+def test_what_is_being_mended_is_still_broken() -> None:
+    assert all(other in imports(MODULES[module]) for module, other in MENDING), "strike out what is mended"
+
+
+def test_the_top_of_launch_is_programs() -> None:
+    """A newcomer lists it and sees what can be started; what programs share is in folders."""
+    for path in (ROOT / "launch").iterdir():
+        if path.is_file() and path.name not in ("__init__.py", "vllm_cpu.sh"):
+            assert '__name__ == "__main__"' in path.read_text(encoding="utf-8"), f"{path.name} is no program"
 
 
 @pytest.mark.parametrize("floor", ["synthesis", "sandbox"])

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import runpy
 import sys
 import typing
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "--config."
+_OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
+"""A preset's file, as versions up to 0.1 had them."""
 _overrides: list[tuple[str, str]] = []
 
 
@@ -169,21 +171,32 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
     return Path(flag.value or "").absolute()
 
 
-def load_config(path: str) -> Any:
-    """`CONFIG` of a configuration file, for example `configs/sft_qwen3_14b.py`.
+def load_config(name: str) -> Any:
+    """A preset of `configs/training.py`, for example `sft:14b`, or the `CONFIG` of a user's own file.
 
     Raises:
-        UsageError: no such file (names the nearest), or it defines no `CONFIG`.
+        UsageError: it is neither (names the nearest preset, or the one that an earlier version's file became), or the
+            file defines no `CONFIG`, or one of settings that there are not.
     """
-    file = Path(path)
+    from configs.training import PRESETS  # here, so that --help does not wait for it
+
+    if name in PRESETS:
+        return PRESETS[name]()
+    file = Path(name)
     if not file.is_file():
-        known = sorted(str(one.relative_to(_ROOT)) for one in (_ROOT / "configs").glob("*_qwen3_*.py"))
-        near = difflib.get_close_matches(path, known, n=1, cutoff=0.0)
-        raise UsageError(f"--config={path}: there is no such file{f'; the nearest is {near[0]}' if near else ''}")
+        old = _OLD_PRESET.fullmatch(file.name)
+        renamed = f"{old[1]}:{old[2].replace('p', '.').replace('_', '-')}" if old else ""
+        if renamed in PRESETS:
+            raise UsageError(f"--config={name}: presets have names now; use --config={renamed}")
+        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise UsageError(f"--config={name} is neither a preset nor a file; the nearest preset is {near}")
     try:
-        return runpy.run_path(str(file))["CONFIG"]
-    except KeyError:
-        raise UsageError(f"--config={path} defines no CONFIG; see configs/sft_qwen3_14b.py") from None
+        defined = runpy.run_path(str(file))
+    except (ImportError, TypeError, ValueError) as error:  # such as a module or a setting of an earlier version
+        raise UsageError(f"--config={name}: {error}; docs/architecture.md says what is where") from error
+    if "CONFIG" not in defined:
+        raise UsageError(f"--config={name} defines no CONFIG, an SFTRun or a GRPORun of configs/training.py")
+    return defined["CONFIG"]
 
 
 def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = None) -> Config:

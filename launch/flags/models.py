@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.tokenizer import ChatTokenizer
 
-CONFIG = flags.DEFINE_string("config", None, "A file with CONFIG, such as configs/sft_qwen3_14b.py.", required=True)
+CONFIG = flags.DEFINE_string("config", None, "A preset, such as sft:14b, or a file that defines CONFIG.", required=True)
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run, or gs://BUCKET/FOLDER; made if it is not there.", required=True
 )

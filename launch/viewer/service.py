@@ -1,7 +1,7 @@
 """The service behind the pages of `launch.inspect`: who may ask, what it sends along, how it ends.
 
-    GET  /            the list, by the dataset's kind; what else there is by kind: `environments.py`, `trajectories.py`,
-                      `results.py`
+    GET  /            the list, by the dataset's kind; what else there is by kind: `environment_pages.py`,
+                      `trajectory_pages.py`, `result_pages.py`
     GET  /card        the dataset's card
 
 Records come from anywhere, so their texts are escaped, and nothing but this service's own script runs. Pages of other

@@ -125,7 +125,7 @@ async def interacted(task: Task, context: TrajectoryContext, servers: Servers) -
 
 
 async def judged(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[Trajectory]:
-    """See `reward.judge`."""
+    """See `judge.judge`."""
     config = context.config
     return await judge(
         run,

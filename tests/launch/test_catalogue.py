@@ -98,7 +98,7 @@ def test_a_graph_that_is_wrong_is_drawn_as_far_as_it_goes() -> None:
 
 
 def test_importing_the_pages_imports_no_jax() -> None:
-    pages = ("service", "environments", "trajectories", "results")
+    pages = ("service", "environment_pages", "trajectory_pages", "result_pages")
     modules = ", ".join(f"launch.viewer.{name}" for name in pages)
     code = f"import sys, {modules}; assert 'jax' not in sys.modules, 'jax was imported'"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.quickstart import PROFILES
-from launch.flags.cli import UsageError, overridden
+from launch.flags.cli import UsageError, load_config, overridden
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -88,6 +88,44 @@ def test_an_override_replaces_one_leaf(config, name: str, text: str, value) -> N
 def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         overridden(config, [(name, text)])
+
+
+def test_a_configuration_is_a_preset_or_a_file_of_ones_own(tmp_path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("from configs.training import sft_run\nCONFIG = sft_run('14b', learning_rate=5e-6)\n")
+    assert load_config(str(own)) == load_config("sft:14b")
+    assert load_config("grpo:0.6b").grpo.groups_per_batch == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sft:41b", "--config=sft:41b is neither a preset nor a file; the nearest preset is sft:4b"),
+        ("nowhere/own.py", "--config=nowhere/own.py is neither a preset nor a file"),
+        ("configs/sft_qwen3_14b.py", "use --config=sft:14b$"),
+        ("/elsewhere/configs/grpo_qwen3_1p7b.py", "use --config=grpo:1.7b$"),
+        ("configs/grpo_qwen3_30b_a3b.py", "use --config=grpo:30b-a3b$"),
+    ],
+)
+def test_a_configuration_that_is_not_there_is_refused_with_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "defines no CONFIG"),
+        ("{}['CONFIG']", "KeyError"),
+        ("from astra_jax.sft_config import SFTConfig", "astra_jax.sft_config'; docs/architecture.md says what is"),
+        ("from configs.training import sft_run\nCONFIG = sft_run('14b', rate=1)", "unexpected keyword argument 'rate'"),
+    ],
+)
+def test_a_file_of_ones_own_that_does_not_work_says_why(tmp_path, text: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises((UsageError, KeyError)) as raised:
+        load_config(str(tmp_path / "own.py"))
+    assert message in repr(raised.value)
 
 
 def processor_seconds_of_children() -> float:

@@ -7,7 +7,7 @@
 Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there. A server that
 fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It serves
 again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away and
-counted. `vllm_server.py` is one server's HTTP, `vllm_sync.py` how its weights are replaced; see docs/vllm.md.
+counted. `server.py` is one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
 """
 
 from __future__ import annotations

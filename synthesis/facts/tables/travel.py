@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections import Counter
-from dataclasses import dataclass
 
 import airportsdata
 import phonenumbers
 from phonenumbers import PhoneMetadata
 
-from synthesis.facts.names import canonical, functional, inverse, picks
+from synthesis.facts.entities import airports, country_names
+from synthesis.facts.names import canonical, functional, inverse
 from synthesis.facts.relations import Relation
 from synthesis.facts.tables import relation
-from synthesis.facts.tables.geography import cities, country_names
-
-MAX_AIRPORTS = 1500
-_ICAO = re.compile(r"[A-Z]{4}")  # the source also has local codes, such as "_AYM"
-
-
-@dataclass(frozen=True)
-class Airport:
-    iata: str
-    icao: str
-    name: str
-    city: str
-    """Canonical city name, or empty when the city is not one of `geography.cities()`."""
-    country: str
-    """ISO 3166-1 alpha-2."""
-    subdivision: str
-    timezone: str
-    elevation: int
-    """Feet."""
-
-
-@functools.cache
-def airports() -> dict[str, Airport]:
-    """At most `MAX_AIRPORTS` airports by IATA code: those of known cities first, then an even spread of the others."""
-    places, countries = cities(), country_names()
-    served: list[Airport] = []
-    others: list[Airport] = []
-    for row in airportsdata.load("IATA").values():
-        name, city = canonical(row["name"]), canonical(row["city"]) if row["city"] else None
-        if name is None or row["country"] not in countries or not _ICAO.fullmatch(row["icao"]) or not row["tz"]:
-            continue
-        known = city in places and places[city].country == row["country"]
-        (served if known else others).append(
-            Airport(
-                row["iata"],
-                row["icao"],
-                name,
-                city if known and city else "",
-                row["country"],
-                row["subd"],
-                row["tz"],
-                int(row["elevation"]),
-            )  # fmt: skip
-        )
-    by_code = {a.iata: a for a in (*served, *others)}
-    first = picks(sorted(a.iata for a in served), MAX_AIRPORTS)
-    return {c: by_code[c] for c in sorted([*first, *picks(sorted(a.iata for a in others), MAX_AIRPORTS - len(first))])}
 
 
 def build() -> list[Relation]:

@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters
-from astra_jax.models.qwen3.presets import PRESETS
+from astra_jax.models.qwen3.presets import PRESETS as MODELS
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes, row_length
+from configs.training import PRESETS
 from launch.flags.cli import load_config
 
 ROOT = Path(__file__).parents[3]
@@ -97,13 +98,13 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 )
 def test_flops_are_those_of_the_formula(size: str, tokens: int, gigaflops: float) -> None:
     """6 for each weight that a token is multiplied with, 6 L T N H for causal attention."""
-    useful, executed = flops_per_token(PRESETS[size], tokens)
+    useful, executed = flops_per_token(MODELS[size], tokens)
     assert useful / 1e9 == pytest.approx(gigaflops, rel=0.005)
     assert 1.3 < executed / useful < 1.5
 
 
 def test_experts_count_only_where_tokens_go() -> None:
-    layers, head = matmul_parameters(PRESETS["30b-a3b"])
+    layers, head = matmul_parameters(MODELS["30b-a3b"])
     assert (layers + head) / 1e9 == pytest.approx(3.03, abs=0.05)  # "A3B", without the embedding
 
 
@@ -129,17 +130,19 @@ def test_slices_are_checked() -> None:
         assert sizes == sorted(set(sizes)) and chip.name == name
 
 
-PRESET_FILES = sorted(path.name for path in (ROOT / "configs").glob("*_qwen3_*.py"))
-
-
 def test_every_size_has_both_presets() -> None:
-    sizes = {name.replace(".", "p").replace("-", "_") for name in PRESETS if name != "tiny"}
-    assert set(PRESET_FILES) == {f"{job}_qwen3_{size}.py" for job in ("sft", "grpo") for size in sizes}
+    sizes = {name for name in MODELS if name != "tiny"}
+    assert set(PRESETS) == {f"{job}:{size}" for job in ("sft", "grpo") for size in sizes}
 
 
-@pytest.mark.parametrize("name", PRESET_FILES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_papers(name: str) -> None:
-    run = load_config(str(ROOT / "configs" / name))
+    run = load_config(name)
+    assert run.model == dataclasses.replace(
+        MODELS[name.partition(":")[2]].in_training_precision(),
+        max_positions=run.model.max_positions,
+        yarn=run.model.yarn,
+    )
     assert run.model.param_dtype == "float32" and run.model.dtype == "bfloat16"
     if name.startswith("grpo"):
         assert run.grpo.learning_rate == 2e-6 and run.grpo.batch_size == 256
@@ -147,6 +150,7 @@ def test_presets_are_the_papers(name: str) -> None:
         assert run.model.yarn.factor == 3
     else:
         assert run.sft.data.seq_len == 20_480 and run.sft.data.rows == 32 and run.model.yarn is None
+        assert run.sft.learning_rate == {"sft:14b": 5e-6, "sft:32b": 2e-6}.get(name, run.sft.learning_rate)
 
 
 def plan(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -157,12 +161,12 @@ def plan(*flags: str) -> subprocess.CompletedProcess[str]:
 @needs_libtpu
 @pytest.mark.slow
 def test_the_command_compiles_the_real_step() -> None:
-    config = "--config=configs/sft_qwen3_0p6b.py"
+    config = "--config=sft:0.6b"
     result = plan(config, "--topology=v5e:2x2", "--tokens=4096", "--config.model.n_layers=2", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["v5e"].hbm_bytes
-    model = dataclasses.replace(PRESETS["0.6b"], n_layers=2)
+    model = dataclasses.replace(MODELS["0.6b"], n_layers=2)
     assert found["flops_per_token"] == flops_per_token(model, 4096)[0]
     weights = 4 * 3 * 186.6e6 / 4  # AdamW's state is on the chip, a quarter of it
     assert weights < found["peak_bytes_per_chip"] < found["hbm_bytes_per_chip"]
@@ -178,7 +182,7 @@ def test_the_command_compiles_the_real_step() -> None:
 @pytest.mark.slow
 def test_the_command_compiles_for_gpus() -> None:
     flags = ["--topology=h200:4", "--tokens=8192", "--config.model.n_layers=2", "--mesh=fsdp=2,context=2", "--json"]
-    result = plan("--config=configs/grpo_qwen3_0p6b.py", *flags)
+    result = plan("--config=grpo:0.6b", *flags)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["h200"].hbm_bytes
@@ -190,7 +194,7 @@ def test_the_command_compiles_for_gpus() -> None:
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_not_raised() -> None:
     flags = ["--topology=v5e:2x2", "--tokens=4096", "--config.model.n_layers=3", "--config.model.d_ff=400000"]
-    result = plan("--config=configs/sft_qwen3_8b.py", *flags, "--json")
+    result = plan("--config=sft:8b", *flags, "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert not found["fits"] and found["peak_bytes_per_chip"] > found["hbm_bytes_per_chip"]
@@ -200,10 +204,11 @@ def test_what_does_not_fit_is_said_not_raised() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--config=configs/sft_qwen3_14.py"], "the nearest is configs/sft_qwen3_14b.py"),
+        (["--config=sft:14"], "--config=sft:14 is neither a preset nor a file; the nearest preset is sft:14b"),
+        (["--config=configs/sft_qwen3_30b_a3b.py"], "presets have names now; use --config=sft:30b-a3b"),
         (["--config=configs/training.py"], "defines no CONFIG"),
-        (["--config=configs/sft_qwen3_14b.py", "--mesh=width=2"], "--mesh has 'width=2'; write AXIS=SIZE"),
-        (["--config=configs/sft_qwen3_14b.py", "--topology=tpu:8"], "there is no chip 'tpu'"),
+        (["--config=sft:14b", "--mesh=width=2"], "--mesh has 'width=2'; write AXIS=SIZE"),
+        (["--config=sft:14b", "--topology=tpu:8"], "there is no chip 'tpu'"),
         ([], "--config is missing"),
     ],
 )

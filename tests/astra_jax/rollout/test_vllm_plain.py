@@ -113,7 +113,7 @@ async def test_a_server_that_serves_something_else_is_refused(world, plain) -> N
     async with dataclasses.replace(world, model=other).policy(plain[0], sync="reload") as policy:
         with pytest.raises(PolicyError, match="serves another model than the policy's"):
             await policy.update(params, 2)
-    with pytest.raises(PolicyError, match="no /v1/policy/version: install vllm_plugin"):
+    with pytest.raises(PolicyError, match="no /v1/policy/version: install astra_jax/rollout/vllm/plugin there"):
         async with world.policy(plain[0]):
             pass
     with pytest.raises(PolicyError, match="episodes may have 4000: start it with --max-model-len=4000"):

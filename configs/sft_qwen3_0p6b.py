@@ -1,5 +1,0 @@
-"""SFT of Qwen3-0.6B: the paper's batch, a learning rate of 1e-5 (ours)."""
-
-from configs.training import sft_run
-
-CONFIG = sft_run("0.6b", learning_rate=1e-5)
