@@ -13,7 +13,7 @@ _CLASSES = {
     "acebench": "acebench:AceBench",
     "acebench_zh": "acebench:AceBenchZh",
     "aime": "aime:Aime",
-    "environments": "environments:Environments",
+    "environments": "held_out:Environments",
 }
 """Module and class by the suite's name in `--suites`; imported when asked for."""
 
