@@ -31,6 +31,7 @@ setup(
         "httpx2",
         "jax>=0.8",
         "jinja2>=3.1",
+        "jsonschema>=4.18",
         "matplotlib>=3.9",
         "mcp>=2",
         "mcp-server-git",
@@ -84,7 +85,6 @@ setup(
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",
-            "jsonschema",
             "mypy",
             "pyarrow",
             "pytest>=8",

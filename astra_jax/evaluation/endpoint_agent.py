@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as a speaker of the agent loop: messages in, messages out."""
+"""A model behind an OpenAI-compatible endpoint as an agent of the agent loop: messages in, messages out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from astra_jax.evaluation.suite import Decoding, ModelEndpoint
-from synthesis.core.agent_loop import Call
-from synthesis.core.chat_format import MalformedCall
+from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_arguments
 from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, RequestRefused
 from synthesis.core.records import ToolCall
 from synthesis.core.stages import Transient, rng_for
@@ -36,8 +35,8 @@ def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: flo
     )
 
 
-class Chat:
-    """A conversation with a model that may call tools. Implements `Speaker`.
+class EndpointAgent:
+    """A conversation with a model that may call tools. Implements `Agent`.
 
     The endpoint's own messages are sent back as they came (with the reasoning, where the endpoint gives it): what the
     model is shown of its past is the endpoint's chat template's affair, as it is when the model is served. Arguments
@@ -82,11 +81,11 @@ class Chat:
         """Say something as the user."""
         self.messages.append({"role": "user", "content": text})
 
-    async def say(self) -> Sequence[Call] | None:
+    async def act(self) -> Sequence[Call] | None:
         """The model's next turn, appended to `messages`.
 
         A turn that the token limit cut off may hold calls, which are not to be carried out: a conversation that goes on
-        has to `hear` an output for each all the same.
+        has to `observe` an output for each all the same.
 
         Raises:
             Transient: the endpoint will not answer this request, and it is not for its length.
@@ -119,9 +118,10 @@ class Chat:
                 call["function"] = {**call["function"], "arguments": "{}"}
         return None if reply.truncated else calls
 
-    def hear(self, outputs: Sequence[str]) -> bool:
+    def observe(self, outputs: Sequence[str]) -> bool:
+        """Take the outputs; tags in them are escaped, as not every server's template does so. There is always room."""
         for call_id, output in zip(self._pending, outputs, strict=True):
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": escape_tags(output)})
         return True
 
 
@@ -143,9 +143,7 @@ def _call(written: Mapping[str, Any]) -> Call:
     function = written["function"]
     text = function.get("arguments") or "{}"
     try:
-        arguments = json.loads(text) if isinstance(text, str) else text
+        arguments = parse_arguments(text if isinstance(text, str) else json.dumps(text))
     except ValueError as error:
-        return MalformedCall(str(text), f"the arguments are not JSON: {error}")
-    if not isinstance(arguments, dict):
-        return MalformedCall(str(text), "the arguments must be an object")
+        return MalformedCall(str(text), str(error))
     return ToolCall(written["id"], str(function.get("name") or ""), arguments)

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 
 from astra_jax.rollout.policy import Policy, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, Desk, ToolCallResult, outputs_of
+from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.core.agent_loop import Call, Finish, converse
-from synthesis.core.chat_format import parse_assistant, render, tool_results_text
+from synthesis.core.agent_loop import Finish, run_agent
+from synthesis.core.chat_format import Call, parse_assistant, render, tool_results_text
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
 from synthesis.core.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
 from synthesis.core.stages import rng_for
+from synthesis.core.tool_results import MAX_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class EpisodeConfig:
         max_turn_tokens: one assistant turn; None leaves only the limits above.
         temperature: of sampling. Ours: 1.0, the policy's own distribution, so that the update is on-policy.
         top_p: of sampling. Ours: 1.0, for the same reason.
-        max_output_chars: a tool output is cut after this many characters, with a marker. Ours: 8,192, about 2k tokens,
-            so that one careless call cannot spend the response budget.
+        max_output_chars: a tool output is cut after this many characters, with a marker. Ours: 8,192, as in SFT data.
         distractors_per_band: up to this many irrelevant tools from each similarity band. Ours: 2; three bands give up
             to 6, within the 5-9 of the paper's examples.
         reward: `f1`, or `recall` / `precision` alone for the paper's ablation.
@@ -48,7 +48,7 @@ class EpisodeConfig:
     max_turn_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    max_output_chars: int = 8_192
+    max_output_chars: int = MAX_CHARACTERS
     distractors_per_band: int = 2
     reward: RewardKind = "f1"
     reward_epsilon: float = 1e-6
@@ -160,36 +160,36 @@ async def run_episode(
         seed: of sampling; with equal weights, the same seed gives the same episode.
         session: a name that is unique among the episodes under way.
     """
-    speaker = _Tokens(policy, task, tokenizer, config, seed=seed, session=session)
-    desk = Desk(sandbox, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
+    agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session)
+    tools = EpisodeTools(sandbox, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
 
-    async def act(turn: int, requests: Sequence[Call]) -> list[str] | None:
-        results = await desk.carry_out(turn, requests)
-        speaker.record(results)
+    async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
+        results = await tools.execute(turn, calls)
+        agent.record(results)
         return outputs_of(results)
 
     try:
-        finish = await converse(speaker, act, max_turns=config.max_turns)
+        finish = await run_agent(agent, execute, max_turns=config.max_turns)
     finally:
         policy.release(session)
 
     return Episode(
         environment_id=task.environment.id,
-        token_ids=speaker.token_ids,
+        token_ids=agent.token_ids,
         prompt_tokens=len(task.prompt_ids),
-        loss_mask=speaker.loss_mask,
-        logprobs=speaker.logprobs,
-        versions=speaker.versions,
-        calls=desk.calls,
-        score=None if finish == "voided" else score(task.sub_tasks, desk.calls, config),
-        turns=len(speaker.versions),
+        loss_mask=agent.loss_mask,
+        logprobs=agent.logprobs,
+        versions=agent.versions,
+        calls=tools.calls,
+        score=None if finish == "voided" else score(task.sub_tasks, tools.calls, config),
+        turns=len(agent.versions),
         finish=finish,
-        messages=speaker.messages,
+        messages=agent.messages,
     )
 
 
-class _Tokens:
-    """A policy that speaks in token ids: appended to, never rendered again. Implements `Speaker`."""
+class _PolicyAgent:
+    """A policy that acts in token ids: appended to, never rendered again. Implements `Agent`."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class _Tokens:
         self._seed, self._session = seed, session
         self._limit = len(self.token_ids) + config.max_response_tokens
 
-    async def say(self) -> Sequence[Call] | None:
+    async def act(self) -> Sequence[Call] | None:
         room = self._limit - len(self.token_ids)
         sampling = Sampling(
             max_tokens=min(room, self._config.max_turn_tokens or room),
@@ -236,7 +236,7 @@ class _Tokens:
             shown, name = result.record.output, result.record.name
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
-    def hear(self, outputs: Sequence[str]) -> bool:
+    def observe(self, outputs: Sequence[str]) -> bool:
         observation = self._tokenizer.encode(tool_results_text(list(outputs)))
         if len(self.token_ids) + len(observation) >= self._limit:
             return False

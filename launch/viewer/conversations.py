@@ -16,6 +16,7 @@ import msgspec
 from launch.viewer.listing import Page, part
 from synthesis.core.datasets import each_record, read_record
 from synthesis.core.records import Message, Trajectory
+from synthesis.core.tool_results import server_text
 from synthesis.trajectories.execution import FAILURES
 from synthesis.trajectories.judge import AXES
 
@@ -302,11 +303,13 @@ def _results(trajectory: Trajectory) -> dict[int, Result]:
     kinds: dict[str, str] = {}
     if len(trajectory.failures) < trajectory.injected_failures:
         kinds = {text: kind for kind, text in FAILURES.items()}
-    alike = sum(message.content in kinds for message in tools.values())
+    # What is spelled with spaces there is spelled without today.
+    said = {index: server_text(message.content) if kinds else "" for index, message in tools.items()}
+    alike = sum(text in kinds for text in said.values())
     injected = "injected" if alike <= trajectory.injected_failures else "perhaps"
     shown = {}
     for index, message in tools.items():
-        failure, kind = told.get(message.tool_call_id, ("", kinds.get(message.content, "")))
+        failure, kind = told.get(message.tool_call_id, ("", kinds.get(said[index], "")))
         shown[index] = result_of(message.content, failure or (injected if kind else ""), kind)
     return shown
 

@@ -1,7 +1,8 @@
-"""The agent loop, the same wherever a model acts: it speaks, its calls are carried out, it hears what came of them.
+"""The agent loop, the same wherever a model acts: it acts, its calls are carried out, it observes what came of them.
 
-Training speaks in token ids (`rollout/episode.py`), evaluation of any OpenAI-compatible endpoint in messages
-(`evaluation/chat.py`); what is called is a sandbox's tools or a benchmark's own simulators.
+Synthesis asks a teacher for each turn (`trajectories/interact.py`), training's policy acts in token ids
+(`astra_jax/rollout/episode.py`), an OpenAI-compatible endpoint in messages (`astra_jax/evaluation/endpoint_agent.py`);
+what is called is MCP servers, a sandbox's tools or a benchmark's own simulators.
 """
 
 from __future__ import annotations
@@ -9,47 +10,44 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
-from synthesis.core.chat_format import MalformedCall
-from synthesis.core.records import ToolCall
+from synthesis.core.chat_format import Call
 
 Finish = Literal["answered", "turn_limit", "token_limit", "voided"]
 """Why a loop ended: the model made no call; it made its last turn; it had no tokens left; infrastructure failed."""
 
-Call = ToolCall | MalformedCall
+Execute = Callable[[int, Sequence[Call]], Awaitable[Sequence[str] | None]]
+"""Carries out the calls of a turn (counted from 0); an output for each, or None when infrastructure failed."""
 
 
-class Speaker(Protocol):
-    """A model in a conversation of its own."""
+class Agent(Protocol):
+    """A model in a conversation of its own. What may not begin at all (a prompt that is too long) is refused before."""
 
-    async def say(self) -> Sequence[Call] | None:
+    async def act(self) -> Sequence[Call] | None:
         """The next turn's calls, none where it answers; None where the turn was cut off by a limit."""
         ...
 
-    def hear(self, outputs: Sequence[str]) -> bool:
+    def observe(self, outputs: Sequence[str]) -> bool:
         """Take the outputs of the turn's calls, in their order; False where no room is left for them."""
         ...
 
 
-async def converse(
-    speaker: Speaker, act: Callable[[int, Sequence[Call]], Awaitable[Sequence[str] | None]], *, max_turns: int
-) -> Finish:
+async def run_agent(agent: Agent, execute: Execute, *, max_turns: int) -> Finish:
     """Let a model act until it makes no more calls, or a limit ends it.
 
-    Calls of the last turn are carried out like all others, though the model never hears what came of them.
+    Calls of the last turn are carried out like all others, though the model never observes what came of them.
 
     Args:
-        act: carries out the calls of a turn (counted from 0); an output for each, or None when infrastructure failed.
         max_turns: of the model, >= 1.
     """
     for turn in range(max_turns):
-        calls = await speaker.say()
+        calls = await agent.act()
         if calls is None:
             return "token_limit"
         if not calls:
             return "answered"
-        outputs = await act(turn, calls)
+        outputs = await execute(turn, calls)
         if outputs is None:
             return "voided"
-        if turn + 1 < max_turns and not speaker.hear(outputs):
+        if turn + 1 < max_turns and not agent.observe(outputs):
             return "token_limit"
     return "turn_limit"

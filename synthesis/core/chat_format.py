@@ -4,6 +4,11 @@ The rendered text is byte-equal to the HF chat template that Qwen3 ships (with `
 here, in plain Python, for one reason: the loss mask. Each piece of text carries whether the model itself must emit it,
 decided where the piece is made and not found again afterwards by searching the text or its tokens.
 
+No text of a message can open or close anything: a tokenizer reads `<|im_start|>` inside a text as the token itself.
+Where messages become text, the `<` of a tag becomes `\\u003c`, which in JSON means the same and elsewhere can be read.
+Frame tags (`<|…|>`) are escaped in every message. `<think>`, `<tool_call>` and `<tool_response>` are escaped in what
+others wrote (user messages, results, tool documents); the system's text and the model's own may hold them.
+
 A conversation in that format:
 
     <|im_start|>system … <tools> one JSON schema a line </tools> …<|im_end|>
@@ -16,6 +21,8 @@ A conversation in that format:
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +33,9 @@ TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 THINK_START, THINK_END = "<think>", "</think>"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+
+_FRAME_TAG = re.compile(r"<(?=\|\w+\|>)")
+_TAG = re.compile(r"<(?=\|\w+\|>|/?(?:think|tool_call|tool_response)>)")
 
 _ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
 _TOOLS_HEADER = (
@@ -55,13 +65,16 @@ class MalformedCall:
     error: str
 
 
+Call = ToolCall | MalformedCall
+
+
 @dataclass(frozen=True)
 class AssistantTurn:
     """A parsed assistant turn. `calls` keeps the order in which the model wrote them."""
 
     reasoning: str
     content: str
-    calls: list[ToolCall | MalformedCall] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
 
 def render(
@@ -72,7 +85,7 @@ def render(
     keep_reasoning: bool = False,
     thinking: bool = True,
 ) -> list[Segment]:
-    """Render a conversation; the concatenated texts are what Qwen3's chat template gives.
+    """Render a conversation; the concatenated texts are what Qwen3's chat template gives, with tags escaped.
 
     Args:
         messages: at least one; a system message in front is merged with the tools.
@@ -105,7 +118,8 @@ def render(
             closing = f"{TURN_END}\n" if last or messages[i + 1].role != "tool" else ""
             pieces.append(Segment(opening + _response(message.content) + closing, False))
         elif message.role == "user" or i > 0:
-            pieces.append(Segment(f"{TURN_START}{message.role}\n{message.content}{TURN_END}\n", False))
+            escaped = (escape_tags if message.role == "user" else _escape_frame)(message.content)
+            pieces.append(Segment(f"{TURN_START}{message.role}\n{escaped}{TURN_END}\n", False))
     if add_generation_prompt:
         thought = "" if thinking else f"{THINK_START}\n\n{THINK_END}\n\n"
         pieces.append(Segment(_ASSISTANT_PROMPT + thought, False))
@@ -124,6 +138,37 @@ def tool_results_text(outputs: Sequence[str]) -> str:
     return f"\n{TURN_START}user{responses}{TURN_END}\n{_ASSISTANT_PROMPT}"
 
 
+def escape_tags(text: str) -> str:
+    """The text without a tag of the chat format: the `<` of each becomes `\\u003c`. What is escaped stays as it is."""
+    return _TAG.sub(r"\\u003c", text)
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
+        RecursionError: it is nested too deeply.
+    """
+    return _DECODER.decode(text)
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call in OpenAI's form, a JSON object as text.
+
+    Raises:
+        ValueError: it is none, or holds what no record could (lone surrogates).
+    """
+    try:
+        value = parse_json(text)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments are not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"the arguments must be an object, not {text[:80]!r}")
+    return value
+
+
 def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn:
     """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
 
@@ -139,7 +184,7 @@ def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn
     text = text.removesuffix(TURN_END)
     reasoning, text = split_reasoning(text)
     content: list[str] = []
-    calls: list[ToolCall | MalformedCall] = []
+    calls: list[Call] = []
     position = end = 0
     while (start := text.find(CALL_START, end)) >= 0:
         call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
@@ -173,22 +218,18 @@ def split_reasoning(text: str) -> tuple[str, str]:
 
 
 def _header(first: Message, tools: Sequence[ToolSpec]) -> str:
-    system = first.content if first.role == "system" else None
+    system = _escape_frame(first.content) if first.role == "system" else None
     if tools:
-        lines = "".join("\n" + _json(tool.to_openai()) for tool in tools)
+        lines = "".join("\n" + escape_tags(_json(tool.to_openai())) for tool in tools)
         prefix = "" if system is None else system + "\n\n"
         return f"{TURN_START}system\n{prefix}{_TOOLS_HEADER}{lines}{_TOOLS_FOOTER}{TURN_END}\n"
     return "" if system is None else f"{TURN_START}system\n{system}{TURN_END}\n"
 
 
 def _last_query(messages: Sequence[Message]) -> int:
-    """Index of the last real user message; one that only wraps tool responses is not a query."""
-    for i in reversed(range(len(messages))):
-        content = messages[i].content
-        wraps_responses = content.startswith(RESPONSE_START) and content.endswith(RESPONSE_END)
-        if messages[i].role == "user" and not wraps_responses:
-            return i
-    return len(messages) - 1
+    """Index of the last user message. A user cannot write a tool's response: in the text its tags are escaped."""
+    users = (i for i in reversed(range(len(messages))) if messages[i].role == "user")
+    return next(users, len(messages) - 1)
 
 
 def _assistant_text(message: Message, *, after_query: bool, last: bool) -> str:
@@ -202,11 +243,15 @@ def _assistant_text(message: Message, *, after_query: bool, last: bool) -> str:
     for i, call in enumerate(message.tool_calls):
         newline = "\n" if content or i else ""
         text += f'{newline}{CALL_START}\n{{"name": "{call.name}", "arguments": {_json(call.arguments)}}}\n{CALL_END}'
-    return text
+    return _escape_frame(text)
 
 
 def _response(output: str) -> str:
-    return f"\n{RESPONSE_START}\n{output}\n{RESPONSE_END}"
+    return f"\n{RESPONSE_START}\n{escape_tags(output)}\n{RESPONSE_END}"
+
+
+def _escape_frame(text: str) -> str:
+    return _FRAME_TAG.sub(r"\\u003c", text)
 
 
 def _json(value: Any) -> str:
@@ -229,7 +274,7 @@ def _merge(pieces: Sequence[Segment]) -> list[Segment]:
 # Parsing
 
 
-def _parse_call(text: str, start: int, call_id: str) -> tuple[ToolCall | MalformedCall, int]:
+def _parse_call(text: str, start: int, call_id: str) -> tuple[Call, int]:
     """The call whose opening tag ends at `start`, and the position behind its closing tag."""
     # JSON decides where the call ends, so that a closing tag inside a string argument does not.
     body = start + len(text[start:]) - len(text[start:].lstrip())
@@ -259,8 +304,8 @@ def _checked_call(value: Any, text: str, call_id: str) -> ToolCall | MalformedCa
     if not isinstance(arguments, dict):
         return MalformedCall(text, "the field 'arguments' must be a JSON object")
     try:
-        # Numbers beyond a float's range and lone surrogates pass the parser, but are no JSON that could be sent on.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        # Lone surrogates pass the parser, but are no JSON that could be sent on.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         return MalformedCall(text, f"not valid JSON: {error}")
     return ToolCall(id=call_id, name=name, arguments=arguments)
@@ -270,4 +315,11 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the range of numbers")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

@@ -73,8 +73,7 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
         check_source(given.code, base.name)
         calls = [arguments(call) for call in given.calls]
         for call in calls:
-            if problem := check_arguments(base, call):
-                raise Rejected("bad_call", problem)
+            check_arguments(base, call)
         tool = CodeTool(base, given.code)
         cases = [
             Case(step.id, call, own.others[0], step.answer)

@@ -15,19 +15,11 @@ from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
+from synthesis.core.tool_results import UncheckableSchema, argument_error
 from synthesis.environments.config import EnvironmentContext
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox
-
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -153,23 +145,18 @@ def without_default(tool: CodeTool) -> set[str]:
     return {one.arg for one in named}
 
 
-def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call by the tool's schema; "" when nothing is."""
-    properties = spec.parameters["properties"]
-    for name in spec.parameters.get("required", []):
-        if name not in arguments:
-            return f"the required argument {name!r} of {spec.name} is missing"
-    for name, value in arguments.items():
-        if name not in properties:
-            return f"{spec.name} has no parameter {name!r}; it has {', '.join(properties)}"
-        schema = properties[name]
-        kind = schema.get("type")
-        boolean_as_number = isinstance(value, bool) and kind in ("integer", "number")
-        if boolean_as_number or not isinstance(value, _TYPES.get(kind, object)):
-            return f"{name} of {spec.name} must be of type {kind}, not {type(value).__name__}"
-        if "enum" in schema and value not in schema["enum"]:
-            return f"{name} of {spec.name} must be one of {schema['enum']}, not {value!r}"
-    return ""
+def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
+    """Refuse a call that an episode would refuse.
+
+    Raises:
+        Rejected: `bad_call`: the arguments do not fit the tool's schema; `bad_schema`: nothing can be checked by it.
+    """
+    try:
+        problem = argument_error(spec.parameters, arguments)
+    except UncheckableSchema as error:
+        raise Rejected("bad_schema", f"{spec.name}: {error}") from None
+    if problem:
+        raise Rejected("bad_call", f"{spec.name}: {problem}")
 
 
 def leaked(spec: ToolSpec, answer: Answer) -> str:
@@ -239,7 +226,7 @@ def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) ->
     if len(values) != len(names):
         return None
     renamed = dict(zip(names, values, strict=True))
-    return None if check_arguments(other, renamed) else renamed
+    return None if argument_error(other.parameters, renamed) else renamed
 
 
 async def call(tool: CodeTool, arguments: Mapping[str, Any], sandbox: Sandbox) -> CallResult:

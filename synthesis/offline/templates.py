@@ -68,7 +68,8 @@ class Template:
         return list(dict.fromkeys(re.findall(r"\{([a-z_]+)\}", self.wordings["en"][0])))
 
 
-_TARGET_CLOCK = r'"target": \{"timezone": "[^"]+", "datetime": "[^"T]+T(\d\d:\d\d)'
+# Results of older journals have a space behind each comma and colon.
+_TARGET_CLOCK = r'"target": ?\{"timezone": ?"[^"]+", ?"datetime": ?"[^"T]+T(\d\d:\d\d)'
 
 
 def _convert(target: str, reads: str = _TARGET_CLOCK) -> TemplateStep:
@@ -89,7 +90,7 @@ def _git(tool: str, reads: str, en: str, zh: str, terminal: bool = True, **more:
     return TemplateStep(tool, {"repo_path": "project", **more}, reads, {"en": en, "zh": zh}, terminal)
 
 
-_CLOCK = r'"datetime": "[^"T]+T(\d\d:\d\d)'
+_CLOCK = r'"datetime": ?"[^"T]+T(\d\d:\d\d)'
 _AUTHOR, _SUBJECT, _FILE = r"Author: ([^<\n]+?) <", r"\n    (\S[^\n]*)", r"\+\+\+ b/(\S+)"
 _HASH = _git("git_log", r"Commit: ([0-9a-f]{40})", "the latest commit", "最新的提交", terminal=False, max_count=1)
 _HEAD = _git("git_branch", r"\* (\S+)", "the current branch", "当前分支", terminal=False, branch_type="local")
@@ -112,7 +113,7 @@ TEMPLATES: tuple[Template, ...] = (
             ),
             "zh": ("{zone}的{time}时{zone_b}与它的时差是多少？", "查询{zone}的{time}时与{zone_b}的时差。"),
         },
-        (_convert("zone_b", r'"time_difference": "([^"]+)"'),),
+        (_convert("zone_b", r'"time_difference": ?"([^"]+)"'),),
     ),
     Template(
         "time_in_two",
@@ -142,7 +143,7 @@ TEMPLATES: tuple[Template, ...] = (
             "en": ("Which weekday is it now in {zone}?", "Tell me the current weekday in {zone}."),
             "zh": ("{zone}今天星期几？", "请告诉我{zone}今天是星期几。"),
         },
-        (_current(r'"day_of_week": "(\w+)"', "the weekday in {zone}", "{zone}的星期"),),
+        (_current(r'"day_of_week": ?"(\w+)"', "the weekday in {zone}", "{zone}的星期"),),
     ),
     Template(
         "now_and_then",

@@ -7,14 +7,14 @@ Every path ends in the same `ToolResult`. A failure of the infrastructure is nev
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jsonschema
 import msgspec
 
+from synthesis.core import tool_results
+from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.pipeline.teacher import Teacher, TeacherError
@@ -27,18 +27,12 @@ if TYPE_CHECKING:
     from sandbox import Sandbox
 
 FAILURES: Mapping[str, str] = {
-    "timeout": '{"error": "timeout"}',
-    "error": '{"error": "internal server error"}',
+    "timeout": tool_results.error_text("timeout"),
+    "error": tool_results.error_text("internal server error"),
     "empty": "",
-    "rate_limit": '{"error": "rate limit exceeded"}',
+    "rate_limit": tool_results.error_text("rate limit exceeded"),
 }
 """What the agent sees instead of the result, by kind of injected failure. Short: each is read again every turn."""
-RESULT_CHARACTERS = 4_000
-"""Longer results are cut: one listing must not fill the context."""
-RAW_RESULT_BYTES = 10_000_000
-"""What a server sent beyond this is not even parsed."""
-CUT = " [cut]"
-"""Marks the end of a result that was cut."""
 _HISTORY = 5
 """How many earlier calls the emulator sees (the original's number)."""
 
@@ -60,7 +54,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 def failed(kind: str, message: str) -> ToolResult:
     """Of a call that failed by itself."""
-    return ToolResult(compact({"error": message}), False, error=kind)
+    return ToolResult(tool_results.error_text(message), False, error=kind)
 
 
 @dataclass(frozen=True)
@@ -105,9 +99,7 @@ class ToolExecutor:
         result = await self._sandbox.call(execution.code, call.name, call.arguments, seed=seed)
         if result.is_infrastructure:
             raise Transient(f"sandbox: {result.kind}: {result.error}")
-        if result.ok:
-            return ToolResult(compact(result.value), True)
-        return failed(str(result.kind), result.error.strip() or str(result.kind))
+        return ToolResult(tool_results.outcome_text(result), result.ok, error="" if result.ok else result.kind.value)
 
     async def mcp(self, server: ToolServer, execution: McpExecution, call: ToolCall) -> ToolResult:
         """On the running MCP server.
@@ -122,8 +114,9 @@ class ToolExecutor:
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
             raise Transient(str(error)) from error
-        content = readable(text)
-        return ToolResult(content, True) if ok else failed("tool_error", content)
+        if ok:
+            return ToolResult(tool_results.server_text(text), True)
+        return ToolResult(tool_results.server_error_text(text), False, error="tool_error")
 
     async def emulate(
         self, server: ToolServer, spec: ToolSpec, task: Task, call: ToolCall, history: Sequence[tuple[ToolCall, str]],
@@ -143,7 +136,7 @@ class ToolExecutor:
         }
         try:
             answer = await self._teacher.ask(EmulatedResult, variables, language=server.language, seed=seed)
-            content = compact(json.loads(answer.result))
+            content = tool_results.value_text(parse_json(answer.result))
             return ToolResult(content, not answer.is_error, error="tool_error" if answer.is_error else "")
         except TeacherError as error:
             raise Rejected("emulator_failed", str(error)) from error
@@ -169,27 +162,23 @@ class Session:
         return list(results)
 
     async def _call(self, call: ToolCall, history: Sequence[tuple[ToolCall, str]]) -> ToolResult:
-        spec = next((tool for tool in self.server.tools if tool.name == call.name), None)
-        if spec is None:
-            return failed("unknown_tool", f"unknown tool: {call.name}")
+        specs = {tool.name: tool for tool in self.server.tools}
         try:
-            jsonschema.Draft202012Validator(spec.parameters).validate(call.arguments)
-        except jsonschema.ValidationError as problem:
-            return failed("invalid_arguments", f"invalid arguments: {problem.message[:200]}")
-        except Exception as problem:  # a pattern that is no regular expression, a reference that leads nowhere …
-            raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem!r:.200}") from problem
+            refused = tool_results.refusal(call, specs)
+        except tool_results.UncheckableSchema as problem:
+            raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem}") from problem
+        if refused:
+            return failed(*refused)
         seed = self.executor.seed
         if kind := self.failures.draw(seed, self.task.id, call.id):
             return ToolResult(FAILURES[kind], False, kind)
         number = rng_for(seed, "call", self.task.id, call.id).getrandbits(31)
         execution = self.server.execution
         if isinstance(execution, CodeExecution):
-            result = await self.executor.code(execution, call, number)
-        elif isinstance(execution, McpExecution):
-            result = await self.executor.mcp(self.server, execution, call)
-        else:
-            result = await self.executor.emulate(self.server, spec, self.task, call, history, number)
-        return msgspec.structs.replace(result, content=_shown(result.content))
+            return await self.executor.code(execution, call, number)
+        if isinstance(execution, McpExecution):
+            return await self.executor.mcp(self.server, execution, call)
+        return await self.executor.emulate(self.server, specs[call.name], self.task, call, history, number)
 
 
 async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:
@@ -197,26 +186,3 @@ async def _original_names(server_id: str, connection: McpConnection) -> dict[str
     originals = [tool.name for tool in await connection.list_tools()]
     pairs = zip(fix_names(originals, server_id), originals, strict=True)
     return {name: original for name, original in pairs if name is not None}
-
-
-def compact(value: Any) -> str:
-    """One line of JSON, non-ASCII text as it is."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def readable(text: str) -> str:
-    """A tool's text: one line of JSON if it is JSON that can be read, else as it is; cut at `RAW_RESULT_BYTES`."""
-    data = text.encode("utf-8", "replace")
-    if len(data) > RAW_RESULT_BYTES:
-        return data[:RAW_RESULT_BYTES].decode("utf-8", "ignore").strip() + CUT
-    try:
-        return compact(json.loads(text))
-    except (ValueError, RecursionError):  # no JSON, an endless number, or brackets a thousand deep
-        return text.strip()
-
-
-def _shown(content: str) -> str:
-    """The result as the agent sees it: not too long, and of characters that a record can hold."""
-    if len(content) > RESULT_CHARACTERS:
-        content = content[:RESULT_CHARACTERS] + CUT
-    return content.encode("utf-8", "replace").decode()

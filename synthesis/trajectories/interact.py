@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from synthesis.core.agent_loop import run_agent
+from synthesis.core.chat_format import Call, parse_arguments
 from synthesis.core.records import Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.teacher import Teacher, TeacherError
@@ -56,49 +58,92 @@ async def interact(
             `bad_schema`.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
-    messages = [Message("system", system_prompt)] if system_prompt else []
-    messages.append(Message("user", task.question))
+    agent = _TeacherAgent(
+        task, server, system_prompt, teacher=teacher, max_turns=max_turns, max_tokens=max_tokens, seed=seed
+    )
     session = executor.session(server, task, failures)
     statuses: list[CallStatus] = []
-    tokens, counted = estimated_tokens([], server.tools), 0
-    for turn in range(max_turns):
-        tokens, counted = tokens + estimated_tokens(messages[counted:]), len(messages)
-        if tokens > max_tokens:
-            raise Rejected("token_limit", f"{task.id}: about {tokens} tokens at turn {turn + 1} of {max_tokens}")
-        answer = await _turn(task, server, messages, turn, max_turns, teacher=teacher, seed=seed)
-        calls = [_tool_call(call, len(statuses) + index) for index, call in enumerate(answer.tool_calls, start=1)]
-        messages.append(Message("assistant", answer.content.strip(), answer.reasoning.strip(), calls))
-        if not calls:
-            if not answer.content.strip():
-                raise Rejected("empty_answer", f"{task.id}: the last message says nothing")
-            return [AgentRun(task, messages, statuses)]
-        for call, result in zip(calls, await session.call_all(calls), strict=True):
-            messages.append(Message("tool", result.content, tool_call_id=call.id, name=call.name))
+
+    async def execute(turn: int, calls: Sequence[Call]) -> list[str]:
+        made = [call for call in calls if isinstance(call, ToolCall)]  # all: a malformed one rejects the run
+        results = await session.call_all(made)
+        for call, result in zip(made, results, strict=True):
             statuses.append(CallStatus(call.id, result.ok, result.injected, result.error))
-    raise Rejected("turn_limit", f"{task.id}: no answer after {max_turns} turns")
+        return [result.content for result in results]
+
+    finish = await run_agent(agent, execute, max_turns=max_turns) if agent.has_room() else "token_limit"
+    if finish == "token_limit":
+        where = f"about {agent.tokens} tokens at turn {agent.turns + 1} of {max_tokens}"
+        raise Rejected("token_limit", f"{task.id}: {where}")
+    if finish == "turn_limit":
+        raise Rejected("turn_limit", f"{task.id}: no answer after {max_turns} turns")
+    if not agent.messages[-1].content:
+        raise Rejected("empty_answer", f"{task.id}: the last message says nothing")
+    return [AgentRun(task, agent.messages, statuses)]
 
 
-async def _turn(
-    task: Task, server: ToolServer, messages: list[Message], turn: int, max_turns: int, *, teacher: Teacher, seed: int
-) -> AgentTurn:
-    variables = {"messages": messages, "tools": server.tools, "turns_left": max_turns - turn}
-    number = rng_for(seed, "agent", task.id, turn).getrandbits(31)
-    try:
-        return await teacher.ask(AgentTurn, variables, language=task.language, seed=number)
-    except TeacherError as error:
-        raise Rejected("teacher_failed", str(error)) from error
+class _TeacherAgent:
+    """The teacher, asked for each turn in a structured answer. Implements `Agent`.
+
+    What it writes becomes training data, so a call that cannot be read is no observation, as it is for a policy: it
+    rejects the run.
+
+    Attributes:
+        messages: the conversation so far.
+        tokens: about how many it has, with the tools' documents.
+        turns: how many the teacher made.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        server: ToolServer,
+        system_prompt: str,
+        *,
+        teacher: Teacher,
+        max_turns: int,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        self.messages = [Message("system", system_prompt)] if system_prompt else []
+        self.messages.append(Message("user", task.question))
+        self.tokens, self._counted = estimated_tokens([], server.tools), 0
+        self.turns = self._calls = 0
+        self._task, self._server, self._teacher, self._seed = task, server, teacher, seed
+        self._max_turns, self._max_tokens = max_turns, max_tokens
+
+    def has_room(self) -> bool:
+        """Whether the teacher may be shown the conversation so far; counts what is new in it."""
+        self.tokens += estimated_tokens(self.messages[self._counted :])
+        self._counted = len(self.messages)
+        return self.tokens <= self._max_tokens
+
+    async def act(self) -> list[ToolCall]:
+        turns_left = self._max_turns - self.turns
+        variables = {"messages": self.messages, "tools": self._server.tools, "turns_left": turns_left}
+        number = rng_for(self._seed, "agent", self._task.id, self.turns).getrandbits(31)
+        try:
+            answer = await self._teacher.ask(AgentTurn, variables, language=self._task.language, seed=number)
+        except TeacherError as error:
+            raise Rejected("teacher_failed", str(error)) from error
+        calls = [_tool_call(call, self._calls + index) for index, call in enumerate(answer.tool_calls, start=1)]
+        self.turns, self._calls = self.turns + 1, self._calls + len(calls)
+        self.messages.append(Message("assistant", answer.content.strip(), answer.reasoning.strip(), calls))
+        return calls
+
+    def observe(self, outputs: Sequence[str]) -> bool:
+        calls = self.messages[-1].tool_calls
+        for call, output in zip(calls, outputs, strict=True):
+            self.messages.append(Message("tool", output, tool_call_id=call.id, name=call.name))
+        return self.has_room()
 
 
 def _tool_call(call: AgentCall, number: int) -> ToolCall:
     """The call with an id that is unique in its run."""
     try:
-        # Strict JSON: what a reader of the record could not read again (NaN, half a surrogate pair) is refused here.
-        arguments = msgspec.json.decode(call.arguments)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Rejected("malformed_call", f"{call.name}: the arguments are not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise Rejected("malformed_call", f"{call.name}: the arguments are {call.arguments[:80]!r}, not an object")
-    return ToolCall(f"call_{number}", call.name, arguments)
+        return ToolCall(f"call_{number}", call.name, parse_arguments(call.arguments))
+    except ValueError as error:
+        raise Rejected("malformed_call", f"{call.name}: {error}") from error
 
 
 def estimated_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:

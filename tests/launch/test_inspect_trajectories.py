@@ -191,10 +191,11 @@ def test_records_of_elsewhere_are_shown_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("count", "failures"), [(0, ["", "error"]), (1, ["perhaps"] * 2), (2, ["injected"] * 2), (3, ["injected"] * 2)]
 )
-def test_only_what_is_certain_is_called_injected(count: int, failures: list[str]) -> None:
+@pytest.mark.parametrize("timeout", [FAILURES["timeout"], '{"error": "timeout"}'])  # as before results had one form
+def test_only_what_is_certain_is_called_injected(timeout: str, count: int, failures: list[str]) -> None:
     """An emulator may answer with the same words, and a search may find nothing."""
     calls = [capital("1", "Norway"), capital("2", "Sweden")]
-    results = [result("1", FAILURES["empty"]), result("2", FAILURES["timeout"])]
+    results = [result("1", FAILURES["empty"]), result("2", timeout)]
     one = replace(NORDIC, messages=[Message("assistant", "", "", calls), *results], injected_failures=count)
     assert [call.result and call.result.failure for call in turns(one)[0].calls] == failures
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
+from astra_jax.evaluation.endpoint_agent import EndpointAgent, endpoint_of
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
@@ -229,25 +229,25 @@ class _Models:
         seed = rng_for(self._seed, role, self._asked).getrandbits(31)
         if role == "user":
             served = self._context.models["user"]
-            chat = Chat(self._user, served.model, _USER, seed=seed, messages=messages)
-            if await chat.say() is None:
+            agent = EndpointAgent(self._user, served.model, _USER, seed=seed, messages=messages)
+            if await agent.act() is None:
                 raise Transient(f"the simulated user {served.model} at {served.url} was cut off by a token limit")
-            return _spoken(chat)
+            return _spoken(agent)
         policy = self._context.policy
-        chat = Chat(self._context.endpoint, policy.model, self._decoding, seed=seed, messages=messages)
-        whole = await chat.say() is not None
-        self.steps += chat.steps
-        self.prompt_tokens += chat.prompt_tokens
-        self.completion_tokens += chat.completion_tokens
-        if not chat.steps:
+        agent = EndpointAgent(self._context.endpoint, policy.model, self._decoding, seed=seed, messages=messages)
+        whole = await agent.act() is not None
+        self.steps += agent.steps
+        self.prompt_tokens += agent.prompt_tokens
+        self.completion_tokens += agent.completion_tokens
+        if not agent.steps:
             raise _OutOfContext
         self.cut += not whole
-        return _spoken(chat)
+        return _spoken(agent)
 
 
-def _spoken(chat: Chat) -> str:
+def _spoken(agent: EndpointAgent) -> str:
     """The last message without reasoning; "" where that never came to an end."""
-    _, ended, rest = (text := str(chat.messages[-1]["content"])).rpartition("</think>")
+    _, ended, rest = (text := str(agent.messages[-1]["content"])).rpartition("</think>")
     # Not what follows a reply: the harness takes a call with a blank behind it as no call.
     return "" if "<think>" in text and not ended else rest.lstrip()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import Chat
+from astra_jax.evaluation.endpoint_agent import EndpointAgent
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
@@ -192,12 +192,12 @@ class Aime:
     async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None, "prepare() comes first"
         problem = self._problems[item.category][item.id]
-        chat = Chat(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
-        chat.ask(f"{problem.text}\n{INSTRUCTION}")
-        whole = await chat.say() is not None
+        agent = EndpointAgent(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
+        agent.ask(f"{problem.text}\n{INSTRUCTION}")
+        whole = await agent.act() is not None
         graded: dict[str, Any] = {"right": False, "problem": "the reply was cut off"}
         if whole:
-            reply = str(chat.messages[-1]["content"]).rpartition("</think>")[2]
+            reply = str(agent.messages[-1]["content"]).rpartition("</think>")[2]
             async with self._workers.open() as worker:
                 graded = await worker.call("grade", text=reply, answer=problem.answer)
         return ItemResult(
@@ -209,11 +209,11 @@ class Aime:
             finish="answered" if whole else "token_limit",
             problem=graded["problem"],
             sub_tasks=1,
-            steps=chat.steps,
-            calls=chat.calls,
-            prompt_tokens=chat.prompt_tokens,
-            completion_tokens=chat.completion_tokens,
-            messages=chat.messages,
+            steps=agent.steps,
+            calls=agent.calls,
+            prompt_tokens=agent.prompt_tokens,
+            completion_tokens=agent.completion_tokens,
+            messages=agent.messages,
         )
 
     async def close(self) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import Chat
+from astra_jax.evaluation.endpoint_agent import EndpointAgent
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProcess, WorkerProgram, check_files
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, SuiteContext, SuiteInfo
-from synthesis.core.agent_loop import Call, converse
+from synthesis.core.agent_loop import run_agent
+from synthesis.core.chat_format import Call
 
 VERSION = "2026.3.23"
 ENVIRONMENT = HarnessEnvironment(
@@ -156,8 +157,8 @@ class BFCL:
         assert self._workers is not None, "prepare comes first"
         async with self._workers.open() as harness:
             entry = await harness.call("begin", category=_of_harness(item.category), entry=item.id)
-            chat = Chat(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
-            run = _Run(harness, chat)
+            agent = EndpointAgent(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
+            run = _Run(harness, agent)
             finish = await run.through(entry["turns"], entry["steps"])
             verdict = await run.verdict(finish)
         error = str(verdict.get("error_type") or "").removeprefix("multi_turn:")
@@ -173,13 +174,13 @@ class BFCL:
             score=float(verdict["valid"]),
             finish=finish,
             sub_tasks=len(entry["turns"]),
-            steps=chat.steps,
-            calls=chat.calls,
-            prompt_tokens=chat.prompt_tokens,
-            completion_tokens=chat.completion_tokens,
+            steps=agent.steps,
+            calls=agent.calls,
+            prompt_tokens=agent.prompt_tokens,
+            completion_tokens=agent.completion_tokens,
             metrics=metrics,
             problem=": ".join(filter(None, (error, verdict.get("error_message")))),
-            messages=chat.messages,
+            messages=agent.messages,
         )
 
     async def close(self) -> None:
@@ -198,29 +199,29 @@ class _Crashed(Exception):
 class _Run:
     """A model on one entry."""
 
-    def __init__(self, harness: WorkerProcess, chat: Chat) -> None:
-        self._harness, self._chat = harness, chat
+    def __init__(self, harness: WorkerProcess, agent: EndpointAgent) -> None:
+        self._harness, self._agent = harness, agent
         self._turn = 0
         self._crash = ""
         self.refused = self.undecodable = 0
 
     async def through(self, turns: Sequence[dict[str, Any]], steps: int) -> str:
         """All turns of the user; why it ended."""
-        chat = self._chat
+        agent = self._agent
         for self._turn, turn in enumerate(turns):
-            chat.messages += turn["messages"]
-            chat.tools = turn["tools"] or chat.tools
+            agent.messages += turn["messages"]
+            agent.tools = turn["tools"] or agent.tools
             try:
-                finish = await converse(chat, self._act, max_turns=steps)
+                finish = await run_agent(agent, self._execute, max_turns=steps)
             except _TurnOver:
                 continue
             except _Crashed as crash:
                 self._crash = str(crash)
                 return "crashed"
             if finish == "token_limit":
-                if chat.overflowed:
+                if agent.overflowed:
                     return "context_limit"
-                chat.hear(["This call was cut off by the token limit and was not executed."] * len(_written(chat)))
+                agent.observe(["This call was cut off by the token limit and was not executed."] * len(_written(agent)))
             if finish == "turn_limit":
                 return "step_limit"
         return "answered"
@@ -236,14 +237,16 @@ class _Run:
             self._crash = verdict["died"]
         return _failed(self._crash)
 
-    async def _act(self, step: int, calls: Sequence[Call]) -> Sequence[str]:
-        written = _written(self._chat)
+    async def _execute(self, step: int, calls: Sequence[Call]) -> Sequence[str]:
+        written = _written(self._agent)
         done = await self._harness.call("act", turn=self._turn, calls=written)
         if "died" in done:
             raise _Crashed(done["died"])
         if problem := done.get("undecodable"):
             self.undecodable += 1
-            self._chat.hear([f"The step was not executed, its arguments are not a JSON object: {problem}"] * len(calls))
+            self._agent.observe(
+                [f"The step was not executed, its arguments are not a JSON object: {problem}"] * len(calls)
+            )
             raise _TurnOver
         self.refused += done["refused"]
         outputs: list[str] = done["outputs"]
@@ -254,7 +257,7 @@ def _failed(why: str) -> dict[str, Any]:
     return {"valid": False, "error_type": "multi_turn:inference_error", "error_message": why}
 
 
-def _written(chat: Chat) -> list[tuple[str, Any]]:
+def _written(agent: EndpointAgent) -> list[tuple[str, Any]]:
     """Names and arguments of the last step's calls, as the endpoint gave them: the harness decodes them itself."""
-    functions = [call.get("function") or {} for call in chat.reply.get("tool_calls") or []]
+    functions = [call.get("function") or {} for call in agent.reply.get("tool_calls") or []]
     return [(str(function.get("name") or ""), function.get("arguments")) for function in functions]

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astra_jax.evaluation.endpoint_agent import Chat
+from astra_jax.evaluation.endpoint_agent import EndpointAgent
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 from astra_jax.rollout.episode import EpisodeConfig, offered_tools, score
-from astra_jax.rollout.tool_calls import Desk, outputs_of
-from synthesis.core.agent_loop import Call, converse
+from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
+from synthesis.core.agent_loop import run_agent
+from synthesis.core.chat_format import Call
 from synthesis.core.datasets import DatasetError, read_card, read_dataset
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.reward import sub_tasks_by_tool
@@ -83,7 +84,7 @@ class Environments:
         assert self._context.sandbox is not None
         environment, config = self._environments[item.id], self._config
         tools = offered_tools(environment, config, seed=item.seed)
-        chat = Chat(
+        agent = EndpointAgent(
             self._context.endpoint,
             self._context.policy.model,
             decoding,
@@ -92,17 +93,17 @@ class Environments:
             tools=[tool.spec.to_openai() for tool in tools.values()],
         )
         sub_tasks = sub_tasks_by_tool(environment)
-        desk = Desk(self._context.sandbox, tools, sub_tasks, max_chars=config.max_output_chars)
+        episode = EpisodeTools(self._context.sandbox, tools, sub_tasks, max_chars=config.max_output_chars)
 
-        async def act(turn: int, requests: Sequence[Call]) -> list[str] | None:
-            return outputs_of(await desk.carry_out(turn, requests))
+        async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
+            return outputs_of(await episode.execute(turn, calls))
 
-        finish = await converse(chat, act, max_turns=config.max_turns)
+        finish = await run_agent(agent, execute, max_turns=config.max_turns)
         if finish == "voided":
             raise Transient(f"the sandbox failed in environment {item.id}")
-        reward = score(sub_tasks, desk.calls, config)
+        reward = score(sub_tasks, episode.calls, config)
         needed = {tool.spec.name for tool in environment.tools}
-        irrelevant = [call.name not in needed for call in desk.calls]
+        irrelevant = [call.name not in needed for call in episode.calls]
         return ItemResult(
             suite="environments",
             category=item.category,
@@ -116,11 +117,11 @@ class Environments:
             },
             finish=finish,
             sub_tasks=reward.needed,
-            steps=chat.steps,
-            calls=len(desk.calls),
-            prompt_tokens=chat.prompt_tokens,
-            completion_tokens=chat.completion_tokens,
-            messages=chat.messages,
+            steps=agent.steps,
+            calls=len(episode.calls),
+            prompt_tokens=agent.prompt_tokens,
+            completion_tokens=agent.completion_tokens,
+            messages=agent.messages,
         )
 
     async def close(self) -> None:

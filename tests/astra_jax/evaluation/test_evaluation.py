@@ -14,7 +14,7 @@ from evaluation_world import Policy, Request, Say, Scripted, is_probe
 from rollout_world import make_environment
 
 from astra_jax.evaluation import preflight
-from astra_jax.evaluation.endpoint_agent import Chat, endpoint_of
+from astra_jax.evaluation.endpoint_agent import EndpointAgent, endpoint_of
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
 from astra_jax.evaluation.suite import (
@@ -169,9 +169,9 @@ def test_bad_settings_are_refused(bad, message) -> None:
 # The conversation
 
 
-def chat(served: ModelEndpoint, decoding: Decoding = GREEDY, **options: object) -> Chat:
+def agent_of(served: ModelEndpoint, decoding: Decoding = GREEDY, **options: object) -> EndpointAgent:
     endpoint = endpoint_of(served, concurrency=4, timeout_seconds=20)
-    return Chat(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
+    return EndpointAgent(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
 
 
 async def test_a_conversation_sends_back_what_was_said(environment) -> None:
@@ -186,15 +186,15 @@ async def test_a_conversation_sends_back_what_was_said(environment) -> None:
     server = Scripted(script)
     async with server as served:
         decoding = Decoding(temperature=0.6, top_p=0.95, top_k=20, max_tokens=9, extra={"user": "x"})
-        talk = chat(served, decoding, tools=tools)
-        assert await talk.say() == [
+        agent = agent_of(served, decoding, tools=tools)
+        assert await agent.act() == [
             ToolCall("call_1_0", "capital_of", {"country": "France"}),
             ToolCall("call_1_1", "capital_of", {"country": "Japan"}),
         ]
-        assert talk.hear(["Paris", "Tokyo"])
-        assert await talk.say() == []
-        talk.ask("And now?")
-        assert await talk.say() == []
+        assert agent.observe(["Paris", "Tokyo"])
+        assert await agent.act() == []
+        agent.ask("And now?")
+        assert await agent.act() == []
     first, second, third = server.requests
     sampled = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 9, "user": "x"}
     assert sampled.items() <= first.items() and first["tools"] == tools
@@ -205,8 +205,8 @@ async def test_a_conversation_sends_back_what_was_said(environment) -> None:
         {"role": "tool", "tool_call_id": "call_1_0", "content": "Paris"},
         {"role": "tool", "tool_call_id": "call_1_1", "content": "Tokyo"},
     ]
-    assert third["messages"] == talk.messages[:-1] and third["messages"][-1] == {"role": "user", "content": "And now?"}
-    assert (talk.steps, talk.calls, talk.prompt_tokens, talk.completion_tokens) == (3, 2, 30, 15)
+    assert third["messages"] == agent.messages[:-1] and third["messages"][-1] == {"role": "user", "content": "And now?"}
+    assert (agent.steps, agent.calls, agent.prompt_tokens, agent.completion_tokens) == (3, 2, 30, 15)
 
 
 async def test_calls_that_cannot_be_read_are_calls() -> None:
@@ -217,18 +217,18 @@ async def test_calls_that_cannot_be_read_are_calls() -> None:
         {"type": "function"},
     ]
     async with Scripted(lambda body: Say(finish="tool_calls", more={"tool_calls": bad})) as served:
-        talk = chat(served)
-        first, second, third, fourth = await talk.say()
+        agent = agent_of(served)
+        first, second, third, fourth = await agent.act()
         assert isinstance(first, MalformedCall) and "not JSON" in first.error
         assert isinstance(second, MalformedCall) and "an object" in second.error
         assert (third.name, third.arguments) == ("f", {}) and fourth.name == ""
-        assert third.id != fourth.id and talk.calls == 4
-        assert talk.hear(["1", "2", "3", "4"]) and talk.messages[-1]["tool_call_id"] == fourth.id
+        assert third.id != fourth.id and agent.calls == 4
+        assert agent.observe(["1", "2", "3", "4"]) and agent.messages[-1]["tool_call_id"] == fourth.id
 
 
 async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
     async with Scripted(lambda body: Say("I think", finish="length")) as served:
-        assert await chat(served).say() is None
+        assert await agent_of(served).act() is None
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
 )
 async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_evidence(said, own_fault) -> None:
     async with Scripted(lambda body: Say("Yes.") if is_probe(body) else Say(said, status=400)) as served:
-        talk = chat(served)
+        agent = agent_of(served)
         if own_fault:
-            assert await talk.say() is None and talk.overflowed
+            assert await agent.act() is None and agent.overflowed
         else:
             with pytest.raises(Transient, match="wrong in this context"):
-                await talk.say()
+                await agent.act()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

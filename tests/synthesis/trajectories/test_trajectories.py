@@ -253,8 +253,9 @@ async def test_results_and_errors_as_the_agent_sees_them(tmp_path):
     done = await play(agent, tmp_path, system_prompt="Be brief.")
     assert [message.role for message in done.messages] == ["system", "user", "assistant", *["tool"] * 4, "assistant"]
     contents = [message.content for message in done.messages if message.role == "tool"]
-    assert contents[0] == '{"capital": "Tokyo"}' and contents[3] == '{"error": "unknown tool: fly_to_moon"}'
-    assert "unknown country: 'Narnia'" in contents[1] and "invalid arguments" in contents[2]
+    assert contents[0] == '{"capital":"Tokyo"}' and "unknown country: 'Narnia'" in contents[1]
+    assert contents[2] == """{"error":"unknown argument 'land'; known arguments: country"}"""
+    assert contents[3] == """{"error":"there is no tool named 'fly_to_moon'"}"""
     assert [call.ok for call in done.calls] == [True, False, False, False]
     assert [call.error for call in done.calls] == ["", "tool_error", "invalid_arguments", "unknown_tool"]
     assert [call.call_id for call in done.calls] == ["call_1", "call_2", "call_3", "call_4"]
@@ -272,7 +273,7 @@ async def test_the_emulator_sees_earlier_calls_but_not_those_of_the_same_turn(tm
     one, two = ("capital_of_country", {"country": "Japan"}), ("area_of_country", {"country": "Japan"})
     agent = Agent(calling(one, two), calling(one), AgentTurn("", [], "ok"), emulated='{"x":  1}')
     done = await play(agent, tmp_path, server=server)
-    assert agent.seen == [[], [], [("capital_of_country", '{"x": 1}'), ("area_of_country", '{"x": 1}')]]
+    assert agent.seen == [[], [], [("capital_of_country", '{"x":1}'), ("area_of_country", '{"x":1}')]]
     assert all(call.ok for call in done.calls)
     with pytest.raises(Rejected, match="emulator_failed.*not JSON"):
         await play(Agent(calling(one), emulated="Tokyo, I think"), tmp_path, server=server)

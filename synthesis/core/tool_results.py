@@ -1,0 +1,152 @@
+"""What a model is shown of a tool call: one text, cut, escaping, error form and check of arguments for all of them.
+
+Trajectory runs, and so SFT data, rollouts and evaluation call these functions, so that a policy sees in training what
+it was taught to read.
+
+JSON is written without spaces and with Unicode as it is. Counted with the vocabulary of Qwen (the tiktoken file of
+qwen-agent 0.0.34): 365,706 tokens for 401,217 with spaces over 36,074 results of the fact tools and of the quickstart's
+data (8.9 % fewer); 3,534,390 for 4,142,592 over 1,704 nested documents of public MCP servers (14.7 % fewer). Escaping
+what is not ASCII costs 5.6 % more on the latter, and 4.4 times as much on Chinese.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+
+from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_json
+from synthesis.core.records import ToolSpec
+
+if TYPE_CHECKING:
+    from sandbox import CallResult
+
+MAX_CHARACTERS = 8_192
+"""Longer results are cut: about 2k tokens, so that one careless call cannot fill the context."""
+_MOST_PARSED = 10_000_000
+"""Longer texts of a server are not even parsed."""
+_MESSAGE_CHARACTERS = 300
+
+
+class UncheckableSchema(Exception):
+    """A tool's schema that arguments cannot be checked against; the message says why."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+
+
+def value_text(value: Any, *, max_characters: int = MAX_CHARACTERS) -> str:
+    """What a tool returned, a JSON value, as it is shown.
+
+    The chat format's tags are escaped, which in JSON means the same: a tool must not be able to end its turn and speak
+    for the user. Lone surrogates, which no tokenizer takes, become question marks.
+    """
+    return _shown(_spelled(value), max_characters)
+
+
+def server_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
+    """What a server said, as it is shown: as `value_text` where it is JSON, else stripped."""
+    return _shown(_respelled(text), max_characters)
+
+
+def error_text(message: str, *, max_characters: int = MAX_CHARACTERS) -> str:
+    """Why a call failed, in the one form that errors have: `{"error":…}`."""
+    return value_text({"error": message}, max_characters=max_characters)
+
+
+def server_error_text(text: str) -> str:
+    """A server's text that says of itself to be an error."""
+    return error_text(_respelled(text))
+
+
+def outcome_text(result: CallResult, *, max_characters: int = MAX_CHARACTERS) -> str:
+    """What became of a call in the sandbox: the value, or the tool's error, or the kind of outcome if it has none."""
+    if result.ok:
+        return value_text(result.value, max_characters=max_characters)
+    return error_text(result.error.strip() or result.kind.value, max_characters=max_characters)
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _respelled(text: str) -> str:
+    if len(text) <= _MOST_PARSED:
+        try:
+            return _spelled(parse_json(text))
+        except (ValueError, RecursionError):  # no JSON, an endless number, or brackets a thousand deep
+            pass
+    return text.strip()
+
+
+def _shown(text: str, max_characters: int) -> str:
+    text = escape_tags(text.encode("utf-8", "replace").decode("utf-8"))
+    if len(text) <= max_characters:
+        return text
+    return f"{text[:max_characters]}... [truncated, {len(text) - max_characters} more characters]"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calls
+
+
+def refusal(call: Call, specs: Mapping[str, ToolSpec]) -> tuple[str, str] | None:
+    """Why a call is not carried out.
+
+    Args:
+        specs: the tools that are offered, by name.
+
+    Returns:
+        None where nothing is wrong; else the kind (`malformed`, `unknown_tool`, `invalid_arguments`) and the words, for
+        `error_text`.
+
+    Raises:
+        UncheckableSchema: as `argument_error`.
+    """
+    if isinstance(call, MalformedCall):
+        return "malformed", f"the tool call could not be read: {call.error}"
+    spec = specs.get(call.name)
+    if spec is None:
+        return "unknown_tool", f"there is no tool named {call.name!r}"
+    problem = argument_error(spec.parameters, call.arguments)
+    return ("invalid_arguments", problem) if problem else None
+
+
+_OPEN = ("patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "if", "$ref")
+"""A schema that says more about names than its `properties` do decides itself which ones it takes."""
+
+
+def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """Why the arguments do not fit the tool's JSON schema, or the empty string.
+
+    Names that the schema does not list are refused where it says nothing about others: a tool's function takes its
+    properties as keywords and would raise.
+
+    Raises:
+        UncheckableSchema: the schema fails, not the arguments: a pattern that is no regular expression, a reference
+            that leads nowhere …
+    """
+    properties = schema.get("properties", {})
+    unknown = sorted(set(arguments) - set(properties))
+    if unknown and schema.get("additionalProperties", False) is False and not any(key in schema for key in _OPEN):
+        known = ", ".join(sorted(properties)) or "none"
+        return f"unknown argument {unknown[0]!r:.100}; known arguments: {known}"
+    try:
+        error = jsonschema.exceptions.best_match(_validator(json.dumps(schema)).iter_errors(arguments))
+    except Exception as problem:  # whatever a hostile schema makes jsonschema, re or referencing raise
+        raise UncheckableSchema(f"{problem!r:.200}") from problem
+    if error is None:
+        return ""
+    where = ".".join(str(part) for part in error.absolute_path)
+    message = error.message[:_MESSAGE_CHARACTERS]
+    return f"argument {where!r}: {message}" if where else message
+
+
+@lru_cache(maxsize=4096)
+def _validator(schema_json: str) -> jsonschema.Draft202012Validator:
+    # The one place to bound what a schema may cost (regular expressions, remote references).
+    return jsonschema.Draft202012Validator(json.loads(schema_json))
