@@ -94,7 +94,7 @@ def test_a_configuration_is_a_preset_or_a_file_of_ones_own(tmp_path) -> None:
     own = tmp_path / "own.py"
     own.write_text("from configs.training import sft_run\nCONFIG = sft_run('14b', learning_rate=5e-6)\n")
     assert load_config(str(own)) == load_config("sft:14b")
-    assert load_config("grpo:0.6b").grpo.groups_per_batch == 256
+    assert load_config("grpo:0.6b").grpo.batch_size == 256
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_rounding_leaves_float32_and_exact_sums_and_infinities_alone() -> None:
 def test_the_state_of_bfloat16_weights_is_float32() -> None:
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), init_params(CONFIG, jax.random.key(0)))
     for name in ("adamw", "muon"):
-        optimizer = make_optimizer(name, 1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+        optimizer = make_optimizer(settings(name), 1e-3)
         state = optimizer.init(params)
         updates, state = optimizer.update(params, state, params)
         for leaf in [*jax.tree.leaves(updates), *(x for x in jax.tree.leaves(state) if x.ndim)]:

@@ -113,15 +113,18 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
 
 
 def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None:
-    """At the paper's learning rate: rounding to nearest changed 3.9 % of them in 100 updates."""
+    """At the paper's learning rate, of weights as they are initialised; rounded to nearest hardly any moves."""
+    start = {"w_df": (0.02 * jax.random.normal(jax.random.key(0), (64, 64))).astype(jnp.bfloat16)}
+
+    def changed(config: GRPOConfig) -> float:
+        params, state = initial_state(start, make_optimizer(config, config.learning_rate))
+        for step in range(100):
+            gradients = {"w_df": jax.random.normal(jax.random.key(step), (64, 64)) + 1}
+            params, state, _ = take_step(params, state, gradients, jnp.float32(1), config=config)
+        return float((params["w_df"] != start["w_df"]).mean())
+
     config = dataclasses.replace(GRPO, learning_rate=2e-6, weight_decay=0.0)
-    start = {"w_df": jax.random.normal(jax.random.key(0), (64, 64)).astype(jnp.bfloat16)}
-    params, state = initial_state(start, make_optimizer(config, config.learning_rate))
-    for step in range(100):
-        gradients = {"w_df": jax.random.normal(jax.random.key(step), (64, 64)) + 1}
-        params, state, _ = take_step(params, state, gradients, jnp.float32(1), config=config)
-    changed = {rounding: float((params["w_df"] != start["w_df"]).mean()) for rounding in (config.rounding,)}
-    assert changed["stochastic"] > 0.5, changed
+    assert changed(config) > 0.5 > 0.2 > changed(dataclasses.replace(config, rounding="nearest"))
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -148,7 +151,7 @@ def test_one_broken_gradient_changes_nothing(model, params, name, broken) -> Non
 
 def test_a_broken_step_ends_the_run_before_it_is_saved(run_sft, params, tmp_path) -> None:
     broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
-    with pytest.raises(NonFiniteError, match="step 1: loss is nan.*nothing was saved yet.*on_nonfinite=skip"):
+    with pytest.raises(NonFiniteError, match="step 1: .*loss is nan.*nothing was saved yet.*on_nonfinite=skip"):
         run_sft(start=broken)
     assert saved_steps(tmp_path) == []
 
