@@ -55,13 +55,13 @@ class Turns:
 
 
 def jax_side(work: dict[str, Any], turns: Turns) -> None:
-    from astra_jax.models.qwen3 import weights
+    from astra_jax.models import hf_checkpoint
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
     model, config = Qwen3Config(**work["model"]), _sft_config(work)
-    params, tokenizer = weights.load(work["hf"], model), ChatTokenizer.load(work["hf"])
+    params, tokenizer = hf_checkpoint.load(work["hf"], model), ChatTokenizer.load(work["hf"])
 
     def on_step(step: int, row: Any) -> None:
         turns.stepped(work["seq_len"] * work["rows"] * (1 - row["padding_share"]), row["loss"])

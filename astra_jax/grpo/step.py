@@ -24,11 +24,9 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
-from astra_jax.mesh import BATCH, constrain, unzigzag, zigzag
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel
-from astra_jax.models.qwen3.moe import RouterSums, router_metrics
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import batch_sharding
+from astra_jax.mesh import BATCH, batch_sharding, constrain, unzigzag, zigzag
+from astra_jax.models.layers.moe import RouterSums, router_metrics
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
 from astra_jax.run.optimizers import make_optimizer
 
@@ -39,7 +37,7 @@ def update_step(
     params: Params,
     opt_state: Any,
     groups: Sequence[Group],
-    model: Qwen3Config,
+    model: Model,
     config: GRPOConfig,
     *,
     mesh: Mesh | None = None,
@@ -110,7 +108,7 @@ def loss_fn(
     batch: PolicyBatch,
     total: Array,
     *,
-    model: Qwen3Config,
+    model: Model,
     config: GRPOConfig,
     mesh: Mesh | None = None,
 ) -> tuple[Array, tuple[ObjectiveSums, Array, RouterSums | None]]:
@@ -142,7 +140,7 @@ def loss_fn(
     loss, (sums, entropy) = summed_loss(
         objective,
         x_btd,
-        head_kernel(params, model),
+        model.head_kernel(params),
         batch.targets_bt,
         batch,
         temperature=config.episode.temperature,
@@ -158,7 +156,7 @@ def accumulate(
     batch: PolicyBatch,
     total: Array,
     *,
-    model: Qwen3Config,
+    model: Model,
     config: GRPOConfig,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Array, ObjectiveSums, Array, RouterSums | None]:
@@ -195,7 +193,7 @@ def apply_gradients(
 
 
 def with_old_logps(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the trainer's logprobs under `params`, and its episodes' mismatch where it is asked for."""
     placed = _placed(batch, mesh)  # and not kept: all micro-batches of a batch are prepared before the first is used
@@ -207,7 +205,7 @@ def with_old_logps(
 
 
 def with_episode_ratio(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the log-ratio of its episodes, the mean over their tokens, between `params` and before."""
     batch = _placed(batch, mesh)
@@ -219,13 +217,13 @@ def with_episode_ratio(
 
 @partial(jax.jit, static_argnames=("model", "config", "mesh"))
 def trainer_logprobs(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
     """Logprobs of the targets under `params` at the sampling temperature, float32 [B, T]."""
     batch = _in_mesh_order(batch, mesh)
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     temperature = config.episode.temperature
-    logps, _ = token_logprobs(x_btd, head_kernel(params, model), batch.targets_bt, temperature=temperature, mesh=mesh)
+    logps, _ = token_logprobs(x_btd, model.head_kernel(params), batch.targets_bt, temperature=temperature, mesh=mesh)
     return unzigzag(logps, _context(mesh))
 
 
@@ -245,10 +243,10 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
 
 
 def _hidden(
-    params: Params, batch: PolicyBatch, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None
+    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: Mesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt)
-    return forward(params, model, *places, remat=config.remat, mesh=mesh)
+    return model.forward(params, *places, remat=config.remat, mesh=mesh)
 
 
 def _context(mesh: Mesh | None) -> int:

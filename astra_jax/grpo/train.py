@@ -38,10 +38,8 @@ from astra_jax.grpo.episode_pages import write_episodes
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.mesh import check_batch
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
-from astra_jax.models.qwen3.weights import write_config
+from astra_jax.models.hf_checkpoint import write_config
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.hosts import is_first
@@ -68,7 +66,7 @@ class GRPOResult:
 
 async def train(
     config: GRPOConfig,
-    model_config: Qwen3Config,
+    model: Model,
     params: Params,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
@@ -100,7 +98,7 @@ async def train(
         StorageError: metrics or episodes could not be written to a bucket.
     """
     folder = location(workdir)
-    longest = _check(config, model_config, tokenizer, mesh)
+    longest = _check(config, model, tokenizer, mesh)
     if jax.process_count() > 1 and (engine is None or mesh is None):
         raise ValueError("on several hosts give a mesh of all their devices, and rollout servers as the engine")
     given, environments = len(environments), select_environments(environments, config)
@@ -111,14 +109,14 @@ async def train(
         await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
 
     checkpointer = Checkpointer(folder / "checkpoints")
-    shardings = None if mesh is None else param_shardings(model_config, mesh)
+    shardings = None if mesh is None else model.param_shardings(mesh)
     params, opt_state = initial_state(params, grpo_optimizer(config), shardings)
     own_engine = engine is None
     if own_engine:
         slots = config.concurrent_groups * config.group_size
-        engine = Engine(params, model_config, EngineConfig(slots=slots, max_length=longest))
+        engine = Engine(params, model, EngineConfig(slots=slots, max_length=longest))
     rollouts = Rollouts(engine, sandbox, environments, tokenizer, config)
-    start, identity = 0, _identity(config, model_config, environments)
+    start, identity = 0, _identity(config, model, environments)
 
     def check(extra: dict[str, Any]) -> None:
         check_same_run(extra["identity"], identity, folder)
@@ -128,7 +126,7 @@ async def train(
         rollouts.load(extra["rollouts"])
     writer = None
     if is_first():
-        write_config(model_config, folder / "checkpoints")  # so that launch.convert can read them
+        write_config(model, folder / "checkpoints")  # so that launch.convert can read them
         writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
 
@@ -176,7 +174,7 @@ async def train(
                 filling = asyncio.create_task(fill(update + 1, update))
             # In a thread, so that rollouts go on meanwhile, and servers are looked after.
             params, opt_state, metrics = await asyncio.to_thread(
-                update_step, params, opt_state, batch.groups, model_config, config, mesh=mesh
+                update_step, params, opt_state, batch.groups, model, config, mesh=mesh
             )
             seconds = {"rollout": batch.filling.seconds, "update": time.perf_counter() - start_of_update}
             update += 1
@@ -213,15 +211,15 @@ async def train(
     return GRPOResult(params=params, updates=update, stopped=stopped, history=history)
 
 
-def _check(config: GRPOConfig, model_config: Qwen3Config, tokenizer: ChatTokenizer, mesh: Mesh | None) -> int:
+def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mesh | None) -> int:
     """Refuse what does not fit together; the longest sequence, in tokens."""
-    if model_config.vocab_size < tokenizer.vocab_size:
+    if model.vocab_size < tokenizer.vocab_size:
         raise ValueError(
-            f"the model's vocab_size is {model_config.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
+            f"the model's vocab_size is {model.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
             "make the model's at least as large"
         )
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
-    model_config.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
+    model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     if mesh is not None:
         for bucket in config.row_buckets:
             check_batch(mesh, config.micro_batch_rows, bucket, "a length in row_buckets")
@@ -246,10 +244,10 @@ def _row(batch: GroupBatch, metrics: Mapping[str, float], seconds: Mapping[str, 
     return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
 
-def _identity(config: GRPOConfig, model_config: Qwen3Config, environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
+def _identity(config: GRPOConfig, model: Model, environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
     """What a run must share with its checkpoint: all that changes what is computed."""
     grpo = asdict(config)
     for name in ("updates", "checkpoint_every", "episodes_every", "max_groups_per_update", "remat"):
         del grpo[name]
     digest = hashlib.sha256(b"".join(hashlib.sha256(encode(e)).digest() for e in environments)).hexdigest()
-    return run_identity(grpo=grpo, model=asdict(model_config), environments=digest)
+    return run_identity(grpo=grpo, model=asdict(model), environments=digest)

@@ -13,16 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.head import summed_loss
 from astra_jax.mesh import BATCH, zigzag
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel
-from astra_jax.models.qwen3.moe import RouterSums, router_metrics
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.moe import RouterSums, router_metrics
+from astra_jax.models.model import Model, Params
 from astra_jax.run.optimizers import apply_updates, make_optimizer
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import TokenBatch
 
 
 def loss_sums(
-    params: Params, batch: TokenBatch, *, model: Qwen3Config, remat: str = "none", mesh: Mesh | None = None
+    params: Params, batch: TokenBatch, *, model: Model, remat: str = "none", mesh: Mesh | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
     """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense).
 
@@ -31,8 +30,8 @@ def loss_sums(
     context = 1 if mesh is None else mesh.shape["context"]
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = (zigzag(x, context) for x in places)
-    x_btd, router = forward(params, model, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
-    loss, count = summed_loss(_objective, x_btd, head_kernel(params, model), targets_bt, mask_bt, mesh=mesh)
+    x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
+    loss, count = summed_loss(_objective, x_btd, model.head_kernel(params), targets_bt, mask_bt, mesh=mesh)
     return loss, (count, router)
 
 
@@ -97,7 +96,7 @@ def train_step(
     opt_state: Any,
     batch: TokenBatch,
     *,
-    model: Qwen3Config,
+    model: Model,
     config: SFTConfig,
     steps: int,
     mesh: Mesh | None = None,

@@ -30,11 +30,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
-from astra_jax.models.qwen3.flops import batch_flops
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
-from astra_jax.models.qwen3.weights import write_config
+from astra_jax.models.hf_checkpoint import write_config
+from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.chips import chip_of
 from astra_jax.run.hosts import is_first
@@ -80,7 +77,7 @@ class SFTResult:
 
 def train(
     config: SFTConfig,
-    model_config: Qwen3Config,
+    model: Model,
     params: Params,
     dataset_path: Folder,
     tokenizer: ChatTokenizer,
@@ -116,23 +113,23 @@ def train(
             short, or the mesh does not divide the batch.
     """
     folder = location(workdir)
-    if model_config.vocab_size < tokenizer.vocab_size:
+    if model.vocab_size < tokenizer.vocab_size:
         raise ValueError(
-            f"the model's vocab_size is {model_config.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
+            f"the model's vocab_size is {model.vocab_size}, the tokenizer has {tokenizer.vocab_size} tokens; "
             "make the model's at least as large"
         )
-    model_config.check_length(config.data.seq_len, "data.seq_len")
+    model.check_length(config.data.seq_len, "data.seq_len")
     if mesh is not None:
         check_batch(mesh, config.data.rows // config.accumulation, config.data.seq_len, "data.seq_len")
     stats = scan(dataset_path, tokenizer, config.data)
     steps = config.steps or steps_for_epochs(stats, config.data, config.epochs)
-    identity = _identity(config, model_config, dataset_path, tokenizer, steps)
+    identity = _identity(config, model, dataset_path, tokenizer, steps)
     checkpointer = Checkpointer(folder / "checkpoints", keep_states=config.keep_states, keep_params=config.keep_params)
     batches = BatchIterator(dataset_path, tokenizer, config.data)
-    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model_config, mesh)
-    sampler = _sampler(held_out or dataset_path, tokenizer, config, model_config, mesh)
+    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
+    sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 
-    shardings = None if mesh is None else param_shardings(model_config, mesh)
+    shardings = None if mesh is None else model.param_shardings(mesh)
     params, opt_state = initial_state(params, sft_optimizer(config, steps), shardings)
     start, loss = 0, float("nan")
 
@@ -148,10 +145,10 @@ def train(
     if is_first():
         writer = MetricWriter(folder / "metrics")
         writer.truncate(start)
-        write_config(model_config, folder / "checkpoints")  # so that launch.convert can read them
+        write_config(model, folder / "checkpoints")  # so that launch.convert can read them
     history: list[dict[str, float]] = []
     stopped: Literal["finished", "preempted"] = "finished"
-    step, clock = start, _Clock(model_config)
+    step, clock = start, _Clock(model)
     bar = progress_bar(total=steps, initial=start, desc="SFT", disable=not progress or not is_first(), unit="step")
     try:
         with _trace(profile, folder / "profile") as trace:
@@ -163,7 +160,7 @@ def train(
                 clock.add(batch)
                 on_device = to_device(batch, config.accumulation, mesh)
                 params, opt_state, metrics = train_step(
-                    params, opt_state, on_device, model=model_config, config=config, steps=steps, mesh=mesh
+                    params, opt_state, on_device, model=model, config=config, steps=steps, mesh=mesh
                 )
                 bar.update()
                 if stop(step):
@@ -215,7 +212,7 @@ def train(
 class _Clock:
     """Tokens, arithmetic, memory and time since the last row of metrics."""
 
-    def __init__(self, model: Qwen3Config) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         chip = chip_of(jax.devices()[0].device_kind)
         self._peak = chip.flops * jax.device_count() if chip is not None else None
@@ -228,7 +225,7 @@ class _Clock:
     def add(self, batch: TokenBatch) -> None:
         self._tokens += int((batch.segment_ids_bt > 0).sum())
         if self._peak is not None:
-            self._flops += batch_flops(self._model, batch.segment_ids_bt)
+            self._flops += self._model.batch_flops(batch.segment_ids_bt)
 
     def saved(self, seconds: float) -> None:
         """How long the last checkpoint kept the loop; in the next row."""
@@ -253,7 +250,7 @@ class _Evaluation:
     """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
 
     def __init__(
-        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
     ) -> None:
         data = dataclasses.replace(config.data, rename_entities=0.0, workers=0)
         count = min(config.eval_batches, steps_for_epochs(scan(path, tokenizer, data), data, 1))
@@ -275,7 +272,7 @@ class _Evaluation:
 
 
 def _sampler(
-    path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+    path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
 ) -> Sampler | None:
     if not config.sample_every:
         return None
@@ -326,7 +323,7 @@ def _shares(batch: TokenBatch, step: int) -> dict[str, float]:
 
 
 def _identity(
-    config: SFTConfig, model_config: Qwen3Config, dataset_path: Folder, tokenizer: ChatTokenizer, steps: int
+    config: SFTConfig, model: Model, dataset_path: Folder, tokenizer: ChatTokenizer, steps: int
 ) -> dict[str, Any]:
     """What a run must share with its checkpoint: all that changes what is computed. JSON, flat, dotted names."""
     sft = dataclasses.asdict(config)
@@ -334,7 +331,7 @@ def _identity(
         del sft[name]
     return run_identity(
         sft=sft | {"steps": steps},
-        model=dataclasses.asdict(model_config),
+        model=dataclasses.asdict(model),
         dataset=read_card(dataset_path)["digest"],
         vocab_size=tokenizer.vocab_size,
     )

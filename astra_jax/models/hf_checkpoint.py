@@ -1,17 +1,14 @@
-"""Hugging Face checkpoints of Qwen3: one table of names serves loading, saving and the sync to a rollout server.
+"""Hugging Face checkpoints: a model's table of names serves loading, saving and the sync to a rollout server.
 
-HF stores a linear layer as [out, in], one tensor a layer (and an expert); here it is [in, heads, head] or [in, out],
-stacked over the layers (and the experts). A host reads and holds no more than its devices need: each shard is made from
+A host reads and holds no more than its devices need: each shard is made from
 slices of the files, one shard of one parameter at a time; and saving gathers one layer of one parameter at a time.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,14 +20,12 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from astra_jax.models.qwen3.modules import Params, abstract_params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.families import from_hf
+from astra_jax.models.model import Model, Params
+from astra_jax.models.names import NamedParam
 from astra_jax.run.checkpoints import Checkpointer
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, write_bytes, write_text
-
-Path_ = tuple[str, ...]
-Shape = tuple[int, ...]
 
 MAX_FILE_BYTES = 5 * 10**9
 """Of a safetensors file that is written; as Hugging Face does."""
@@ -40,114 +35,13 @@ class WeightsError(Exception):
     """A checkpoint does not hold this model; the message names the tensor, what was expected and what was found."""
 
 
-@dataclass(frozen=True)
-class NamedParam:
-    """One parameter of ours and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
-
-    Attributes:
-        path: keys down to the leaf.
-        axes: for each axis of HF's tensor, which axes of ours (without the stacked ones) are flattened in it.
-    """
-
-    path: Path_
-    hf_name: str
-    axes: tuple[tuple[int, ...], ...]
-
-    @property
-    def stacked(self) -> int:
-        """How many leading axes of ours are spread over tensors: 0, 1 (layers) or 2 (layers, experts)."""
-        return self.hf_name.count("{}")
-
-    def hf_shape(self, shape: Shape) -> Shape:
-        """HF's shape of one tensor; `shape` is ours, without the stacked axes."""
-        return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
-
-    def to_hf(self, x: np.ndarray) -> np.ndarray:
-        """One tensor of ours as HF stores it."""
-        order = [axis for group in self.axes for axis in group]
-        return np.ascontiguousarray(x.transpose(order).reshape(self.hf_shape(x.shape)))
-
-    def read(self, tensor: Any, shape: Shape, index: tuple[slice, ...]) -> np.ndarray:
-        """The part `index` of our form of one tensor.
-
-        Args:
-            tensor: HF's; anything that takes slices. Of each of its axes one contiguous span is read.
-            shape: ours, without the stacked axes.
-            index: slices with steps of 1.
-        """
-        spans, lengths, inner, order = [], [], [], []
-        for first, *rest in self.axes:
-            start, stop, _ = index[first].indices(shape[first])
-            step = math.prod(shape[axis] for axis in rest)
-            spans.append(slice(start * step, stop * step))
-            lengths += [stop - start, *(shape[axis] for axis in rest)]
-            inner += [slice(None), *(index[axis] for axis in rest)]
-            order += [first, *rest]
-        block = np.asarray(tensor[tuple(spans)]).reshape(lengths)[tuple(inner)]
-        return block.transpose(np.argsort(order))
-
-
-def _same(path: Path_, name: str, rank: int = 1) -> NamedParam:
-    return NamedParam(path, name, tuple((axis,) for axis in range(rank)))
-
-
-def _linear(path: Path_, name: str) -> NamedParam:
-    """[in …, out …] ↔ [out, in]; the letters of our name say how many axes each side has: d or f is one of them."""
-    rank = len(path[-1].rpartition("_")[2].removeprefix("e"))
-    inputs = 2 if path[-1] == "o_nhd" else 1
-    return NamedParam(path, name, (tuple(range(inputs, rank)), tuple(range(inputs))))
-
-
-def names(config: Qwen3Config) -> list[NamedParam]:
-    """The table."""
-    layer = "model.layers.{}."
-    attention, mlp = layer + "self_attn.", layer + "mlp."
-    table = [
-        _same(("embed_vd",), "model.embed_tokens.weight", rank=2),
-        _same(("final_norm_d",), "model.norm.weight"),
-        _same(("layers", "attention_norm_d"), layer + "input_layernorm.weight"),
-        _same(("layers", "mlp_norm_d"), layer + "post_attention_layernorm.weight"),
-        _linear(("layers", "attention", "q_dnh"), attention + "q_proj.weight"),
-        _linear(("layers", "attention", "k_dkh"), attention + "k_proj.weight"),
-        _linear(("layers", "attention", "v_dkh"), attention + "v_proj.weight"),
-        _linear(("layers", "attention", "o_nhd"), attention + "o_proj.weight"),
-        _same(("layers", "attention", "q_norm_h"), attention + "q_norm.weight"),
-        _same(("layers", "attention", "k_norm_h"), attention + "k_norm.weight"),
-    ]
-    if config.n_experts:
-        experts = mlp + "experts.{}."
-        table += [
-            _linear(("layers", "mlp", "router_de"), mlp + "gate.weight"),
-            _linear(("layers", "mlp", "gate_edf"), experts + "gate_proj.weight"),
-            _linear(("layers", "mlp", "up_edf"), experts + "up_proj.weight"),
-            _linear(("layers", "mlp", "down_efd"), experts + "down_proj.weight"),
-        ]
-    else:
-        table += [
-            _linear(("layers", "mlp", "gate_df"), mlp + "gate_proj.weight"),
-            _linear(("layers", "mlp", "up_df"), mlp + "up_proj.weight"),
-            _linear(("layers", "mlp", "down_fd"), mlp + "down_proj.weight"),
-        ]
-    if config.attention_bias:
-        for ours, theirs, axes in (
-            ("q_bias_nh", "q", (0, 1)),
-            ("k_bias_kh", "k", (0, 1)),
-            ("v_bias_kh", "v", (0, 1)),
-            ("o_bias_d", "o", (0,)),
-        ):
-            table.append(NamedParam(("layers", "attention", ours), f"{attention}{theirs}_proj.bias", (axes,)))
-    if not config.tie_embeddings:
-        table.append(_linear(("head_dv",), "lm_head.weight"))
-    return table
-
-
-def _leaf(tree: Any, path: Path_) -> Any:
+def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
 
 
-def _set(tree: Params, path: Path_, value: Any) -> None:
+def _set(tree: Params, path: tuple[str, ...], value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
@@ -157,14 +51,14 @@ def _set(tree: Params, path: Path_, value: Any) -> None:
 # Reading
 
 
-def read_config(directory: Folder, **dtypes: str) -> Qwen3Config:
+def read_config(directory: Folder, **dtypes: str) -> Model:
     """The model's config from the `config.json` in a directory.
 
     Raises:
         WeightsError: there is no `config.json`.
-        ValueError: see `Qwen3Config.from_hf`.
+        ValueError: see `families.from_hf`.
     """
-    return Qwen3Config.from_hf(_config_json(location(directory)), **dtypes)
+    return from_hf(_config_json(location(directory)), **dtypes)
 
 
 def _config_json(directory: epath.Path) -> dict[str, Any]:
@@ -189,14 +83,14 @@ def stored_dtype(directory: Folder) -> str:
     return name
 
 
-def load(directory: Folder, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+def load(directory: Folder, model: Model, *, shardings: Any = None, step: int | None = None) -> Params:
     """From a folder of either kind: Hugging Face's if it holds safetensors, else Orbax checkpoints.
 
     Args and errors are those of `load_hf` and `load_orbax`.
     """
     if _is_hf(directory):
-        return load_hf(Path(directory), config, shardings=shardings)
-    return load_orbax(directory, config, shardings=shardings, step=step)
+        return load_hf(Path(directory), model, shardings=shardings)
+    return load_orbax(directory, model, shardings=shardings, step=step)
 
 
 def stored_step(directory: Folder, step: int | None = None) -> int | None:
@@ -222,23 +116,23 @@ def _is_hf(directory: Folder) -> bool:
     return found
 
 
-def load_hf(directory: Path | str, config: Qwen3Config, *, shardings: Any = None) -> Params:
-    """Parameters from the safetensors files of an HF directory, cast to `config.param_dtype`.
+def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Params:
+    """Parameters from the safetensors files of an HF directory, cast to `model.param_dtype`.
 
     Every tensor's name and shape is checked before the first is read.
 
     Args:
-        shardings: as from `sharding.param_shardings`; None is the default device.
+        shardings: as from `Model.param_shardings`; None is the default device.
 
     Raises:
         WeightsError: a file is damaged; a tensor is missing, left over, or of another shape.
     """
-    directory, abstract = Path(directory), abstract_params(config)
+    directory, abstract = Path(directory), model.abstract_params()
     params: Params = {}
     with ExitStack() as stack:
         tensors = _open(directory, stack)
-        _check(directory, config, abstract, tensors)
-        for entry in names(config):
+        _check(directory, model, abstract, tensors)
+        for entry in model.names():
             leaf = _leaf(abstract, entry.path)
             sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
             if shardings is not None:
@@ -280,11 +174,11 @@ def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _check(directory: Path, config: Qwen3Config, abstract: Params, tensors: dict[str, Any]) -> None:
+def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, Any]) -> None:
     left = set(tensors)
-    if config.tie_embeddings:
+    if model.tie_embeddings:
         left.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
-    for entry in names(config):
+    for entry in model.names():
         leaf = _leaf(abstract, entry.path)
         wanted = entry.hf_shape(leaf.shape[entry.stacked :])
         for place in product(*(range(size) for size in leaf.shape[: entry.stacked])):
@@ -296,7 +190,7 @@ def _check(directory: Path, config: Qwen3Config, abstract: Params, tensors: dict
             left.discard(name)
     if left:
         raise WeightsError(
-            f"{directory}: {len(left)} tensors do not belong to this config, for example {min(left)} of shape "
+            f"{directory}: {len(left)} tensors do not belong to this model, for example {min(left)} of shape "
             f"{tuple(tensors[min(left)].get_shape())}; check tie_word_embeddings, attention_bias, num_hidden_layers "
             "and num_experts in config.json"
         )
@@ -306,9 +200,9 @@ def _check(directory: Path, config: Qwen3Config, abstract: Params, tensors: dict
 # Writing
 
 
-def hf_tensors(params: Params, config: Qwen3Config) -> Iterator[tuple[str, np.ndarray]]:
+def hf_tensors(params: Params, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor under its HF name, as contiguous host arrays; every process of a multi-host run gets them all."""
-    for entry in names(config):
+    for entry in model.names():
         value = _leaf(params, entry.path)
         for layer in range(value.shape[0]) if entry.stacked else (None,):
             one = _on_host(value if layer is None else value[layer])
@@ -325,7 +219,7 @@ def _on_host(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def save_hf(params: Params, config: Qwen3Config, directory: Path | str, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: int = MAX_FILE_BYTES) -> None:
     """Write safetensors files, their index where there are several, and `config.json`; transformers and vLLM load them.
 
     All processes take part, the first one writes. `config.json` comes last: a directory without one is not whole.
@@ -349,7 +243,7 @@ def save_hf(params: Params, config: Qwen3Config, directory: Path | str, *, max_b
         files.append({name: tensor.nbytes for name, tensor in pending.items()})
         pending.clear()
 
-    for name, tensor in hf_tensors(params, config):
+    for name, tensor in hf_tensors(params, model):
         if pending and sum(one.nbytes for one in pending.values()) + tensor.nbytes > max_bytes:
             flush()
         pending[name] = tensor
@@ -365,23 +259,23 @@ def save_hf(params: Params, config: Qwen3Config, directory: Path | str, *, max_b
         index = {"metadata": {"total_size": sum(sum(sizes.values()) for sizes in files)}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    write_config(config, directory)
+    write_config(model, directory)
 
 
-def write_config(config: Qwen3Config, directory: Folder) -> None:
+def write_config(model: Model, directory: Folder) -> None:
     """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
     if jax.process_index():
         return
-    write_text(location(directory) / "config.json", json.dumps(config.to_hf(), indent=2) + "\n")
+    write_text(location(directory) / "config.json", json.dumps(model.to_hf(), indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Orbax: the weights as training saves them (`astra_jax.run.checkpoints`), with `config.json` beside them
 
 
-def save_orbax(params: Params, config: Qwen3Config, directory: Folder, *, step: int = 0) -> None:
+def save_orbax(params: Params, model: Model, directory: Folder, *, step: int = 0) -> None:
     """Save weights in the layout of a training run's `checkpoints/`, as its step `step`."""
-    write_config(config, directory)
+    write_config(model, directory)
     checkpointer = Checkpointer(directory)
     try:
         checkpointer.save(step, params=params)
@@ -390,11 +284,11 @@ def save_orbax(params: Params, config: Qwen3Config, directory: Folder, *, step: 
         checkpointer.close()
 
 
-def load_orbax(directory: Folder, config: Qwen3Config, *, shardings: Any = None, step: int | None = None) -> Params:
+def load_orbax(directory: Folder, model: Model, *, shardings: Any = None, step: int | None = None) -> Params:
     """Weights that `save_orbax` or a training run saved.
 
     Args:
-        shardings: as from `sharding.param_shardings`; None is the default device.
+        shardings: as from `Model.param_shardings`; None is the default device.
         step: None is the newest.
 
     Raises:
@@ -402,7 +296,7 @@ def load_orbax(directory: Folder, config: Qwen3Config, *, shardings: Any = None,
         CheckpointError: no such step, or it holds another model.
     """
     with _checkpoints(directory) as checkpointer:
-        like = abstract_params(config)
+        like = model.abstract_params()
         if shardings is None:
             shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
         like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
