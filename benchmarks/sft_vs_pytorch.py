@@ -21,11 +21,11 @@ from typing import Any
 
 from absl import app, flags
 
+from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
 from benchmarks.texts import words
-from launch.flags.cli import cpu_environment
 
 SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
 """By name, the seed of the data's order."""
