@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH, WIDTH
-from astra_jax.models.qwen3.linear import weight_gradient
+from astra_jax.models.layers.linear import weight_gradient
 
 Array = jax.Array
 

@@ -72,6 +72,11 @@ def constrain(x: Array, mesh: Mesh | None, *spec: str | tuple[str, ...] | None) 
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Of arrays [B, T]: rows over `data`, `fsdp` and `expert`, the sequence over `context`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH, "context"))
+
+
 def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
     """Refuse batches that the mesh does not divide.
 

@@ -16,10 +16,10 @@ import sys
 
 from absl import app, flags
 
+from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
-from launch.flags.cli import cpu_environment
 
 SIDES = ("engine", "transformers", "vllm")
 PROMPT_TOKENS, NEW_TOKENS = 128, 128

@@ -53,12 +53,11 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
     """A row for each batch."""
     import jax
 
-    from astra_jax.models.qwen3.flops import decoding_bytes
-    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.flops import decoding_bytes
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
 
-    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     found = []
     for batch in batches:
         shapes = EngineConfig(slots=batch, max_length=_PROMPT.value + _NEW.value)

@@ -30,7 +30,6 @@ def engine(work: dict[str, Any]) -> Generate:
 
     import jax
 
-    from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
@@ -43,7 +42,7 @@ def engine(work: dict[str, Any]) -> Generate:
     seeds = iter(range(2**31))
 
     async def make() -> Engine:
-        return Engine(init_params(model, jax.random.key(0)), model, shapes)
+        return Engine(model.init(jax.random.key(0)), model, shapes)
 
     async def answer(prompts: Prompts) -> list[int]:
         samplings = [Sampling(max_tokens=work["new_tokens"], stop_ids=(), seed=next(seeds)) for _ in prompts]

@@ -39,7 +39,6 @@ _BURST = DataConfig(seq_len=1).packing_bins // _ROWS
 def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     import jax
 
-    from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.batch import to_device
     from astra_jax.run.optimizers import initial_state
@@ -66,7 +65,7 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
 
     config = SFTConfig(data=DataConfig(seq_len=_TRAINED), batch_size=_ROWS)
     model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
-    state = list(initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000)))
+    state = list(initial_state(model.init(jax.random.key(0)), sft_optimizer(config, 1000)))
     source = BatchIterator(folder / "data", tokenizer, config.data, _ROWS)
 
     def train(count: int) -> float:

@@ -21,11 +21,11 @@ from typing import Any
 
 from absl import app, flags
 
+from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
 from benchmarks.texts import words
-from launch.flags.cli import cpu_environment
 
 SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
 """By name, the seed of the data's order."""
@@ -47,9 +47,8 @@ def prepare(folder: Path) -> dict[str, Any]:
     """The work of all sides: a Hugging Face folder with tokenizer and random weights, and the trajectories."""
     import jax
 
-    from astra_jax.models.qwen3.modules import init_params
+    from astra_jax.models.hf_checkpoint import save_hf
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.models.qwen3.weights import save_hf
     from astra_jax.sft.bench import conversations
     from astra_jax.tokenizer import ChatTokenizer
     from synthesis.core.chat_format import render
@@ -65,7 +64,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     texts = ["".join(segment.text for segment in render(one.messages, one.tools)) for one in trajectories]
     tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
     model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
-    save_hf(init_params(model, jax.random.key(0)), model, folder / "hf")
+    save_hf(model.init(jax.random.key(0)), model, folder / "hf")
     return {
         "data": _DATA.value or str(folder / "data"),
         "hf": str(folder / "hf"),

@@ -55,8 +55,8 @@ class Turns:
 
 
 def jax_side(work: dict[str, Any], turns: Turns) -> None:
-    from astra_jax.models.qwen3 import weights
     from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.run import weights
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 

@@ -26,7 +26,6 @@ def setting(layers: int) -> tuple[Any, ...]:
     import jax
     import jax.numpy as jnp
 
-    from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.run.batch import PackedBatch
     from astra_jax.run.optimizers import initial_state
@@ -38,7 +37,7 @@ def setting(layers: int) -> tuple[Any, ...]:
     config = SFTConfig(data=DataConfig(seq_len=64), batch_size=1, remat="full")
     ones = jnp.ones((1, 1, 64), jnp.int32)
     batch = PackedBatch(ones, ones, ones, jnp.arange(64, dtype=jnp.int32)[None, None])
-    params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
+    params, opt_state = initial_state(model.init(jax.random.key(0)), sft_optimizer(config, 1000))
     return model, config, params, opt_state, batch
 
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 
 from absl import app, flags
 
+from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.sides import Side
-from launch.flags.cli import cpu_environment
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 

@@ -38,7 +38,6 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     import jax
     import numpy as np
 
-    from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.batch import PackedBatch, to_device
     from astra_jax.run.optimizers import initial_state
@@ -56,7 +55,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)
     batch = PackedBatch(tokens_bt=ids, loss_mask_bt=ones, segment_ids_bt=ones, positions_bt=places)
-    params, opt_state = initial_state(init_params(model, jax.random.key(0)), sft_optimizer(config, 1000))
+    params, opt_state = initial_state(model.init(jax.random.key(0)), sft_optimizer(config, 1000))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = [params, opt_state]
 

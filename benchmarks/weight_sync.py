@@ -38,12 +38,11 @@ def publish(folder: Path) -> tuple[int, dict[str, Path]]:
     """Writes the weights twice; returns their bytes and where they are."""
     import jax
 
-    from astra_jax.models.qwen3.modules import init_params
     from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
     model = dataclasses.replace(PRESETS["0.6b"], vocab_size=2048, tie_embeddings=False)
-    params = init_params(dataclasses.replace(model, param_dtype="bfloat16"), jax.random.key(0))
+    params = dataclasses.replace(model, param_dtype="bfloat16").init(jax.random.key(0))
     found = {}
     for name, kind in (("orbax", Publisher), ("safetensors", FolderPublisher)):
         publisher = kind(folder / name, model)

@@ -26,7 +26,8 @@ def main() -> None:
 
     import jax
 
-    from astra_jax.models.qwen3 import weights
+    from astra_jax.models import hf_checkpoint
+    from astra_jax.run import weights
 
     given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_ORBAX, _TO_HF) if flag.value]
     if given not in (["from_hf", "to_orbax"], ["from_orbax", "to_hf"]):
@@ -36,22 +37,22 @@ def main() -> None:
     target = cli.folder(_TO_ORBAX, written=True) if from_hf else cli.local_folder(_TO_HF)
     if target.exists() and any(target.iterdir()):
         raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
-    stored = weights.read_config(source, param_dtype=weights.stored_dtype(source))
+    stored = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
     config = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
     if from_hf:
-        params = weights.load_hf(source, config)
+        params = hf_checkpoint.load_hf(source, config)
         weights.save_orbax(params, config, target)
     else:
         params = weights.load_orbax(source, stored, step=_STEP.value)
         params = jax.tree.map(lambda x: x.astype(config.param_dtype), params)
-        weights.save_hf(params, config, target)
+        hf_checkpoint.save_hf(params, config, target)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    copied = weights.copy_tokenizer(source, target)
+    copied = hf_checkpoint.copy_tokenizer(source, target)
     print(f"{target}: {count:,} parameters in {config.param_dtype}, {copied} tokenizer files")
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.models.hf_checkpoint import WeightsError
     from astra_jax.run.checkpoints import CheckpointError
     from synthesis.core.files import StorageError
 

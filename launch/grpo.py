@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from astra_jax.grpo.train import GRPOResult
-    from astra_jax.models.qwen3.modules import Params
+    from astra_jax.models.model import Params
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
     from synthesis.core.records import ToolEnvironment
@@ -50,7 +50,7 @@ _PUBLISH = flags.DEFINE_string(
 def main() -> None:
     import jax
 
-    from astra_jax.models.qwen3.weights import copy_tokenizer
+    from astra_jax.models.hf_checkpoint import copy_tokenizer
     from astra_jax.run.hosts import is_first
     from astra_jax.run.record import write_run_record
     from synthesis.core.datasets import read_dataset

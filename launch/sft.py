@@ -35,7 +35,7 @@ def main() -> None:
 
     import jax
 
-    from astra_jax.models.qwen3.weights import copy_tokenizer
+    from astra_jax.models.hf_checkpoint import copy_tokenizer
     from astra_jax.run.hosts import is_first
     from astra_jax.run.record import write_run_record
     from astra_jax.sft import bench, preview

@@ -21,7 +21,7 @@ FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / fl
 LONGEST = 500
 """Lines of a file; a longer one has outgrown its name."""
 COMMON = {
-    "astra_jax": ("mesh", "attention", "tokenizer", "models", "head", "run", "rollout"),
+    "astra_jax": ("cpu", "axes", "mesh", "attention", "tokenizer", "models", "head", "run", "rollout"),
     "synthesis": ("core", "facts", "pipeline"),
 }
 """Rooms that every room of their floor may use; of each other, those that stand before them."""
@@ -37,7 +37,6 @@ FROM_SYNTHESIS = {
 }
 """What `astra_jax` imports of `synthesis` beside its common room `core`."""
 MENDING = {
-    ("astra_jax.models.qwen3.weights", "astra_jax.run.checkpoints"),  # runs know models, and models no runs
     ("synthesis.pipeline.ray_executor", "synthesis.offline.teacher"),
 }
 """Imports that break these rules and are about to go; empty is the aim."""
@@ -177,6 +176,25 @@ def test_files_stay_short(path: Path) -> None:
     assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= LONGEST
 
 
+def test_families_of_models_are_known_to_models_and_configs_alone() -> None:
+    families = sorted(path.parent.name for path in (ROOT / "astra_jax" / "models").glob("*/presets.py"))
+    assert "qwen3" in families
+    for path in FILES:
+        if path.parts[:2] != ("astra_jax", "models") and path.parts[0] != "configs":
+            text = (ROOT / path).read_text(encoding="utf-8")
+            found = [name for name in families if f"astra_jax.models.{name}" in text]
+            assert not found, f"{path} knows the family {found[0]}; hold a `Model` instead"
+
+
+def test_what_families_share_knows_none_of_them() -> None:
+    models = ROOT / "astra_jax" / "models"
+    for path in [*models.glob("*.py"), *(models / "layers").glob("*.py")]:
+        names = [line for line in path.read_text(encoding="utf-8").splitlines() if "import" in line and "qwen3" in line]
+        assert not names, f"{path}: {names[0]}"
+
+
 def test_importing_the_package_imports_no_jax() -> None:
-    code = "import sys, astra_jax, launch.flags.cli; assert 'jax' not in sys.modules, 'jax was imported'"
+    code = (
+        "import sys, astra_jax.models.families, launch.flags.cli; assert 'jax' not in sys.modules, 'jax was imported'"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, platform_of, unzigzag
 
 Array = jax.Array
@@ -67,7 +68,7 @@ def attention(
     operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
     context = 1 if mesh is None else mesh.shape["context"]
     if not backend.startswith("splash"):
-        attend = blockwise.attend_in_halves if platform == "cpu" else blockwise.attend
+        attend = cpu.in_halves(blockwise.attend, platform)
         if backend.startswith("triton"):
             attend = partial(triton.attend, interpret=backend == "triton_interpret")
         if mesh is None:
@@ -130,7 +131,7 @@ def cached_attention(q_btnh: Array, *parts: tuple[Array, Array, Array]) -> Array
     """Attention of new tokens over a cache in one part or several; forward only. Returns [B, T, N, H].
 
     Args:
-        parts: (k_bkhs, v_bksh, visible_bts) each, keys and values as in `models.qwen3.modules.Cache`. A query that sees
+        parts: (k_bkhs, v_bksh, visible_bts) each, keys and values as in `models.model.Cache`. A query that sees
             nothing is padding, and its output is meaningless.
     """
     b, t, n, h = q_btnh.shape

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.cpu import programs as cpu
 
 Array = jax.Array
 
@@ -56,19 +57,6 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array
     k_bksh, v_bksh = (pad_tokens(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
     o_bkgth = _attend(q_bkgth, k_bksh, v_bksh, padded, rows, columns)
     return o_bkgth.transpose(0, 3, 1, 2, 4).reshape(b, t + more_t, n, h)[:, :t]
-
-
-def attend_in_halves(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array:
-    """`attend`, first and last half of the rows apart: for CPUs.
-
-    There XLA runs a batched matmul on one thread while nothing else is ready. Of two chains of operations one of each
-    is (a step of a million parameters takes 5 % less on two cores).
-    """
-    operands = (q_btnh, k_bskh, v_bskh, places)
-    if (half := len(q_btnh) // 2) == 0:
-        return attend(*operands)
-    first, last = jax.tree.map(lambda x: x[:half], operands), jax.tree.map(lambda x: x[half:], operands)
-    return jnp.concatenate([attend(*first), attend(*last)])
 
 
 def pad_tokens(x: Array, more: int) -> Array:
@@ -164,8 +152,7 @@ def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tupl
     def query_block(carry: Any, block: tuple[Array, ...]) -> tuple[Any, Array]:
         *heads, segments, positions = block
         q_bkrh, do_bkrh, log_sum_bkr, delta_bkr = (_merge_groups(x) for x in heads)
-        # CPUs multiply twice as fast with the small operand turned around here as with the scores turned in the matmul.
-        q_bkhr, do_bkhr = jax.lax.optimization_barrier(tuple(x.swapaxes(2, 3) for x in (q_bkrh, do_bkrh)))
+        q_bkhr, do_bkhr = cpu.turned_apart(q_bkrh, do_bkrh)
 
         def key_block(dq: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
             k_bksh, v_bksh, segments_k, positions_k, dk, dv = block

@@ -26,9 +26,8 @@ from astra_jax.grpo.losses import ObjectiveSums, PolicyTerms, batch_advantages, 
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import BATCH, constrain, unzigzag
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel
-from astra_jax.models.qwen3.moe import RouterSums, router_metrics
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.moe import RouterSums, router_metrics
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, shift, target_mask, to_device, unshift
 from astra_jax.run.gradients import add, gradients_of, zero_gradients
@@ -43,7 +42,7 @@ def update_step(
     params: Params,
     opt_state: Any,
     groups: Sequence[Group],
-    model: Qwen3Config,
+    model: Model,
     config: GRPOConfig,
     *,
     mesh: Mesh | None = None,
@@ -116,7 +115,7 @@ def lay_out(groups: Sequence[Group], config: GRPOConfig) -> tuple[list[PolicyBat
 
 
 def loss_sums(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> tuple[Array, Sums]:
     """One micro-batch's sum of the objective; divided by the batch's total (`lay_out`) it is its share of eq. 32."""
     x_btd, router = _hidden(params, batch, model, config, mesh)
@@ -130,7 +129,7 @@ def loss_sums(
     loss, (sums, entropy) = summed_loss(
         objective,
         x_btd,
-        head_kernel(params, model),
+        model.head_kernel(params),
         in_mesh_order(shift(batch.tokens_bt), mesh),
         in_mesh_order(_terms(batch, config), mesh),
         temperature=config.episode.temperature,
@@ -161,7 +160,7 @@ def accumulate(
     gradients: Params,
     batch: PolicyBatch,
     *,
-    model: Qwen3Config,
+    model: Model,
     config: GRPOConfig,
     mesh: Mesh | None = None,
 ) -> tuple[Params, tuple[Array, Sums]]:
@@ -190,7 +189,7 @@ def take_step(
 
 
 def with_old_logps(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the trainer's logprobs under `params`, and its episodes' mismatch where it is asked for."""
     placed = to_device(batch, mesh)  # and not kept: all micro-batches of a batch are prepared before the first is used
@@ -202,7 +201,7 @@ def with_old_logps(
 
 
 def with_episode_ratio(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
     """The micro-batch with the log-ratio of its episodes, the mean over their tokens, between `params` and before."""
     batch = to_device(batch, mesh)
@@ -214,13 +213,13 @@ def with_episode_ratio(
 
 @partial(jax.jit, static_argnames=("model", "config", "mesh"))
 def trainer_logprobs(
-    params: Params, batch: PolicyBatch, *, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
     """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of an episode."""
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
-    logps, _ = token_logprobs(x_btd, head_kernel(params, model), targets_bt, temperature=temperature, mesh=mesh)
+    logps, _ = token_logprobs(x_btd, model.head_kernel(params), targets_bt, temperature=temperature, mesh=mesh)
     return jnp.where(batch.positions_bt > 0, unshift(unzigzag(logps, context_size(mesh))), 0.0)
 
 
@@ -236,7 +235,7 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
 
 
 def _hidden(
-    params: Params, batch: PolicyBatch, model: Qwen3Config, config: GRPOConfig, mesh: Mesh | None
+    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: Mesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
-    return forward(params, model, *places, remat=config.remat, mesh=mesh)
+    return model.forward(params, *places, remat=config.remat, mesh=mesh)

@@ -39,8 +39,7 @@ from astra_jax.grpo.episode_pages import write_episodes
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.mesh import check_batch
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.hosts import is_first
@@ -74,7 +73,7 @@ class GRPOResult:
 
 async def train(
     config: GRPOConfig,
-    model: Qwen3Config,
+    model: Model,
     params: Params,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
@@ -192,7 +191,7 @@ async def _cancelled(task: asyncio.Task[None] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _check(config: GRPOConfig, model: Qwen3Config, tokenizer: ChatTokenizer, mesh: Mesh | None) -> int:
+def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mesh | None) -> int:
     """Refuse what does not fit together; the longest sequence, in tokens."""
     tokenizer.check_fits(model.vocab_size)
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens

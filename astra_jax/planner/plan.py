@@ -14,8 +14,7 @@ from typing import Any
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import BATCH, make_mesh
-from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters, parameters
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model, parameters
 from astra_jax.planner import programs
 from astra_jax.planner.hardware import PlanError, Slice, larger, mesh_sizes, row_length
 from astra_jax.rollout.episode import EpisodeConfig
@@ -62,7 +61,7 @@ class Plan:
 
 
 def make_plan(
-    model: Qwen3Config,
+    model: Model,
     config: SFTConfig | GRPOConfig,
     slice_: Slice,
     *,
@@ -115,7 +114,7 @@ def make_plan(
     for one in compiled:
         for axes, size in one.traffic.items():
             traffic[axes] = traffic.get(axes, 0.0) + size * one.runs
-    useful, executed = flops_per_token(model, length)
+    useful, executed = model.flops_per_token(length)
     rows = micro_batches * micro_rows
     seconds = {
         "compute": executed * rows * length / slice_.chips / chip.flops,
@@ -130,7 +129,7 @@ def make_plan(
         mesh={axis: size for axis, size in devices.shape.items() if size > 1},
         tokens=tokens,
         row_tokens=length,
-        yarn_factor=model.yarn.factor if model.yarn else 1.0,
+        yarn_factor=model.stretch,
         micro_batch_size=micro_rows,
         batch_size=rows,
         fits=all(one.fits for one in compiled) and peak <= chip.hbm_bytes,
@@ -157,7 +156,7 @@ def _episode_of(episode: EpisodeConfig, tokens: int) -> EpisodeConfig:
     return dataclasses.replace(episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
 
 
-def smallest(model: Qwen3Config, config: SFTConfig | GRPOConfig, slice_: Slice, *, tokens: int) -> Plan:
+def smallest(model: Model, config: SFTConfig | GRPOConfig, slice_: Slice, *, tokens: int) -> Plan:
     """The plan of the smallest slice of `slice_`'s kind that fits, not larger than `slice_`.
 
     Slices that cannot hold weights and optimizer state alone are not compiled.
@@ -180,9 +179,9 @@ def smallest(model: Qwen3Config, config: SFTConfig | GRPOConfig, slice_: Slice, 
     raise PlanError(f"no {slice_.chip.name} slice of up to {slice_.chips} chips fits; give a larger --topology")
 
 
-def _memory_bytes(model: Qwen3Config, mesh: Any, micro_batches: int) -> float:
+def _memory_bytes(model: Model, mesh: Any, micro_batches: int) -> float:
     """Bytes that a chip must read and write in a step at least: optimizer state and weights."""
-    layers, head = matmul_parameters(model)
+    layers, head = model.matmul_parameters()
     optimizer = 4 * 7 * parameters(model) / (math.prod(mesh.values()) / mesh["data"])  # read w, g, m, v; write w, m, v
     weights = 2 * (layers + head) / mesh["tensor"]  # gathered, bfloat16
     # Read forward, again, and for the inputs' gradient; weight gradients are written once. Gathers are written too.

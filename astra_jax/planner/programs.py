@@ -15,10 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from astra_jax.grpo import step as grpo_step
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.packing import PolicyBatch
-from astra_jax.mesh import BATCH
-from astra_jax.models.qwen3.modules import abstract_params
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
+from astra_jax.mesh import BATCH, batch_sharding
+from astra_jax.models.model import Model
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft import step as sft_step
@@ -49,7 +47,7 @@ class Compiled:
     runs: int
 
 
-def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh) -> list[Compiled]:
+def sft_programs(model: Model, config: SFTConfig, mesh: Mesh) -> list[Compiled]:
     """SFT's step."""
     steps = 1_000  # only a constant of the schedule
     params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
@@ -65,9 +63,7 @@ def sft_programs(model: Qwen3Config, config: SFTConfig, mesh: Mesh) -> list[Comp
     return [_compile("train_step", lower, mesh)]
 
 
-def grpo_programs(
-    model: Qwen3Config, config: GRPOConfig, mesh: Mesh, length: int, micro_batches: int
-) -> list[Compiled]:
+def grpo_programs(model: Model, config: GRPOConfig, mesh: Mesh, length: int, micro_batches: int) -> list[Compiled]:
     """GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
     params, opt_state = _state(model, grpo_step.grpo_optimizer(config), mesh)
     gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params)
@@ -87,10 +83,10 @@ def grpo_programs(
     return [first, _compile("take_step", take_step, mesh)]
 
 
-def _state(model: Qwen3Config, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
+def _state(model: Model, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
     """Weights and optimizer state as `optimizers.initial_state` places them: statistics beside their weights."""
-    shardings = param_shardings(model, mesh)
-    params = jax.tree.map(_placed, abstract_params(model), shardings)
+    shardings = model.param_shardings(mesh)
+    params = jax.tree.map(_placed, model.abstract_params(), shardings)
     by_path = {jax.tree_util.keystr(path): s for path, s in jax.tree_util.tree_flatten_with_path(shardings)[0]}
     everywhere = NamedSharding(mesh, PartitionSpec())
 

@@ -8,15 +8,14 @@ import time
 import jax
 import numpy as np
 
-from astra_jax.models.qwen3.flops import batch_flops
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model
 from astra_jax.run.chips import chip_of
 
 
 class Meter:
     """Tokens, arithmetic and time since `start`."""
 
-    def __init__(self, model: Qwen3Config) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         chip = chip_of(jax.devices()[0].device_kind)
         self._peak = chip.flops * jax.device_count() if chip is not None else None
@@ -29,7 +28,7 @@ class Meter:
         """A batch, or micro-batch, that is trained on."""
         self._tokens += int((segment_ids_bt > 0).sum())
         if self._peak is not None:
-            self._flops += batch_flops(self._model, segment_ids_bt)
+            self._flops += self._model.batch_flops(segment_ids_bt)
 
     def read(self) -> dict[str, float]:
         """Tokens a second; of known chips the share of their peak (documents by their own length, padding and

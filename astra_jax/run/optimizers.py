@@ -17,23 +17,10 @@ import optax.contrib
 from jax.sharding import NamedSharding, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
 
+from astra_jax.axes import stacked_matrices
 from astra_jax.run.config import OptimizerName, TrainingConfig
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
-
-_MATRICES = {
-    "q_dnh": MuonDimensionNumbers((1,), (2, 3)),
-    "k_dkh": MuonDimensionNumbers((1,), (2, 3)),
-    "v_dkh": MuonDimensionNumbers((1,), (2, 3)),
-    "o_nhd": MuonDimensionNumbers((1, 2), (3,)),
-    "gate_df": MuonDimensionNumbers((1,), (2,)),
-    "up_df": MuonDimensionNumbers((1,), (2,)),
-    "down_fd": MuonDimensionNumbers((1,), (2,)),
-    "gate_edf": MuonDimensionNumbers((2,), (3,)),
-    "up_edf": MuonDimensionNumbers((2,), (3,)),
-    "down_efd": MuonDimensionNumbers((2,), (3,)),
-}
-"""Which axes of a stacked leaf are a matrix's rows and columns; those before them are the layer and the expert."""
 
 
 def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
@@ -162,12 +149,12 @@ def _decayed(params: Any) -> Any:
 
 
 def _labels(params: Any) -> Any:
-    return jax.tree.map_with_path(lambda path, _: "muon" if _name(path) in _MATRICES else "adamw", params)
+    return jax.tree.map_with_path(lambda path, _: "adamw" if stacked_matrices(path) is None else "muon", params)
 
 
 def _dimension_numbers(params: Any) -> Any:
-    return jax.tree.map_with_path(lambda path, _: _MATRICES[_name(path)], params)
+    def numbers(path: Any, _: Any) -> MuonDimensionNumbers | None:
+        axes = stacked_matrices(path)
+        return None if axes is None else MuonDimensionNumbers(*axes)
 
-
-def _name(path: Any) -> str:
-    return getattr(path[-1], "key", "")
+    return jax.tree.map_with_path(numbers, params)

@@ -26,10 +26,8 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
-from astra_jax.models.qwen3.weights import write_config
+from astra_jax.models.hf_checkpoint import write_config
+from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.hosts import is_first
@@ -81,7 +79,7 @@ class TrainingRun:
         self,
         name: str,
         config: TrainingConfig,
-        model: Qwen3Config,
+        model: Model,
         workdir: Folder,
         *,
         steps: int,
@@ -127,7 +125,7 @@ class TrainingRun:
         Returns:
             (steps done, params, optimizer state, what was saved with them, or None).
         """
-        shardings = None if mesh is None else param_shardings(self.model, mesh)
+        shardings = None if mesh is None else self.model.param_shardings(mesh)
         params, opt_state = initial_state(params, optimizer, shardings)
         step, extra = 0, None
 

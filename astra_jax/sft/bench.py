@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model
 from astra_jax.run.hosts import is_first
 from astra_jax.run.record import start_of_run
 from astra_jax.sft.config import SFTConfig
@@ -34,7 +34,7 @@ has 4.4 and 10.6."""
 
 def run(
     config: SFTConfig,
-    model_config: Qwen3Config,
+    model: Model,
     params: Any,
     tokenizer: ChatTokenizer,
     workdir: Path,
@@ -54,7 +54,7 @@ def run(
         tokens = config.data.seq_len * config.batch_size
         write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, checkpoint_every=10**9, log_every=1, sample_every=0)
-    result = train(changed, model_config, params, folder / "data", tokenizer, folder, mesh=mesh)
+    result = train(changed, model, params, folder / "data", tokenizer, folder, mesh=mesh)
     rows = result.history[_WARM_UP:]
     figures = {
         name: statistics.median(row[name] for row in rows)
@@ -66,8 +66,8 @@ def run(
         "seq_len": config.data.seq_len,
         "batch_size": config.batch_size,
         "micro_batch_size": config.rows_at_once,
-        "dtype": model_config.dtype,
-        "param_dtype": model_config.param_dtype,
+        "dtype": model.dtype,
+        "param_dtype": model.param_dtype,
         "remat": config.remat,
         "mesh": {axis: size for axis, size in mesh.shape.items() if size > 1} if mesh is not None else {},
         "steps": steps,

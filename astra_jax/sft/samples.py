@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax.models.qwen3.modules import Params, forward_cached, init_cache
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.device_steps import DecodeRows, decode
 from astra_jax.sft.data import DataConfig, shown
 from astra_jax.tokenizer import ChatTokenizer
@@ -53,7 +52,7 @@ class Sampler:
         self,
         trajectories: Iterable[Trajectory],
         tokenizer: ChatTokenizer,
-        model: Qwen3Config,
+        model: Model,
         data: DataConfig,
         *,
         count: int,
@@ -102,7 +101,7 @@ class Sampler:
 
 @partial(jax.jit, static_argnames=("model", "steps", "stop", "mesh"))
 def _next_turns(
-    params: Params, tokens_rt: Any, lengths_r: Any, *, model: Qwen3Config, steps: int, stop: int, mesh: Mesh | None
+    params: Params, tokens_rt: Any, lengths_r: Any, *, model: Model, steps: int, stop: int, mesh: Mesh | None
 ) -> jax.Array:
     """Greedy tokens, [R, steps]; -1 behind a row's end. Every host gets all of them."""
     rows, padded = tokens_rt.shape
@@ -114,9 +113,9 @@ def _next_turns(
         tokens, positions = (
             jax.lax.dynamic_slice_in_dim(x_rt, i * _CHUNK, _CHUNK, axis=1) for x_rt in (tokens_rt, positions_rt)
         )
-        return forward_cached(params, model, tokens, positions, cache)[1]
+        return model.forward_cached(params, tokens, positions, cache)[1]
 
-    cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, init_cache(model, rows, padded + steps))
+    cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, model.cache(rows, padded + steps))
     every_r = jnp.zeros(rows, jnp.int32)
     to_draw = DecodeRows(
         index_r=jnp.arange(rows),

@@ -11,9 +11,8 @@ import optax
 from jax.sharding import Mesh
 
 from astra_jax.head import summed_loss
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel
-from astra_jax.models.qwen3.moe import RouterSums, router_metrics
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.moe import RouterSums, router_metrics
+from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.optimizers import apply_gradients, make_optimizer
@@ -21,13 +20,13 @@ from astra_jax.sft.config import SFTConfig
 
 
 def loss_sums(
-    params: Params, batch: PackedBatch, *, model: Qwen3Config, remat: str = "none", mesh: Mesh | None = None
+    params: Params, batch: PackedBatch, *, model: Model, remat: str = "none", mesh: Mesh | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
     """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense)."""
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = in_mesh_order(places, mesh)
-    x_btd, router = forward(params, model, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
-    loss, count = summed_loss(_objective, x_btd, head_kernel(params, model), targets_bt, mask_bt, mesh=mesh)
+    x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
+    loss, count = summed_loss(_objective, x_btd, model.head_kernel(params), targets_bt, mask_bt, mesh=mesh)
     return loss, (count, router)
 
 
@@ -60,7 +59,7 @@ def train_step(
     opt_state: Any,
     batch: PackedBatch,
     *,
-    model: Qwen3Config,
+    model: Model,
     config: SFTConfig,
     steps: int,
     mesh: Mesh | None = None,

@@ -26,8 +26,7 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, to_device
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
@@ -65,7 +64,7 @@ class SFTResult:
 
 def train(
     config: SFTConfig,
-    model: Qwen3Config,
+    model: Model,
     params: Params,
     dataset_path: Folder,
     tokenizer: ChatTokenizer,
@@ -166,7 +165,7 @@ class _Evaluation:
     """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
 
     def __init__(
-        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
     ) -> None:
         data = dataclasses.replace(config.data, rename_entities=0.0, workers=0)
         count = min(
@@ -189,7 +188,7 @@ class _Evaluation:
 
 
 def _sampler(
-    path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Qwen3Config, mesh: Mesh | None
+    path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
 ) -> Sampler | None:
     if not config.sample_every:
         return None

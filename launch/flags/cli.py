@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import app, flags, logging
 
+from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
 
 if TYPE_CHECKING:
@@ -35,33 +36,6 @@ _overrides: list[tuple[str, str]] = []
 
 class UsageError(Exception):
     """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
-
-
-_MALLOC = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.top_pad=268435456:"
-    "glibc.malloc.trim_threshold=20000000000"
-)
-_WIDE_VECTORS = "--xla_cpu_prefer_vector_width"
-
-
-def cpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with what makes XLA's CPU backend fast on Linux, where the user has not set it otherwise.
-
-    GLIBC_TUNABLES: a malloc that keeps what it is given. XLA allocates its temporaries anew each step, and by default
-        glibc maps and unmaps them: a training step of the quickstart's model spends a fifth of its time in page faults
-        (327 ms against 273 ms).
-    XLA_FLAGS: vectors as wide as the processor's where it has AVX-512; XLA's default is half of that (a step of 29
-        million parameters takes 3.1 s against 3.6 s).
-    """
-    ours = dict(environment)
-    if sys.platform != "linux":
-        return ours
-    ours.setdefault("GLIBC_TUNABLES", _MALLOC)
-    flags_so_far = ours.get("XLA_FLAGS", "")
-    processor = Path("/proc/cpuinfo")
-    if _WIDE_VECTORS not in flags_so_far and processor.exists() and " avx512f " in processor.read_text():
-        ours["XLA_FLAGS"] = f"{flags_so_far} {_WIDE_VECTORS}=512".strip()
-    return ours
 
 
 def with_cpu_environment(module: str) -> None:

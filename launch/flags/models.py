@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
-    from astra_jax.models.qwen3.modules import Params
-    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.models.model import Model, Params
     from astra_jax.tokenizer import ChatTokenizer
 
 CONFIG = flags.DEFINE_string("config", None, "A preset, such as sft:14b, or a file that defines CONFIG.", required=True)
@@ -107,31 +106,31 @@ def profiled_steps() -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def load(model: Qwen3Config, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
+def load(model: Model, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
     """The weights of --weights on their devices, and the tokenizer.
 
     Raises:
         UsageError: the weights are of another model than the configuration's.
         WeightsError, CheckpointError, TokenizerError: they cannot be read.
     """
-    from astra_jax.models.qwen3 import weights
-    from astra_jax.models.qwen3.sharding import param_shardings
+    from astra_jax.models import hf_checkpoint
+    from astra_jax.run import weights
     from astra_jax.tokenizer import ChatTokenizer
 
     source = cli.folder(_WEIGHTS)
-    stored = weights.read_config(source)
+    stored = hf_checkpoint.read_config(source)
     # Training may stretch the context and choose dtypes; all else is the model.
     for name, found in vars(stored).items():
         wanted = getattr(model, name)
         if found != wanted and name not in ("max_positions", "yarn", "dtype", "param_dtype"):
             raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
-    shardings = None if mesh is None else param_shardings(model, mesh)
+    shardings = None if mesh is None else model.param_shardings(mesh)
     return weights.load(source, model, shardings=shardings), ChatTokenizer.load(tokenizer_folder())
 
 
 def user_errors() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
-    from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.models.hf_checkpoint import WeightsError
     from astra_jax.run.checkpoints import CheckpointError
     from astra_jax.run.shell import NonFiniteError
     from astra_jax.tokenizer import TokenizerError

@@ -12,8 +12,7 @@ from launch.flags import cli
 if TYPE_CHECKING:
     from etils import epath
 
-    from astra_jax.models.qwen3.modules import Params
-    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.models.model import Model, Params
     from astra_jax.tokenizer import ChatTokenizer
 
 _WEIGHTS = flags.DEFINE_string(
@@ -37,7 +36,7 @@ def step() -> int | None:
         UsageError: --step with a Hugging Face folder.
         WeightsError: there are no weights.
     """
-    from astra_jax.models.qwen3 import weights
+    from astra_jax.run import weights
 
     found = weights.stored_step(source(), _STEP.value)
     if found is None and _STEP.value is not None:
@@ -45,18 +44,18 @@ def step() -> int | None:
     return found
 
 
-def read() -> tuple[Qwen3Config, ChatTokenizer]:
+def read() -> tuple[Model, ChatTokenizer]:
     """The model, without its weights, and the tokenizer.
 
     Raises:
         UsageError: the tokenizer has more tokens than the model.
         WeightsError, TokenizerError, ValueError: they cannot be read.
     """
-    from astra_jax.models.qwen3 import weights
+    from astra_jax.models import hf_checkpoint
     from astra_jax.tokenizer import ChatTokenizer
 
-    dtype = _DTYPE.value or weights.stored_dtype(source())
-    model = weights.read_config(source(), dtype=dtype, param_dtype=dtype)
+    dtype = _DTYPE.value or hf_checkpoint.stored_dtype(source())
+    model = hf_checkpoint.read_config(source(), dtype=dtype, param_dtype=dtype)
     tokenizer = ChatTokenizer.load(cli.folder(_TOKENIZER) if _TOKENIZER.value else source())
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
@@ -66,21 +65,21 @@ def read() -> tuple[Qwen3Config, ChatTokenizer]:
     return model, tokenizer
 
 
-def load(model: Qwen3Config) -> Params:
+def load(model: Model) -> Params:
     """The weights, on the first device.
 
     Raises:
         UsageError: as `step`.
         WeightsError, CheckpointError: they cannot be read.
     """
-    from astra_jax.models.qwen3 import weights
+    from astra_jax.run import weights
 
     return weights.load(source(), model, step=step())
 
 
 def user_errors() -> tuple[type[Exception], ...]:
     """Errors of all of these whose messages say what to do."""
-    from astra_jax.models.qwen3.weights import WeightsError
+    from astra_jax.models.hf_checkpoint import WeightsError
     from astra_jax.run.checkpoints import CheckpointError
     from astra_jax.tokenizer import TokenizerError
 

@@ -27,8 +27,8 @@ import synthesis.environments.pipeline
 import synthesis.trajectories.pipeline
 from astra_jax.evaluation.episodes import evaluate
 from astra_jax.grpo import train as grpo
-from astra_jax.models.qwen3.copying import copying_params
-from astra_jax.models.qwen3.modules import Params, init_params
+from astra_jax.models.copying import copying_params
+from astra_jax.models.model import Params
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import Episode
 from astra_jax.run.checkpoints import Checkpointer
@@ -207,7 +207,7 @@ class Quickstart:
         return read_dataset(self.workdir / "environments" / split, ToolEnvironment)
 
     def untrained(self) -> Params:
-        return copying_params(init_params(self.config.model, jax.random.key(self.config.seed)), self.config.model)
+        return copying_params(self.config.model.init(jax.random.key(self.config.seed)), self.config.model)
 
     def trained(self, part: str) -> Params:
         """The last weights of a training stage."""

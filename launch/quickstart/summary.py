@@ -12,6 +12,7 @@ import jax
 import msgspec
 
 import astra_jax
+from astra_jax.models.model import parameters
 from astra_jax.run.identity import run_identity
 from configs.quickstart import QuickstartConfig
 from launch.quickstart.ledger import Ledger, write_json
@@ -60,7 +61,7 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
         "environments": stages["environments"]["counts"],
         "rejected": {name: stages[name]["rejected"] for name in ("trajectories", "environments")},
         "sandbox": stages["environments"]["sandbox"],
-        "parameters": _parameters(config),
+        "parameters": parameters(config.model),
         "stages": {name: {"seconds": stage["seconds"]} for name, stage in stages.items()},
         "training": {name: _scalars(stages[name]) for name in ("sft_dialogue", "sft_tools", "grpo")},
         "machine": {
@@ -73,12 +74,6 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
     }
     write_json(workdir / "summary.json", summary)
     return summary
-
-
-def _parameters(config: QuickstartConfig) -> int:
-    from astra_jax.models.qwen3.modules import abstract_params
-
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
 
 
 def _scalars(result: dict[str, Any]) -> dict[str, Any]:

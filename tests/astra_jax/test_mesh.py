@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from astra_jax.head import summed_loss, token_logprobs
-from astra_jax.mesh import AXES, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
-from astra_jax.models.qwen3.modules import init_params
+from astra_jax.mesh import AXES, batch_sharding, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import batch_sharding, param_shardings
 from astra_jax.run.batch import PackedBatch
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
@@ -58,9 +56,9 @@ def packed_batch(seed: int = 0) -> PackedBatch:
 
 
 def loss_and_gradients(config: Qwen3Config, mesh, *, remat: str = "full"):
-    params, batch = init_params(config, jax.random.key(0)), packed_batch()
+    params, batch = config.init(jax.random.key(0)), packed_batch()
     if mesh is not None:
-        params = jax.device_put(params, param_shardings(config, mesh))
+        params = jax.device_put(params, config.param_shardings(mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
     gradient = jax.value_and_grad(lambda p, b: loss_sums(p, b, model=config, remat=remat, mesh=mesh), has_aux=True)
     (loss, (count, router)), gradients = jax.jit(gradient)(params, batch)
@@ -103,14 +101,12 @@ def test_eight_devices_equal_one(name, axes, on_one_device) -> None:
 def test_a_training_step_equals_one_device_and_accumulation(axes) -> None:
     """Parameters after one whole step: on a mesh and in two micro-batches, against one device and one."""
     mesh = make_mesh(**axes) if axes else None
-    shardings = None if mesh is None else param_shardings(DENSE, mesh)
+    shardings = None if mesh is None else DENSE.param_shardings(mesh)
 
     def step(accumulation: int, mesh, shardings):
         data, rows = DataConfig(seq_len=LENGTH), {"batch_size": ROWS, "micro_batch_size": ROWS // accumulation}
         config = SFTConfig(data=data, **rows, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
-        params, opt_state = initial_state(
-            init_params(DENSE, jax.random.key(0)), sft_optimizer(config, steps=10), shardings
-        )
+        params, opt_state = initial_state(DENSE.init(jax.random.key(0)), sft_optimizer(config, steps=10), shardings)
         batch = jax.tree.map(lambda x: jnp.asarray(x.reshape(accumulation, -1, LENGTH)), packed_batch())
         params, _, metrics = train_step(params, opt_state, batch, model=DENSE, config=config, steps=10, mesh=mesh)
         return jax.device_get((params, metrics))
@@ -170,9 +166,9 @@ def test_meshes_that_divide_nothing_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="needs 3 devices, there are 8"):
         make_mesh(fsdp=3)
     with pytest.raises(ValueError, match=r"embed_vd.*dimension 1 is 60, which mesh axis 'fsdp' of 8 devices"):
-        param_shardings(dataclasses.replace(DENSE, d_model=60), make_mesh(fsdp=8))
+        dataclasses.replace(DENSE, d_model=60).param_shardings(make_mesh(fsdp=8))
     with pytest.raises(ValueError, match=r"k_dkh.*dimension 2 is 4, which mesh axis 'tensor' of 8 devices"):
-        param_shardings(dataclasses.replace(DENSE, n_heads=4, n_kv_heads=4), make_mesh(tensor=8))
+        dataclasses.replace(DENSE, n_heads=4, n_kv_heads=4).param_shardings(make_mesh(tensor=8))
     with pytest.raises(ValueError, match="12 rows, which mesh axes data x fsdp x expert = 8 do not divide; use 16"):
         check_batch(make_mesh(data=2, fsdp=4), 12, 64, "data.seq_len")
     with pytest.raises(ValueError, match=r"data.seq_len is 100, .*'context' of 8 devices cuts into 16 chunks; use 112"):
@@ -185,9 +181,9 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 import numpy as np
 from test_mesh import DENSE, init_params, loss_sums, make_mesh, packed_batch, batch_sharding, param_shardings
-from astra_jax.models.qwen3.weights import hf_tensors
+from astra_jax.models.hf_checkpoint import hf_tensors
 mesh = make_mesh(fsdp=2, context=2, tensor=2)
-params = jax.jit(lambda: init_params(DENSE, jax.random.key(0)), out_shardings=param_shardings(DENSE, mesh))()
+params = jax.jit(lambda: DENSE.init(jax.random.key(0)), out_shardings=DENSE.param_shardings(mesh))()
 batch = jax.tree.map(
     lambda x: jax.make_array_from_callback(x.shape, batch_sharding(mesh), lambda index: x[index]), packed_batch()
 )
@@ -204,7 +200,7 @@ if jax.process_index() == 0:
 def test_two_processes_equal_one(on_one_device, tmp_path) -> None:
     import socket
 
-    from astra_jax.models.qwen3.weights import hf_tensors
+    from astra_jax.models.hf_checkpoint import hf_tensors
 
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -18,11 +18,11 @@ from absl import flags
 from bucket_world import Storage, storage
 from rollout_world import tiny_model
 
-from astra_jax.models.qwen3.modules import init_params
-from astra_jax.models.qwen3.weights import WeightsError, hf_tensors, load, save_hf
+from astra_jax.models.hf_checkpoint import WeightsError, hf_tensors, save_hf
 from astra_jax.rollout.vllm.publishing import Publisher
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.metrics import MetricWriter, read_metrics
+from astra_jax.run.weights import load
 from launch.flags import cli
 from synthesis.core.files import StorageError, location, on_disk, write_bytes, write_text
 
@@ -119,7 +119,7 @@ def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     publisher = Publisher("gs://bucket/policy", model, dtype="float32")
     published = {}
     for version in (1, 2, 3, 3):  # the last one by a run that was killed and goes on
-        published[version] = init_params(model, jax.random.key(len(published) + 10 * version))
+        published[version] = model.init(jax.random.key(len(published) + 10 * version))
         item = publisher.publish(published[version], version)
         publisher.wait()
     publisher.close()
@@ -160,7 +160,7 @@ def test_who_reads_checkpoints_leaves_a_save_that_is_under_way(bucket) -> None:
 
 def test_safetensors_are_read_from_disk_alone(bucket, tmp_path) -> None:
     model = tiny_model(512, 128)
-    save_hf(init_params(model, jax.random.key(0)), model, tmp_path)
+    save_hf(model.init(jax.random.key(0)), model, tmp_path)
     for file in tmp_path.iterdir():
         bucket.put(f"hf/{file.name}", file.read_bytes())
     with pytest.raises(WeightsError, match="gs://bucket/hf holds Hugging Face's safetensors, .* copy that folder here"):

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 from rollout_world import make_environment, tiny_model
 
-from astra_jax.models.qwen3.modules import init_params
-from astra_jax.models.qwen3.weights import copy_tokenizer, save_hf, save_orbax
+from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
+from astra_jax.run.weights import save_orbax
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
@@ -40,7 +40,7 @@ def world(tmp_path_factory) -> Path:
     segments = render([Message("user", environments[0].question)], [tool.spec for tool in tools])
     tokenizer = ChatTokenizer.train(["".join(segment.text for segment in segments)] * 4, 512, folder / "hf")
     model = tiny_model(tokenizer.vocab_size, 640)
-    params = init_params(model, jax.random.key(0))
+    params = model.init(jax.random.key(0))
     save_hf(params, model, folder / "hf")
     for step in (20, 40):
         save_orbax(params, model, folder / "run" / "checkpoints", step=step)
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said_in_one_line(world, tmp_path) -> None:
 def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> None:
     (tmp_path / "config.py").write_text(
         "from astra_jax.grpo.config import GRPOConfig\n"
-        "from astra_jax.models.qwen3.weights import read_config\n"
+        "from astra_jax.models.hf_checkpoint import read_config\n"
         "from astra_jax.rollout.episode import EpisodeConfig\n"
         "from configs.training import GRPORun\n"
         "EPISODE = EpisodeConfig(max_prompt_tokens=600, max_response_tokens=40)\n"

@@ -25,9 +25,8 @@ from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import VLLM, require_vllm
 
-from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.weights import save_hf
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import initial_state
@@ -64,7 +63,7 @@ def world(tmp_path_factory) -> Path:
     exec(CONFIG, names)
     model: Qwen3Config = names["MODEL"]
     assert tokenizer.vocab_size <= model.vocab_size
-    save_hf(init_params(model, jax.random.key(0)), model, folder / "hf")
+    save_hf(model.init(jax.random.key(0)), model, folder / "hf")
     make_dataset(folder / "data", trajectories(24, longest=2))
     make_dataset(folder / "held_out", trajectories(30)[24:])
     return folder
@@ -384,7 +383,7 @@ def final_state(workdir: Path) -> list[np.ndarray]:
     """Weights and optimizer of the last step."""
     names: dict[str, Any] = {}
     exec(CONFIG, names)
-    like = initial_state(init_params(names["MODEL"], jax.random.key(0)), sft_optimizer(names["CONFIG"].sft, STEPS))
+    like = initial_state(names["MODEL"].init(jax.random.key(0)), sft_optimizer(names["CONFIG"].sft, STEPS))
     with contextlib.closing(Checkpointer(workdir / "checkpoints", reading=True)) as checkpointer:
         params, state, _ = checkpointer.restore(STEPS, like)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
 
-from astra_jax.models.qwen3.modules import Params, init_params
+from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.weights import save_hf
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import write_dataset
@@ -54,7 +54,7 @@ def caller(config: Qwen3Config, tokenizer: ChatTokenizer) -> Params:
     for text in (f"\n{right}", "\nNo<|im_end|>"):
         ids = tokenizer.encode(text)
         follow_vv = follow_vv.at[jnp.array(ids[:-1]), jnp.array(ids[1:])].set(1.0)
-    params = init_params(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     layers = params["layers"]
     layers["attention"]["o_nhd"] *= 0
     layers["mlp"]["down_fd"] *= 0

@@ -18,7 +18,7 @@ import optax
 from sft_world import TOOL
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel, init_params
+from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
@@ -67,7 +67,7 @@ def rendered() -> list[Segment]:
 
 def decisive(config: Qwen3Config) -> Params:
     """Random weights, larger than the usual ones, so that greedy sampling has one clear answer."""
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, init_params(config, jax.random.key(1)))
+    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, config.init(jax.random.key(1)))
 
 
 def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer, conversations: Sequence[Sequence[Segment]]) -> Params:
@@ -85,8 +85,8 @@ def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer, conversations: Seque
     optimizer = optax.adam(5e-3)
 
     def loss(params: Params) -> jax.Array:
-        x_btd, _ = forward(params, config, tokens_bt, places_bt, ones_bt)
-        logits = (x_btd @ head_kernel(params, config))[:, :-1]
+        x_btd, _ = config.forward(params, tokens_bt, places_bt, ones_bt)
+        logits = (x_btd @ config.head_kernel(params))[:, :-1]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens_bt[:, 1:])
         return (losses * mask_bt[:, 1:]).sum() / mask_bt.sum()
 
@@ -96,7 +96,7 @@ def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer, conversations: Seque
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(params, updates), state, value
 
-    params = init_params(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     state = optimizer.init(params)
     for _ in range(300):
         params, state, value = step(params, state)
@@ -190,9 +190,9 @@ def trainer_logps(
 @functools.partial(jax.jit, static_argnames=("config", "temperature"))
 def _logps(params: Params, config: Qwen3Config, tokens_bt: jax.Array, length: int, temperature: float) -> jax.Array:
     places_bt = jnp.arange(tokens_bt.shape[1])[None]
-    x_btd, _ = forward(params, config, tokens_bt, places_bt, (places_bt < length).astype(jnp.int32))
+    x_btd, _ = config.forward(params, tokens_bt, places_bt, (places_bt < length).astype(jnp.int32))
     targets_bt = jnp.roll(tokens_bt, -1, axis=1)
-    return token_logprobs(x_btd, head_kernel(params, config), targets_bt, temperature=temperature)[0][0]
+    return token_logprobs(x_btd, config.head_kernel(params), targets_bt, temperature=temperature)[0][0]
 
 
 def without_ids(message: dict) -> dict:

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel, init_params
+from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.weights import save_hf
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
@@ -63,7 +63,7 @@ def weights(config: Qwen3Config, seed: int) -> Params:
     Wider ones blow up what float32 leaves open: at six times, logprobs of short sequences differ by up to 9e-5 from the
     server's and those of 1,500 tokens by 4e-4; at three times by 4e-5 and 8e-5.
     """
-    params = init_params(config, jax.random.key(seed))
+    params = config.init(jax.random.key(seed))
     return jax.tree.map(lambda x: x * (3 if x.ndim > 1 else 1), params)
 
 
@@ -198,8 +198,8 @@ def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndar
     """Of each token but the first, as the trainer computes them."""
     ids = jnp.asarray([tokens])
     places = (ids, jnp.arange(len(tokens))[None], jnp.ones((1, len(tokens)), jnp.int32))
-    x_btd, _ = forward(params, world.model, *places)
-    logps, _ = token_logprobs(x_btd[:, :-1], head_kernel(params, world.model), ids[:, 1:])
+    x_btd, _ = world.model.forward(params, *places)
+    logps, _ = token_logprobs(x_btd[:, :-1], world.model.head_kernel(params), ids[:, 1:])
     return np.asarray(logps[0])
 
 

@@ -1,4 +1,1 @@
-"""Qwen3, dense.
-
-`presets` says how large, `modules` computes, `sharding` places, `weights` reads and writes Hugging Face checkpoints.
-"""
+"""Qwen3, dense or with experts: `presets` says how large, and reads and writes `config.json`; `names` is its table."""

@@ -2,135 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
+
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.layers.sizes import Yarn
+from astra_jax.models.names import NamedParam
+from astra_jax.models.qwen3.names import table
 
 
 @dataclass(frozen=True)
-class Yarn:
-    """YaRN scaling of the rotary embedding (arXiv 2309.00071), as Qwen3 uses it beyond its trained length.
-
-    Attributes:
-        factor: by which the context is stretched.
-        original_max_positions: the length that the weights were trained at.
-        beta_fast, beta_slow: dimensions that turn more often than `beta_fast` over the original length are left alone,
-            those that turn less often than `beta_slow` are interpolated, with a ramp between.
-        attention_factor: multiplies cos and sin; None is 0.1 ln(factor) + 1.
-        truncate: whether the ramp's ends are rounded outwards to whole dimensions.
-    """
-
-    factor: float
-    original_max_positions: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise ValueError(f"yarn.factor is {self.factor}; it stretches the context and must be at least 1")
-
-    @property
-    def scale(self) -> float:
-        """What cos and sin are multiplied by."""
-        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
-
-
-@dataclass(frozen=True)
-class Qwen3Config:
-    """A Qwen3, dense or with experts.
-
-    Attributes:
-        d_model: width of the residual stream; need not be `n_heads * head_dim`.
-        n_kv_heads: divides `n_heads`.
-        d_ff: width of the gated feed-forward; of one expert, where there are any.
-        rope_theta: base of the rotary embedding.
-        rms_eps: added to the mean square in every norm.
-        tie_embeddings: the head is the embedding transposed (HF: true up to 4B).
-        max_positions: the longest sequence that the weights were made for; with `yarn`, that it stretches them to.
-        attention_bias: biases on the q, k, v and o projections.
-        yarn: None is the plain rotary embedding.
-        n_experts: 0 is a dense model.
-        experts_per_token: how many experts each token goes to.
-        norm_topk_prob: whether the chosen experts' weights are made to add up to 1.
-        dtype: of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
-        param_dtype: of the parameters.
-    """
-
-    vocab_size: int
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
-    tie_embeddings: bool
-    rope_theta: float = 1e6
-    rms_eps: float = 1e-6
-    max_positions: int = 40_960
-    attention_bias: bool = False
-    yarn: Yarn | None = None
-    n_experts: int = 0
-    experts_per_token: int = 0
-    norm_topk_prob: bool = True
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
-        if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
-            raise ValueError(
-                f"experts_per_token is {self.experts_per_token}; it must be between 1 and n_experts ({self.n_experts})"
-            )
-
-    def stretched(self, tokens: int) -> Qwen3Config:
-        """This model for sequences of `tokens`: as it is where they fit, else with the least whole YaRN factor.
-
-        The original length is 32,768, as in Qwen's own instructions for long context.
-        """
-        if tokens <= self.max_positions:
-            return self
-        factor = math.ceil(tokens / 32_768)
-        return replace(self, yarn=Yarn(float(factor), 32_768), max_positions=factor * 32_768)
-
-    def in_training_precision(self) -> Qwen3Config:
-        """With bfloat16 activations and float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
-        return replace(self, param_dtype="float32", dtype="bfloat16")
-
-    def check_length(self, tokens: int, field: str) -> None:
-        """Refuse sequences that are longer than the weights were made for.
-
-        Args:
-            tokens: the longest sequence.
-            field: the setting that says so, for the message.
-
-        Raises:
-            ValueError: `tokens` is above `max_positions`.
-        """
-        if tokens > self.max_positions:
-            raise ValueError(
-                f"{field} is {tokens}, the model's max_positions is {self.max_positions}; make it shorter, or stretch "
-                "the model with YaRN (rope_scaling in config.json, or Qwen3Config.stretched)"
-            )
+class Qwen3Config(Decoder):
+    """A Qwen3, dense or with experts."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Qwen3Config:
+    def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
         """From the content of a `config.json`.
 
         Raises:
-            ValueError: not a Qwen3, or it uses something that this port does not compute.
+            ValueError: it uses something that this port does not compute.
         """
-        kind = config.get("model_type")
-        if kind not in ("qwen3", "qwen3_moe"):
-            raise ValueError(f"model_type is {kind!r}; this port reads 'qwen3' and 'qwen3_moe'")
         if config.get("use_sliding_window"):
             raise ValueError("use_sliding_window is true; no released Qwen3 uses it and this port does not compute it")
-        experts = kind == "qwen3_moe"
+        experts = config["model_type"] == "qwen3_moe"
         if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
             raise ValueError(
                 f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
@@ -163,6 +58,10 @@ class Qwen3Config:
             dtype=dtype,
             param_dtype=param_dtype,
         )
+
+    def names(self) -> list[NamedParam]:
+        """See `Model.names`."""
+        return table(self)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that transformers and vLLM read."""

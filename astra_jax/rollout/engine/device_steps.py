@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from astra_jax.models.qwen3.modules import Cache, forward_cached, forward_next, head_kernel
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Cache, Model
 from astra_jax.rollout.engine.sampling import draw
 
 Array = Any
@@ -59,10 +58,10 @@ def copy(cache: Any, source_r: Array, target_r: Array, *, window: int) -> Any:
 
 @partial(jax.jit, static_argnames=("model", "window"), donate_argnames=("cache",))
 def prefill(
-    params: Any, cache: Any, index_r: Array, tokens_rt: Array, positions_rt: Array, *, model: Qwen3Config, window: int
+    params: Any, cache: Any, index_r: Array, tokens_rt: Array, positions_rt: Array, *, model: Model, window: int
 ) -> Any:
     """Put K/V of `tokens_rt` at `positions_rt` (-1 is padding) into the cache."""
-    _, rows = forward_cached(params, model, tokens_rt, positions_rt, _take(cache, index_r, window))
+    _, rows = model.forward_cached(params, tokens_rt, positions_rt, _take(cache, index_r, window))
     return _put(cache, index_r, rows, jnp.maximum(positions_rt, 0), positions_rt)
 
 
@@ -72,7 +71,7 @@ def decode(
     cache: Any,
     rows: DecodeRows,
     *,
-    model: Qwen3Config,
+    model: Model,
     window: int,
     steps: int,
     nucleus: bool,
@@ -94,7 +93,7 @@ def decode(
         lambda v: jnp.zeros((*v.shape[:-2], steps, v.shape[-1]), v.dtype),
         past,
     )
-    w_dv = head_kernel(params, model)
+    w_dv = model.head_kernel(params)
     n = rows.last_r.shape[0]
 
     def more(state: tuple[Any, ...]) -> Array:
@@ -105,7 +104,7 @@ def decode(
         step, recent, last_r, active_r, tokens_rt, logps_rt = state
         at_r = rows.positions_r + step  # a row that is still active has drawn in every step so far
         at_r1 = jnp.where(active_r, at_r, -1)[:, None]
-        x_r1d, recent = forward_next(params, model, last_r[:, None], at_r1, past, recent, step)
+        x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step)
         logits_rv = jnp.einsum("rd,dv->rv", x_r1d[:, 0], w_dv, preferred_element_type=jnp.float32)
         drawn_r, logps_r = draw(logits_rv, rows.seeds_r, at_r + 1, rows.temperature_r, rows.top_p_r, nucleus=nucleus)
         tokens_rt = tokens_rt.at[:, step].set(jnp.where(active_r, drawn_r, -1))

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from astra_jax.models.qwen3.modules import init_cache, unstacked
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.cpu import programs as cpu
+from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
@@ -40,21 +40,19 @@ class Engine:
     """Continuous batching over one parameter tree. Implements `StreamingPolicy` and
     `TrainablePolicy`."""
 
-    def __init__(
-        self, params: Any, model: Qwen3Config, config: EngineConfig | None = None, *, version: int = 0
-    ) -> None:
+    def __init__(self, params: Any, model: Model, config: EngineConfig | None = None, *, version: int = 0) -> None:
         """
         Args:
-            params: the model's parameters, on their devices; not copied, but for CPUs (`modules.unstacked`).
+            params: the model's parameters, on their devices; not copied, but for CPUs (`Model.unstacked`).
             version: stamped on completions until `update`.
         """
         self.config = config or EngineConfig()
         self.model = model
         self.version = version
         self.stats = EngineStats()
-        self._on_cpu = next(iter(jax.tree.leaves(params)[0].devices())).platform == "cpu"
+        self._written_out = cpu.decodes_written_out(params)
         self._params = params
-        self._cache = init_cache(model, self.config.slots, self.config.max_length, stacked=not self._on_cpu)
+        self._cache = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
@@ -298,8 +296,8 @@ class Engine:
 
     def _step(self) -> None:
         """Prefill until more than half of the active slots can decode, then decode one chunk. Runs in a thread."""
-        if self._on_cpu and not isinstance(self._params["layers"], tuple):
-            self._params = unstacked(self._params, self.model)
+        if self._written_out and not isinstance(self._params["layers"], tuple):
+            self._params = self.model.unstacked(self._params)
         while True:
             self._share()
             active = [slot for slot in self._slots if slot.request is not None]

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from absl import logging
 
-from astra_jax.models.qwen3.modules import Params
+from astra_jax.models.model import Params
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, why

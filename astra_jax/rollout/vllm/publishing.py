@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.weights import names, save_hf, write_config
+from astra_jax.models.hf_checkpoint import save_hf, write_config
+from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import manager_options
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
@@ -45,7 +44,7 @@ class Publisher:
         dtype: of the published weights.
     """
 
-    def __init__(self, dir: Folder, model: Qwen3Config, *, keep: int = 2, dtype: str = "bfloat16") -> None:
+    def __init__(self, dir: Folder, model: Model, *, keep: int = 2, dtype: str = "bfloat16") -> None:
         _check_keep(keep)
         self.dir, self.model, self.dtype = location(dir), model, dtype
         options = manager_options("policy", keep)
@@ -92,7 +91,7 @@ class FolderPublisher:
     """
 
     def __init__(
-        self, dir: Path | str, model: Qwen3Config, *, keep: int = 2, dtype: Literal["bfloat16", "float32"] = "bfloat16"
+        self, dir: Path | str, model: Model, *, keep: int = 2, dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ) -> None:
         _check_keep(keep)
         if in_bucket(dir):
@@ -157,10 +156,10 @@ def _copied(params: Params, *, dtype: str) -> Params:
 
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
-def hf_tensors(params: Params, *, model: Qwen3Config, dtype: str) -> dict[str, jax.Array]:
+def hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
     """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each."""
     tensors = {}
-    for entry in names(model):
+    for entry in model.names():
         x: Any = params
         for key in entry.path:
             x = x[key]

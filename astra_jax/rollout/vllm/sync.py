@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.qwen3.modules import Params, forward, head_kernel
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
 from synthesis.core.stages import rng_for
@@ -234,9 +233,9 @@ class ReloadSync:
 
 
 @partial(jax.jit, static_argnames="model")
-def _logprobs(params: Params, ids_bt: jax.Array, *, model: Qwen3Config) -> jax.Array:
+def _logprobs(params: Params, ids_bt: jax.Array, *, model: Model) -> jax.Array:
     """[B, T - 1], of each token but the first."""
     positions_bt = jnp.broadcast_to(jnp.arange(ids_bt.shape[1]), ids_bt.shape)
-    x_btd, _ = forward(params, model, ids_bt, positions_bt, jnp.ones_like(ids_bt), backend="blockwise")
-    logps_bt, _ = token_logprobs(x_btd[:, :-1], head_kernel(params, model), ids_bt[:, 1:])
+    x_btd, _ = model.forward(params, ids_bt, positions_bt, jnp.ones_like(ids_bt), backend="blockwise")
+    logps_bt, _ = token_logprobs(x_btd[:, :-1], model.head_kernel(params), ids_bt[:, 1:])
     return logps_bt

@@ -21,9 +21,9 @@ from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import RunConfig, run_suites
 from astra_jax.evaluation.suite import ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites.held_out import Environments
-from astra_jax.models.qwen3.modules import Params
+from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.weights import save_hf
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, offered_tools, run_episode

@@ -15,7 +15,6 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import select_environments
 from astra_jax.grpo.groups import GroupSampler
 from astra_jax.grpo.train import train
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.rollout.episode import EpisodeConfig
 from sandbox import CallResult, Outcome
 from synthesis.core.records import Difficulty, ToolEnvironment
@@ -204,7 +203,7 @@ async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, t
         recorded(make_environment(name, countries[name]), Measured([rate], 0), "p") for name, rate in rates.items()
     ]
     model = tiny_model(chat_tokenizer.vocab_size, 1024)
-    params = init_params(model, jax.random.key(0))
+    params = model.init(jax.random.key(0))
 
     class Reading(ScriptedPolicy):
         async def generate(self, token_ids, sampling, *, session=""):

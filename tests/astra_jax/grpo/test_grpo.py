@@ -25,9 +25,7 @@ from astra_jax.grpo.step import accumulate, grpo_optimizer, update_step, with_ep
 from astra_jax.grpo.train import train
 from astra_jax.head import token_logprobs
 from astra_jax.mesh import make_mesh
-from astra_jax.models.qwen3.modules import forward, head_kernel, init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
@@ -91,7 +89,7 @@ def gradients_of(params, episodes, advantages, *, rows: int, packed: bool):
 
 def test_packed_equals_padded_and_one_micro_batch_equals_many():
     rng = np.random.default_rng(0)
-    params = init_params(MODEL, jax.random.key(0))
+    params = MODEL.init(jax.random.key(0))
     episodes = [make_episode(rng, float(i % 2), int(rng.integers(8, 60))) for i in range(8)]
     advantages = rng.normal(0, 1, 8).tolist()
     # The reference: every episode in a row of its own, all rows in one micro-batch.
@@ -136,8 +134,8 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
         eps=1e-3,  # without it Adam's first step is the gradient's sign, which rounding decides
         row_buckets=(*buckets, 1024),
     )
-    shardings = None if mesh is None else param_shardings(WIDER, mesh)
-    state = initial_state(init_params(WIDER, jax.random.key(0)), grpo_optimizer(config), shardings)
+    shardings = None if mesh is None else WIDER.param_shardings(mesh)
+    state = initial_state(WIDER.init(jax.random.key(0)), grpo_optimizer(config), shardings)
     params, _, metrics = update_step(*state, random_groups(0), WIDER, config, mesh=mesh)
     return jax.device_get(params), metrics
 
@@ -153,7 +151,7 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
     if name in ("paper", "gspo"):
         shares = want_metrics["clipped_low_share"], want_metrics["clipped_high_share"]
         assert max(shares) > 0, "the second mini-batch's ratios are not 1"
-    start = init_params(WIDER, jax.random.key(0))
+    start = WIDER.init(jax.random.key(0))
     assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
     mesh = make_mesh(fsdp=2, context=2, tensor=2)
     for changes in ({"rows": 1, "buckets": (64, 128)}, {"rows": 2, "buckets": (256,)}, {"rows": 2, "mesh": mesh}):
@@ -175,7 +173,7 @@ def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
     """Old logprobs, mismatch and ratio of packed rows are those of each episode alone."""
     objective = ObjectiveConfig(ratio="sequence", tis="sequence")
     config = dataclasses.replace(CONFIG, objective=objective, micro_batch_size=4, row_buckets=(64, 1024))
-    old, new = init_params(MODEL, jax.random.key(0)), init_params(MODEL, jax.random.key(1))
+    old, new = MODEL.init(jax.random.key(0)), MODEL.init(jax.random.key(1))
     episodes = [episode for group in random_groups(3) for episode in group.episodes]
     wide = dataclasses.replace(config, row_buckets=(128, 1024))
 
@@ -213,8 +211,8 @@ def logprobs_of(params, episode: Episode) -> np.ndarray:
 
 @jax.jit
 def _logprobs(params, ids):
-    x_btd, _ = forward(params, MODEL, ids, jnp.arange(65)[None], jnp.ones_like(ids))
-    return token_logprobs(x_btd[:, :-1], head_kernel(params, MODEL), ids[:, 1:])[0]
+    x_btd, _ = MODEL.forward(params, ids, jnp.arange(65)[None], jnp.ones_like(ids))
+    return token_logprobs(x_btd[:, :-1], MODEL.head_kernel(params), ids[:, 1:])[0]
 
 
 @settings(max_examples=50)
@@ -251,7 +249,7 @@ def test_a_bandit_is_learnt():
     prompt = [1, 2, 3]
 
     async def learn() -> tuple[list[float], float]:
-        params = init_params(MODEL, jax.random.key(0))
+        params = MODEL.init(jax.random.key(0))
         opt_state = grpo_optimizer(WIDE).init(params)
         means, worst = [], 0.0
         async with Engine(jax.tree.map(jnp.copy, params), MODEL, EngineConfig(slots=32, max_length=32)) as engine:
@@ -292,7 +290,7 @@ def model_for(tokenizer) -> Qwen3Config:
 @pytest.mark.parametrize("async_steps", [0, 1])
 async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, async_steps):
     model = model_for(chat_tokenizer)
-    params = init_params(model, jax.random.key(1))
+    params = model.init(jax.random.key(1))
     environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
 
     async def run(workdir, policy_type=ScriptedPolicy, **changes):
@@ -339,7 +337,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
 async def trained(config, pool, tokenizer, workdir, engine, environments=None):
     """`train` of a small random model on France."""
     model = model_for(tokenizer)
-    params = init_params(model, jax.random.key(1))
+    params = model.init(jax.random.key(1))
     environments = environments or [make_environment()]
     return await train(config, model, params, environments, tokenizer, pool, workdir, policy=engine, progress=False)
 
@@ -411,7 +409,7 @@ async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, c
             script.release(session)
 
     model = model_for(chat_tokenizer)
-    params = init_params(model, jax.random.key(1))
+    params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, async_steps=1)
     async with Both(params, model, EngineConfig(slots=16, max_length=1024)) as engine:
         result = await trained(config, pool, chat_tokenizer, tmp_path, engine)
@@ -447,7 +445,7 @@ async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(p
 
 async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
     model = model_for(chat_tokenizer)
-    params = init_params(model, jax.random.key(1))
+    params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, max_groups_per_step=3)
     policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: "No.")
     arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
@@ -465,7 +463,7 @@ async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
     model = model_for(chat_tokenizer)
     episode = dataclasses.replace(EPISODE, max_response_tokens=40)
     config = dataclasses.replace(CONFIG, max_groups_per_step=2, episode=episode)
-    params = init_params(model, jax.random.key(2))
+    params = model.init(jax.random.key(2))
     result = await train(config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path, progress=False)
     assert result.stopped == "exhausted"
 

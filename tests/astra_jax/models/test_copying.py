@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.models.qwen3.copying import copying_params
-from astra_jax.models.qwen3.modules import init_params
+from astra_jax.models.copying import copying_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 
 
@@ -23,7 +22,7 @@ def tiny(n_heads: int, n_kv_heads: int, head_dim: int) -> Qwen3Config:
 @pytest.mark.parametrize("layer", [0, 2])
 def test_what_a_head_attends_to_is_passed_on(heads, rank, layer) -> None:
     config = tiny(*heads)
-    attention = copying_params(init_params(config, jax.random.key(0)), config)["layers"]["attention"]
+    attention = copying_params(config.init(jax.random.key(0)), config)["layers"]["attention"]
     v_dkh, o_nhd = attention["v_dkh"][layer], attention["o_nhd"][layer]
     copied_dd = jnp.einsum("dnh,nhe->de", jnp.repeat(v_dkh, config.n_heads // config.n_kv_heads, axis=1), o_nhd)
     np.testing.assert_allclose(copied_dd @ copied_dd, copied_dd, atol=1e-5)  # a projection
@@ -32,7 +31,7 @@ def test_what_a_head_attends_to_is_passed_on(heads, rank, layer) -> None:
 
 def test_only_what_copies_is_changed() -> None:
     config = tiny(6, 3, 16)
-    before = init_params(config, jax.random.key(0))
+    before = config.init(jax.random.key(0))
     after = copying_params(before, config)
     assert jax.tree.map(jnp.shape, before) == jax.tree.map(jnp.shape, after)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
@@ -44,4 +43,4 @@ def test_only_what_copies_is_changed() -> None:
 def test_too_many_heads_are_refused() -> None:
     config = tiny(4, 4, 16)
     with pytest.raises(ValueError, match=r"n_kv_heads \* head_dim is 64; copying needs at most d_model \(48\)"):
-        copying_params(init_params(config, jax.random.key(0)), config)
+        copying_params(config.init(jax.random.key(0)), config)

@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 
 from astra_jax.head import summed_loss
-from astra_jax.models.qwen3 import weights
-from astra_jax.models.qwen3.modules import (
-    abstract_params,
-    forward,
-    forward_cached,
-    forward_next,
-    head_kernel,
-    init_cache,
-    init_params,
-    unstacked,
-)
-from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config, Yarn
+from astra_jax.models import families, hf_checkpoint
+from astra_jax.models.layers.sizes import Yarn
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -84,8 +75,8 @@ def tokens_of(config: Qwen3Config, batch: int = 2, length: int = 150) -> np.ndar
 
 def logits_of(params, config: Qwen3Config, tokens: np.ndarray) -> np.ndarray:
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    x, _ = forward(params, config, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
-    return np.asarray(jnp.einsum("btd,dv->btv", x, head_kernel(params, config)))
+    x, _ = config.forward(params, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
+    return np.asarray(jnp.einsum("btd,dv->btv", x, config.head_kernel(params)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -93,8 +84,8 @@ def test_logits_equal_hugging_face(name: str, tmp_path) -> None:
     config = CONFIGS[name]
     model = hf_model(config)
     model.save_pretrained(tmp_path)
-    loaded = weights.read_config(tmp_path)
-    params = weights.load_hf(tmp_path, loaded)
+    loaded = hf_checkpoint.read_config(tmp_path)
+    params = hf_checkpoint.load_hf(tmp_path, loaded)
     assert loaded == dataclasses.replace(config, max_positions=loaded.max_positions)
     tokens = tokens_of(config)
     with torch.no_grad():
@@ -126,19 +117,19 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
     config = CONFIGS[name]
     model = hf_model(config)
     model.save_pretrained(tmp_path)
-    params = weights.load_hf(tmp_path, weights.read_config(tmp_path))
+    params = hf_checkpoint.load_hf(tmp_path, hf_checkpoint.read_config(tmp_path))
     tokens = tokens_of(config, length=90)
     model(torch.tensor(tokens), labels=torch.tensor(tokens)).loss.backward()
     expected = hf_gradients(model)
 
     def loss(params):
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
-        x, _ = forward(params, config, jnp.asarray(tokens), *places)
-        operands = x[:, :-1], head_kernel(params, config), jnp.asarray(tokens[:, 1:]), jnp.ones(tokens[:, 1:].shape)
+        x, _ = config.forward(params, jnp.asarray(tokens), *places)
+        operands = x[:, :-1], config.head_kernel(params), jnp.asarray(tokens[:, 1:]), jnp.ones(tokens[:, 1:].shape)
         loss, count = summed_loss(lambda logps, _, ones: (-(logps * ones).sum(), ones.sum()), *operands)
         return loss / count
 
-    ours = dict(weights.hf_tensors(jax.jit(jax.grad(loss))(params), config))
+    ours = dict(hf_checkpoint.hf_tensors(jax.jit(jax.grad(loss))(params), config))
     assert ours.keys() == expected.keys()
     for tensor, gradient in expected.items():
         assert np.abs(gradient).max() > 1e-6, tensor
@@ -148,8 +139,8 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("name", ["tied", "untied", "YaRN", "experts"])
 def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
     config = CONFIGS[name]
-    params = init_params(config, jax.random.key(3))
-    weights.save_hf(params, config, tmp_path, max_bytes=20_000)
+    params = config.init(jax.random.key(3))
+    hf_checkpoint.save_hf(params, config, tmp_path, max_bytes=20_000)
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 3
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
@@ -163,50 +154,50 @@ def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("stacked", [True, False])
 def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> None:
     config = SMALL
-    params = init_params(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
-    served = params if stacked else unstacked(params, config)
-    cache = init_cache(config, 2, 32, stacked=stacked)
-    step = jax.jit(forward_cached, static_argnames="config")
+    served = params if stacked else config.unstacked(params)
+    cache = config.cache(2, 32, stacked=stacked)
+    step = jax.jit(config.forward_cached)
     # A chunk of 10 with 2 places of padding, then token by token.
     chunk = np.pad(tokens[:, :10], ((0, 0), (0, 2)))
     places = np.pad(np.broadcast_to(np.arange(10), (2, 10)), ((0, 0), (0, 2)), constant_values=-1)
-    x, cache = step(served, config=config, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
+    x, cache = step(served, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
     hidden = [np.asarray(x)[:, :10]]
-    forward_one = jax.jit(forward_next, static_argnames="config")
-    recent = init_cache(config, 2, 14, stacked=stacked)
+    forward_one = jax.jit(config.forward_next)
+    recent = config.cache(2, 14, stacked=stacked)
     for t in range(10, 24):
         one, at = jnp.asarray(tokens[:, t : t + 1]), jnp.full((2, 1), t)
         if t < 14:
-            x, cache = step(served, config=config, tokens_bt=one, positions_bt=at, cache=cache)
+            x, cache = step(served, tokens_bt=one, positions_bt=at, cache=cache)
         else:  # 14 and after as in a decode chunk
             x, recent = forward_one(served, config, one, at, cache, recent, t - 14)
         hidden.append(np.asarray(x))
-    logits = np.concatenate(hidden, axis=1) @ np.asarray(head_kernel(params, config))
+    logits = np.concatenate(hidden, axis=1) @ np.asarray(config.head_kernel(params))
     np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("remat", ["dots", "attention", "full"])
 def test_rematerialisation_changes_no_gradient(remat: str) -> None:
     config = SMALL
-    params = init_params(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     tokens = jnp.asarray(tokens_of(config, length=16))
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient(policy: str):
-        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments, remat=policy)[0] ** 2).sum())(params)
+        return jax.grad(lambda p: (config.forward(p, tokens, positions, segments, remat=policy)[0] ** 2).sum())(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient("none"), gradient(remat))
 
 
 def test_each_policy_computes_again_what_it_says() -> None:
     """`dots` no matmul, attention neither; `attention` all other matmuls of a layer once more; `full` all of them."""
-    params, tokens = init_params(SMALL, jax.random.key(0)), jnp.zeros((1, 64), jnp.int32)
+    params, tokens = SMALL.init(jax.random.key(0)), jnp.zeros((1, 64), jnp.int32)
 
     def matmuls(policy: str) -> int:
         def loss(p):
-            return forward(p, SMALL, tokens, jnp.arange(64)[None], tokens + 1, remat=policy)[0].sum()
+            return SMALL.forward(p, tokens, jnp.arange(64)[None], tokens + 1, remat=policy)[0].sum()
 
         text = jax.jit(jax.grad(loss)).lower(params).as_text()
         return text.count("stablehlo.dot_general")
@@ -217,18 +208,19 @@ def test_each_policy_computes_again_what_it_says() -> None:
 
 def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     """`linear` spells its backward pass out; autodiff of the same layer must agree."""
-    from astra_jax.models.qwen3 import modules
+    from astra_jax.models.layers import attention, mlp
 
     config = CONFIGS["head_dim is not hidden / heads"]
-    params = init_params(config, jax.random.key(0))
+    params = config.init(jax.random.key(0))
     tokens = jnp.asarray(tokens_of(config, length=16))
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient():
-        return jax.grad(lambda p: (forward(p, config, tokens, positions, segments)[0] ** 2).sum())(params)
+        return jax.grad(lambda p: (config.forward(p, tokens, positions, segments)[0] ** 2).sum())(params)
 
     spelled_out = gradient()
-    monkeypatch.setattr(modules, "linear", lambda x, w, contracted=1: jnp.tensordot(x, w, contracted))
+    for layer in (attention, mlp):
+        monkeypatch.setattr(layer, "linear", lambda x, w, contracted=1: jnp.tensordot(x, w, contracted))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), spelled_out, gradient())
 
 
@@ -245,7 +237,7 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     ],
 )
 def test_presets_have_the_released_number_of_parameters(name: str, billions: float) -> None:
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(PRESETS[name])))
+    count = sum(leaf.size for leaf in jax.tree.leaves(PRESETS[name].abstract_params()))
     assert count / 1e9 == pytest.approx(billions, abs=0.001)
 
 
@@ -260,19 +252,19 @@ def test_presets_have_the_released_number_of_parameters(name: str, billions: flo
 )
 def test_configs_that_the_port_does_not_compute_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Qwen3Config.from_hf(SMALL.to_hf() | change)
+        families.from_hf(SMALL.to_hf() | change)
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path) -> None:
-    weights.save_hf(init_params(SMALL, jax.random.key(0)), SMALL, tmp_path)
+    hf_checkpoint.save_hf(SMALL.init(jax.random.key(0)), SMALL, tmp_path)
     with pytest.raises(
-        weights.WeightsError, match=r"gate_proj.weight has shape \(80, 48\), the config says \(96, 48\)"
+        hf_checkpoint.WeightsError, match=r"gate_proj.weight has shape \(80, 48\), the config says \(96, 48\)"
     ):
-        weights.load_hf(tmp_path, dataclasses.replace(SMALL, d_ff=96))
-    with pytest.raises(weights.WeightsError, match="lm_head.weight is missing"):
-        weights.load_hf(tmp_path, CONFIGS["untied"])
-    with pytest.raises(weights.WeightsError, match="do not belong to this config"):
-        weights.load_hf(tmp_path, dataclasses.replace(SMALL, n_layers=2))
+        hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, d_ff=96))
+    with pytest.raises(hf_checkpoint.WeightsError, match="lm_head.weight is missing"):
+        hf_checkpoint.load_hf(tmp_path, CONFIGS["untied"])
+    with pytest.raises(hf_checkpoint.WeightsError, match="do not belong to this config"):
+        hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, n_layers=2))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(weights.WeightsError, match="no config.json"):
-        weights.read_config(tmp_path)
+    with pytest.raises(hf_checkpoint.WeightsError, match="no config.json"):
+        hf_checkpoint.read_config(tmp_path)

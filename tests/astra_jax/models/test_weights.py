@@ -15,10 +15,8 @@ import pytest
 from safetensors import safe_open
 
 from astra_jax.mesh import make_mesh
-from astra_jax.models.qwen3 import weights
-from astra_jax.models.qwen3.modules import abstract_params, init_params
+from astra_jax.models import hf_checkpoint
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -64,7 +62,7 @@ def hf(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("hf")
     model.to(torch.bfloat16).save_pretrained(directory, max_shard_size="20KB")
     assert len(list(directory.glob("*.safetensors"))) > 2
-    return directory, weights.read_config(directory, param_dtype="bfloat16")
+    return directory, hf_checkpoint.read_config(directory, param_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +70,11 @@ def hf(request, tmp_path_factory):
 )
 def test_sharded_loading_equals_loading_whole(hf, axes) -> None:
     directory, config = hf
-    shardings = param_shardings(config, make_mesh(**axes))
-    sharded, whole = weights.load_hf(directory, config, shardings=shardings), weights.load_hf(directory, config)
+    shardings = config.param_shardings(make_mesh(**axes))
+    sharded, whole = (
+        hf_checkpoint.load_hf(directory, config, shardings=shardings),
+        hf_checkpoint.load_hf(directory, config),
+    )
     for ours, one, sharding in zip(*map(jax.tree.leaves, (sharded, whole, shardings)), strict=True):
         assert ours.sharding == sharding and ours.dtype == jnp.bfloat16
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(one, np.float32))
@@ -83,35 +84,37 @@ def test_a_host_holds_one_shard_at_a_time(hf, monkeypatch) -> None:
     directory, config = hf
     largest = []
 
-    def spy(entry, tensors, leaf, index, *, real=weights._read_shard):
+    def spy(entry, tensors, leaf, index, *, real=hf_checkpoint._read_shard):
         largest.append(real(entry, tensors, leaf, index))
         return largest[-1]
 
-    monkeypatch.setattr(weights, "_read_shard", spy)
-    weights.load_hf(directory, config, shardings=param_shardings(config, make_mesh(fsdp=8)))
-    whole = max(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
+    monkeypatch.setattr(hf_checkpoint, "_read_shard", spy)
+    hf_checkpoint.load_hf(directory, config, shardings=config.param_shardings(make_mesh(fsdp=8)))
+    whole = max(leaf.size for leaf in jax.tree.leaves(config.abstract_params()))
     assert max(shard.size for shard in largest) == whole // 8
 
 
 def test_bfloat16_comes_back_byte_for_byte(hf, tmp_path) -> None:
     directory, config = hf
-    shardings = param_shardings(config, make_mesh(fsdp=2, context=2, tensor=2))
-    weights.save_hf(weights.load_hf(directory, config, shardings=shardings), config, tmp_path, max_bytes=9_000)
+    shardings = config.param_shardings(make_mesh(fsdp=2, context=2, tensor=2))
+    hf_checkpoint.save_hf(
+        hf_checkpoint.load_hf(directory, config, shardings=shardings), config, tmp_path, max_bytes=9_000
+    )
     assert tensors_of(tmp_path) == tensors_of(directory)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == tensors_of(directory).keys()
     assert all((tmp_path / file).is_file() for file in index["weight_map"].values())
-    weights.save_hf(weights.load_hf(tmp_path, config), config, tmp_path / "one")
+    hf_checkpoint.save_hf(hf_checkpoint.load_hf(tmp_path, config), config, tmp_path / "one")
     assert [one.name for one in (tmp_path / "one").glob("*.safetensors")] == ["model.safetensors"]
 
 
 def test_float32_is_cast_as_it_is_read(tmp_path) -> None:
     config = dataclasses.replace(DENSE, param_dtype="float32")
-    params = init_params(config, jax.random.key(0))
-    weights.save_hf(params, config, tmp_path)
-    same = weights.load_hf(tmp_path, config)
+    params = config.init(jax.random.key(0))
+    hf_checkpoint.save_hf(params, config, tmp_path)
+    same = hf_checkpoint.load_hf(tmp_path, config)
     jax.tree.map(np.testing.assert_array_equal, params, same)
-    halved = weights.load_hf(tmp_path, DENSE)
+    halved = hf_checkpoint.load_hf(tmp_path, DENSE)
     jax.tree.map(lambda ours, one: np.testing.assert_array_equal(ours, one.astype(jnp.bfloat16)), halved, params)
 
 
@@ -144,11 +147,11 @@ def test_damaged_files_are_named(hf, tmp_path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     cut = sorted(tmp_path.glob("*.safetensors"))[1]
     cut.write_bytes(cut.read_bytes()[:1000])
-    with pytest.raises(weights.WeightsError, match=rf"{cut.name} is damaged .*; copy it again"):
-        weights.load_hf(tmp_path, config)
+    with pytest.raises(hf_checkpoint.WeightsError, match=rf"{cut.name} is damaged .*; copy it again"):
+        hf_checkpoint.load_hf(tmp_path, config)
     cut.unlink()
-    with pytest.raises(weights.WeightsError, match=r"tensor .* is missing; its shape should be \("):
-        weights.load_hf(tmp_path, config)
+    with pytest.raises(hf_checkpoint.WeightsError, match=r"tensor .* is missing; its shape should be \("):
+        hf_checkpoint.load_hf(tmp_path, config)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(weights.WeightsError, match=r"config.json is not JSON"):
-        weights.read_config(tmp_path)
+    with pytest.raises(hf_checkpoint.WeightsError, match=r"config.json is not JSON"):
+        hf_checkpoint.read_config(tmp_path)

@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import make_mesh
-from astra_jax.models.qwen3.flops import flops_per_token, matmul_parameters
 from astra_jax.models.qwen3.presets import PRESETS as MODELS
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes, row_length
@@ -98,13 +97,13 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 )
 def test_flops_are_those_of_the_formula(size: str, tokens: int, gigaflops: float) -> None:
     """6 for each weight that a token is multiplied with, 6 L T N H for causal attention."""
-    useful, executed = flops_per_token(MODELS[size], tokens)
+    useful, executed = MODELS[size].flops_per_token(tokens)
     assert useful / 1e9 == pytest.approx(gigaflops, rel=0.005)
     assert 1.3 < executed / useful < 1.5
 
 
 def test_experts_count_only_where_tokens_go() -> None:
-    layers, head = matmul_parameters(MODELS["30b-a3b"])
+    layers, head = MODELS["30b-a3b"].matmul_parameters()
     assert (layers + head) / 1e9 == pytest.approx(3.03, abs=0.05)  # "A3B", without the embedding
 
 
@@ -167,7 +166,7 @@ def test_the_command_compiles_the_real_step() -> None:
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["v5e"].hbm_bytes
     model = dataclasses.replace(MODELS["0.6b"], n_layers=2)
-    assert found["flops_per_token"] == flops_per_token(model, 4096)[0]
+    assert found["flops_per_token"] == model.flops_per_token(4096)[0]
     weights = 4 * 3 * 186.6e6 / 4  # AdamW's state is on the chip, a quarter of it
     assert weights < found["peak_bytes_per_chip"] < found["hbm_bytes_per_chip"]
     # At least one gather of the layers' weights in bfloat16, forward and backward, by each micro-batch.

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from astra_jax.models.qwen3.flops import decoding_bytes
-from astra_jax.models.qwen3.modules import abstract_params
+from astra_jax.models.flops import decoding_bytes
 from astra_jax.models.qwen3.presets import PRESETS
 from benchmarks.rows import ROOT
 
@@ -25,7 +24,7 @@ def decode_floor(*arguments: str) -> Any:
 def test_a_step_reads_each_matrix_once_and_what_is_cached(name: str) -> None:
     """An embedding is a matrix that is read where it is the head too; else a few of its rows are."""
     model = PRESETS[name]
-    params = abstract_params(model)
+    params = model.abstract_params()
     matrices = [leaf for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2]  # with a leading L
     head = params["embed_vd"] if model.tie_embeddings else params["head_dv"]
     weights = sum(leaf.size for leaf in [*matrices, head])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.qwen3.modules import forward, head_kernel, init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import draw
@@ -36,14 +35,14 @@ LENGTH = 128
 @pytest.fixture(scope="module")
 def params():
     # Larger than the usual initialisation, so that the distributions are far from uniform.
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, init_params(MODEL, jax.random.key(0)))
+    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
 
 
 @jax.jit
 def hidden(params, tokens_bt, lengths_b):
     positions_bt = jnp.broadcast_to(jnp.arange(LENGTH), tokens_bt.shape)
     segments_bt = (positions_bt < lengths_b[:, None]).astype(jnp.int32)
-    return forward(params, MODEL, tokens_bt, positions_bt, segments_bt)[0]
+    return MODEL.forward(params, tokens_bt, positions_bt, segments_bt)[0]
 
 
 def row(ids: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -54,7 +53,7 @@ def greedy(params, prompt: Sequence[int], steps: int) -> list[int]:
     ids = list(prompt)
     for _ in range(steps):
         x_btd = hidden(params, *row(ids))
-        ids.append(int(jnp.argmax(x_btd[0, len(ids) - 1] @ head_kernel(params, MODEL))))
+        ids.append(int(jnp.argmax(x_btd[0, len(ids) - 1] @ MODEL.head_kernel(params))))
     return ids[len(prompt) :]
 
 
@@ -63,7 +62,7 @@ def trainer_logps(params, prompt: Sequence[int], new: Sequence[int], temperature
     tokens, lengths = row(ids)
     targets = jnp.roll(tokens, -1, axis=1)
     logps, _ = token_logprobs(
-        hidden(params, tokens, lengths), head_kernel(params, MODEL), targets, temperature=temperature
+        hidden(params, tokens, lengths), MODEL.head_kernel(params), targets, temperature=temperature
     )
     return np.asarray(logps[0, len(prompt) - 1 : len(ids) - 1])
 

@@ -23,7 +23,7 @@ from vllm_world import (
     weights,
 )
 
-from astra_jax.models.qwen3.weights import load_hf
+from astra_jax.models.hf_checkpoint import load_hf
 from astra_jax.rollout.vllm.policy import PolicyError, VLLMConfig
 from astra_jax.rollout.vllm.publishing import FolderPublisher
 from synthesis.core.endpoint import EndpointUnusable

@@ -40,7 +40,7 @@ from vllm_world import (
     weights,
 )
 
-from astra_jax.models.qwen3.weights import save_hf
+from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.rollout.vllm.publishing import Publisher
 
 PLUGIN = ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"

@@ -19,7 +19,6 @@ from rollout_world import ScriptedPolicy, call, make_environment
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.train import train
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.vllm.publishing import Publisher
@@ -70,7 +69,7 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, **changes):
             assert jax.process_index() == 0, "only the first host samples"
             return await super().generate(*arguments, **options)
 
-    params = init_params(MODEL, jax.random.key(0))
+    params = MODEL.init(jax.random.key(0))
     config = dataclasses.replace(CONFIG, **changes)
     environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
     policy = Policy(tokenizer, script)

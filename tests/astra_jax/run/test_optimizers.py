@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.optimizers import apply_updates, make_optimizer
@@ -25,7 +24,7 @@ def settings(name: str, **changes) -> TrainingConfig:
 
 def one_update(name: str, *, weight_decay: float = 0.0, max_grad_norm: float = 1e9):
     """(parameters, gradients, updates) of a first step at learning rate 1."""
-    params = init_params(CONFIG, jax.random.key(0))
+    params = CONFIG.init(jax.random.key(0))
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     gradients = tree.unflatten([jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
@@ -108,7 +107,7 @@ def test_rounding_leaves_float32_and_exact_sums_and_infinities_alone() -> None:
 
 
 def test_the_state_of_bfloat16_weights_is_float32() -> None:
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), init_params(CONFIG, jax.random.key(0)))
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), CONFIG.init(jax.random.key(0)))
     for name in ("adamw", "muon"):
         optimizer = make_optimizer(settings(name), 1e-3)
         state = optimizer.init(params)

@@ -18,7 +18,6 @@ from sft_world import make_dataset, trajectories
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import take_step
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.checkpoints import Checkpointer
@@ -70,7 +69,7 @@ def model(chat_tokenizer) -> Qwen3Config:
 
 @pytest.fixture(scope="module")
 def params(model):
-    return init_params(model, jax.random.key(0))
+    return model.init(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

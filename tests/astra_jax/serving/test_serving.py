@@ -26,7 +26,7 @@ from serving_world import (
 )
 from sft_world import TOOL, make_tokenizer
 
-from astra_jax.models.qwen3.weights import save_hf
+from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.serving.service import ServingConfig
 
 IDS = {"extra_body": {"return_token_ids": True}}

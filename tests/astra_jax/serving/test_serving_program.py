@@ -12,7 +12,7 @@ import pytest
 from serving_world import KEY, decisive, model
 from sft_world import make_tokenizer
 
-from astra_jax.models.qwen3.weights import save_hf
+from astra_jax.models.hf_checkpoint import save_hf
 
 ROOT = Path(__file__).parents[3]
 IDS = {"return_token_ids": True}

@@ -7,9 +7,7 @@ import pytest
 from sft_world import make_tokenizer, trajectories
 
 from astra_jax.mesh import make_mesh
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.models.qwen3.sharding import param_shardings
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.policy import Sampling
@@ -28,7 +26,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def params():
-    return init_params(MODEL, jax.random.key(0))
+    return MODEL.init(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def test_a_sample_shows_the_opening_and_what_the_dataset_has_there(drawn):
 def test_a_mesh_draws_the_same(drawn, tokenizer, params):
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     sampler = Sampler(trajectories(8), tokenizer, MODEL, DATA, count=3, max_tokens=TOKENS, mesh=mesh)
-    assert sampler.draw(jax.device_put(params, param_shardings(MODEL, mesh))) == drawn
+    assert sampler.draw(jax.device_put(params, MODEL.param_shardings(mesh))) == drawn
 
 
 def test_openings_that_do_not_fit_are_left_out(tokenizer, params):

@@ -13,7 +13,6 @@ import optax
 import pytest
 from sft_world import make_dataset, make_tokenizer, trajectories
 
-from astra_jax.models.qwen3.modules import init_params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.batch import PackedBatch, target_mask
 from astra_jax.run.checkpoints import Checkpointer
@@ -69,7 +68,7 @@ def model(tokenizer) -> Qwen3Config:
 
 @pytest.fixture(scope="module")
 def params(model):
-    return init_params(model, jax.random.key(0))
+    return model.init(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_a_save_holds_the_loop_for_less_than_a_tenth_of_a_step(dataset, tokenize
     """
     large = replace(model, vocab_size=64_000, d_model=224)
     config = replace(CONFIG, batch_size=12, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
-    params = init_params(large, jax.random.key(0))
+    params = large.init(jax.random.key(0))
     history = train(config, large, params, dataset, tokenizer, tmp_path, progress=False).history
     tokens = config.batch_size * config.data.seq_len
     # A row's checkpoint is the one before it, and its own time is a step's.
@@ -176,9 +175,7 @@ def test_the_callers_weights_stay_valid(uninterrupted, params):
 def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, change, message):
     config, other = change(CONFIG, model)
     with pytest.raises(WorkdirError, match=message):
-        train(
-            config, other, init_params(other, jax.random.key(0)), dataset, tokenizer, uninterrupted[0], progress=False
-        )
+        train(config, other, other.init(jax.random.key(0)), dataset, tokenizer, uninterrupted[0], progress=False)
 
 
 def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, tokenizer, model, params):
@@ -272,7 +269,7 @@ def test_the_schedule_warms_up_to_the_peak_and_ends_at_its_fraction():
 
 
 def test_norm_scales_and_biases_do_not_decay(model):
-    params = init_params(replace(model, attention_bias=True), jax.random.key(0))
+    params = replace(model, attention_bias=True).init(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 1, params)  # a bias of 0 would not move anyway
     config = replace(CONFIG, weight_decay=1.0)
     optimizer = sft_optimizer(config, 8)

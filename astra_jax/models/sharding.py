@@ -1,4 +1,4 @@
-"""Where Qwen3's parameters and batches live on a mesh.
+"""Where parameters live on a mesh.
 
 A parameter's name spells its axes (`q_dnh` is [D, N, H]), so the rules are about letters, in one dataclass.
 """
@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax.mesh import BATCH, WIDTH
-from astra_jax.models.qwen3.modules import abstract_params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax import axes
+from astra_jax.mesh import WIDTH
+from astra_jax.models.model import Params
 
 Axis = str | tuple[str, ...] | None
 
@@ -35,41 +35,37 @@ class Rules:
     e: Axis = "expert"
 
 
-def param_specs(config: Qwen3Config, rules: Rules | None = None) -> Any:
+def param_specs(abstract: Params, rules: Rules | None = None) -> Any:
     """A `PartitionSpec` for each parameter. Vectors (norms, biases) and the router are replicated: they are small."""
     rules = rules or Rules()
 
     def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         name = path[-1].key
-        letters = name.rpartition("_")[2]
-        stacked = path[0].key == "layers"
-        if len(letters) == 1 or name.startswith("router"):
+        if axes.is_small(name):
             return PartitionSpec()
-        if len(letters) == 2 and name.rpartition("_")[0].endswith("bias"):
-            return PartitionSpec()
-        axes: list[Axis] = []
+        spread: list[Axis] = []
         taken: set[str] = set()
-        for letter in letters:
+        for letter in axes.letters(name):
             wanted = getattr(rules, letter)
             left = tuple(one for one in _names(wanted) if one not in taken)
             taken.update(left)
-            axes.append(left if len(left) > 1 else left[0] if left else None)
-        return PartitionSpec(*([None] if stacked else []), *axes)
+            spread.append(left if len(left) > 1 else left[0] if left else None)
+        return PartitionSpec(*([None] if axes.is_stacked(path) else []), *spread)
 
-    return jax.tree_util.tree_map_with_path(spec, abstract_params(config))
+    return jax.tree_util.tree_map_with_path(spec, abstract)
 
 
 def _names(axis: Axis) -> tuple[str, ...]:
     return () if axis is None else (axis,) if isinstance(axis, str) else axis
 
 
-def param_shardings(config: Qwen3Config, mesh: Mesh, rules: Rules | None = None) -> Any:
+def param_shardings(abstract: Params, mesh: Mesh, rules: Rules | None = None) -> Any:
     """A `NamedSharding` for each parameter.
 
     Raises:
         ValueError: a mesh axis does not divide the dimension that it shards; names the parameter, the axis and both.
     """
-    specs, shapes = param_specs(config, rules), abstract_params(config)
+    specs = param_specs(abstract, rules)
 
     def sharding(path: tuple[Any, ...], spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         for dimension, (axis, size) in enumerate(zip(spec, leaf.shape, strict=False)):
@@ -82,9 +78,4 @@ def param_shardings(config: Qwen3Config, mesh: Mesh, rules: Rules | None = None)
                 )
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(sharding, specs, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
-
-
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays [B, T]: rows over `data`, `fsdp` and `expert`, the sequence over `context`."""
-    return NamedSharding(mesh, PartitionSpec(BATCH, "context"))
+    return jax.tree_util.tree_map_with_path(sharding, specs, abstract, is_leaf=lambda x: isinstance(x, PartitionSpec))

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from astra_jax.models.qwen3.modules import Params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.sizes import Sizes
+from astra_jax.models.model import Params
 
 _EMBEDDING_SCALE = 3.5
 _MLP_SCALE = 0.3
 
 
-def copying_params(params: Params, config: Qwen3Config) -> Params:
-    """The weights of `init_params` with value and output matrices that copy, in the first layer and in the last.
+def copying_params(params: Params, model: Sizes) -> Params:
+    """The weights of `Model.init` with value and output matrices that copy, in the first layer and in the last.
 
     With n_kv_heads * head_dim = d_model the two are inverse; below, they project onto that many dimensions. The
     embedding becomes 3.5 times as large and the MLPs' outputs 0.3 times, so that the residual stream keeps the tokens.
@@ -27,12 +27,12 @@ def copying_params(params: Params, config: Qwen3Config) -> Params:
     Raises:
         ValueError: n_kv_heads * head_dim is above d_model.
     """
-    d, n, k, h = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
     if k * h > d:
         raise ValueError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
     attention, mlp = dict(params["layers"]["attention"]), dict(params["layers"]["mlp"])
     group = n // k
-    for layer in {0, config.n_layers - 1}:
+    for layer in {0, model.n_layers - 1}:
         orthonormal_dkh = jnp.linalg.qr(attention["v_dkh"][layer].reshape(d, k * h))[0].reshape(d, k, h)
         output_nhd = jnp.repeat(jnp.moveaxis(orthonormal_dkh, 0, 2), group, axis=0) / group
         attention["v_dkh"] = attention["v_dkh"].at[layer].set(orthonormal_dkh)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
-from astra_jax.models.qwen3.modules import abstract_params
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.sizes import Sizes
 
 
-def parameters(model: Qwen3Config) -> int:
-    """How many the model has."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)))
-
-
-def matmul_parameters(model: Qwen3Config) -> tuple[int, int]:
+def matmul_parameters(model: Sizes) -> tuple[int, int]:
     """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
     d, h = model.d_model, model.head_dim
     attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
@@ -25,7 +19,7 @@ def matmul_parameters(model: Qwen3Config) -> tuple[int, int]:
     return model.n_layers * (attention + mlp), d * model.vocab_size
 
 
-def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
+def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
     """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
 
     A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
@@ -38,17 +32,17 @@ def flops_per_token(model: Qwen3Config, tokens: int) -> tuple[float, float]:
     return float(useful), float(executed)
 
 
-def decoding_bytes(model: Qwen3Config, rows: int, length: float) -> float:
+def decoding_bytes(model: Sizes, rows: int, length: float) -> float:
     """What a decoding step of a dense model reads: each weight once, and keys and values of `length` positions a row.
 
     Embeddings of the rows' tokens, norms and biases are left out.
     """
-    width = jax.numpy.dtype(model.dtype).itemsize
+    width = jnp.dtype(model.dtype).itemsize
     cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
     return width * (sum(matmul_parameters(model)) + rows * length * cached)
 
 
-def batch_flops(model: Qwen3Config, segment_ids_bt: Any) -> float:
+def batch_flops(model: Sizes, segment_ids_bt: Any) -> float:
     """Forward and backward of a packed batch: each document by its own length, padding for nothing.
 
     Args:

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH
-from astra_jax.models.qwen3.elementwise import swiglu
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.layers.elementwise import swiglu
+from astra_jax.models.layers.initial import normal
+from astra_jax.models.layers.sizes import Sizes
 
 Array = jax.Array
 
@@ -55,18 +56,13 @@ def router_metrics(sums_l: RouterSums) -> dict[str, Array]:
 class MoE(nnx.Module):
     """SwiGLU experts behind a softmax router that keeps the `experts_per_token` most likely."""
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs) -> None:
-        d, f, e = config.d_model, config.d_ff, config.n_experts
-        dtype = jnp.dtype(config.param_dtype)
-
-        def normal(shape: tuple[int, ...], std: float) -> nnx.Param:
-            return nnx.Param(std * jax.random.normal(rngs.params(), shape, dtype))
-
-        self.config = config
-        self.router_de = normal((d, e), d**-0.5)
-        self.gate_edf = normal((e, d, f), d**-0.5)
-        self.up_edf = normal((e, d, f), d**-0.5)
-        self.down_efd = normal((e, f, d), (2 * config.n_layers * f) ** -0.5)
+    def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
+        d, f, e = model.d_model, model.d_ff, model.n_experts
+        self.model = model
+        self.router_de = normal(rngs, (d, e), d**-0.5, model)
+        self.gate_edf = normal(rngs, (e, d, f), d**-0.5, model)
+        self.up_edf = normal(rngs, (e, d, f), d**-0.5, model)
+        self.down_efd = normal(rngs, (e, f, d), (2 * model.n_layers * f) ** -0.5, model)
 
     def __call__(self, x_btd: Array, real_bt: Array, mesh: Mesh | None) -> tuple[Array, RouterSums]:
         """The experts' weighted sum for each token, in x's dtype.
@@ -77,10 +73,10 @@ class MoE(nnx.Module):
         """
         arrays = (self.router_de[...], self.gate_edf[...], self.up_edf[...], self.down_efd[...])
         if mesh is None:
-            return _moe(x_btd, real_bt, *arrays, config=self.config)
+            return _moe(x_btd, real_bt, *arrays, model=self.model)
         tokens = P(BATCH, "context")
         sharded = jax.shard_map(
-            partial(_moe, config=self.config, manual=True),
+            partial(_moe, model=self.model, manual=True),
             mesh=mesh,
             in_specs=(
                 P(BATCH, "context", None),
@@ -104,7 +100,7 @@ def _moe(
     up_edf: Array,
     down_efd: Array,
     *,
-    config: Qwen3Config,
+    model: Sizes,
     manual: bool = False,
 ) -> tuple[Array, RouterSums]:
     """On one device, or inside `shard_map` (`manual`) with this device's tokens and experts."""
@@ -114,7 +110,7 @@ def _moe(
     x_md = all_btd.reshape(-1, all_btd.shape[-1])
 
     logits_me = (x_md @ router_de.astype(x_md.dtype)).astype(jnp.float32)
-    chosen_mk, weights_mk = route(logits_me, config)
+    chosen_mk, weights_mk = route(logits_me, model)
     y_md = _experts(x_md, chosen_mk - first, weights_mk.astype(x_md.dtype), gate_edf, up_edf, down_efd)
     y_btd = y_md.reshape(all_btd.shape)
 
@@ -131,10 +127,10 @@ def _moe(
     return y_btd, sums
 
 
-def route(logits_me: Array, config: Qwen3Config) -> tuple[Array, Array]:
+def route(logits_me: Array, model: Sizes) -> tuple[Array, Array]:
     """(expert ids [M, experts_per_token], their weights, float32) from router logits [M, E], float32."""
-    weights_mk, chosen_mk = jax.lax.top_k(jax.nn.softmax(logits_me, axis=-1), config.experts_per_token)
-    if config.norm_topk_prob:
+    weights_mk, chosen_mk = jax.lax.top_k(jax.nn.softmax(logits_me, axis=-1), model.experts_per_token)
+    if model.norm_topk_prob:
         weights_mk = weights_mk / weights_mk.sum(-1, keepdims=True)
     return chosen_mk, weights_mk
 

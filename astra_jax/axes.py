@@ -1,0 +1,44 @@
+"""What a parameter's name says: its suffix spells its axes (`q_dnh` is [D, N, H]), without that of stacked layers.
+
+So sharding, checkpoints and optimizers have rules about letters and know no model by name. A linear layer has the model
+width on one side: `d` comes first in those that read the residual stream, last in those that write to it. A leading `e`
+is the expert's, one more axis that matrices are stacked over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def letters(name: str) -> str:
+    """The axes of a leaf, one letter each."""
+    return name.rpartition("_")[2]
+
+
+def is_stacked(path: Any) -> bool:
+    """Whether the leaf at a JAX key path has a leading axis of layers."""
+    return getattr(path[0], "key", None) == "layers"
+
+
+def is_small(name: str) -> bool:
+    """A norm's scale, a bias or a router: they are replicated, and no optimizer takes them for a matrix."""
+    axes = letters(name)
+    return len(axes) == 1 or name.startswith("router") or name.removesuffix(axes).endswith("bias_")
+
+
+def sides(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(input axes, output axes) of a linear layer's leaf, counted without the layer and the expert."""
+    axes = letters(name).removeprefix("e")
+    inputs = 1 if axes.startswith("d") else axes.index("d")
+    return tuple(range(inputs)), tuple(range(inputs, len(axes)))
+
+
+def stacked_matrices(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(input axes, output axes) of a hidden layer's matrices in the stacked leaf at a JAX key path; None for all else:
+    embedding, head, norms, biases and routers."""
+    name = getattr(path[-1], "key", "")
+    if not is_stacked(path) or is_small(name):
+        return None
+    first = 1 + letters(name).startswith("e")
+    inputs, outputs = sides(name)
+    return tuple(first + axis for axis in inputs), tuple(first + axis for axis in outputs)

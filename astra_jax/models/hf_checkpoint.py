@@ -1,0 +1,261 @@
+"""Hugging Face checkpoints: a model's table of names serves loading, saving and the sync to a rollout server.
+
+A host reads and holds no more than its devices need: each shard is made from slices of the files, one shard of one
+parameter at a time; and saving gathers one layer of one parameter at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from astra_jax.models.families import from_hf
+from astra_jax.models.model import Model, Params
+from astra_jax.models.names import NamedParam
+from synthesis.core.datasets import Folder
+from synthesis.core.files import location, write_bytes, write_text
+
+MAX_FILE_BYTES = 5 * 10**9
+"""Of a safetensors file that is written; as Hugging Face does."""
+
+
+class WeightsError(Exception):
+    """A checkpoint does not hold this model; the message names the tensor, what was expected and what was found."""
+
+
+def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _set(tree: Params, path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def read_config(directory: Folder, **dtypes: str) -> Model:
+    """The model's config from the `config.json` in a directory.
+
+    Raises:
+        WeightsError: there is no `config.json`.
+        ValueError: see `families.from_hf`.
+    """
+    return from_hf(_config_json(location(directory)), **dtypes)
+
+
+def _config_json(directory: epath.Path) -> dict[str, Any]:
+    try:
+        return json.loads((directory / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise WeightsError(f"{directory} has no config.json; give the directory of a checkpoint") from None
+    except json.JSONDecodeError as error:
+        raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
+
+
+def stored_dtype(directory: Folder) -> str:
+    """The parameters' dtype as `config.json` says it: `float32` or `bfloat16` (the default, as released).
+
+    Raises:
+        WeightsError: there is no `config.json`, or it names another dtype.
+    """
+    content = _config_json(location(directory))
+    name = str(content.get("dtype", content.get("torch_dtype", "bfloat16")))
+    if name not in ("float32", "bfloat16"):
+        raise WeightsError(f"{directory}/config.json: dtype is {name!r}; say what you want with float32 or bfloat16")
+    return name
+
+
+def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Params:
+    """Parameters from the safetensors files of an HF directory, cast to `model.param_dtype`.
+
+    Every tensor's name and shape is checked before the first is read.
+
+    Args:
+        shardings: as from `Model.param_shardings`; None is the default device.
+
+    Raises:
+        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape.
+    """
+    directory, abstract = Path(directory), model.abstract_params()
+    params: Params = {}
+    with ExitStack() as stack:
+        tensors = _open(directory, stack)
+        _check(directory, model, abstract, tensors)
+        for entry in model.names():
+            leaf = _leaf(abstract, entry.path)
+            sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            if shardings is not None:
+                sharding = _leaf(shardings, entry.path)
+            arrays: list[jax.Array] = []
+            shard = np.empty(0)
+            held: tuple[slice, ...] = ()
+            for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+                assert index is not None
+                if index != held:  # replicas come one after the other
+                    shard, held = _read_shard(entry, tensors, leaf, index), index
+                arrays.append(jax.device_put(shard, device))
+                arrays[-1].block_until_ready()  # so that one shard at a time is on the host
+            _set(params, entry.path, jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays))
+    return params
+
+
+def _read_shard(entry: NamedParam, tensors: Mapping[str, Any], leaf: Any, index: tuple[slice, ...]) -> np.ndarray:
+    ranges = [range(*one.indices(size)) for one, size in zip(index, leaf.shape, strict=True)]
+    shard = np.empty([len(one) for one in ranges], leaf.dtype)
+    for place in product(*(range(len(one)) for one in ranges[: entry.stacked])):
+        name = entry.hf_name.format(*(one[i] for one, i in zip(ranges, place, strict=False)))
+        shard[place] = entry.read(tensors[name], leaf.shape[entry.stacked :], index[entry.stacked :])
+    return shard
+
+
+def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
+    """The tensors of all files by name, unread."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        try:
+            opened = stack.enter_context(safe_open(file, framework="numpy"))
+        except SafetensorError as error:
+            raise WeightsError(f"{file} is damaged ({error}); copy it again") from None
+        tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    return tensors
+
+
+def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, Any]) -> None:
+    left = set(tensors)
+    if model.tie_embeddings:
+        left.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
+    for entry in model.names():
+        leaf = _leaf(abstract, entry.path)
+        wanted = entry.hf_shape(leaf.shape[entry.stacked :])
+        for place in product(*(range(size) for size in leaf.shape[: entry.stacked])):
+            name = entry.hf_name.format(*place)
+            if name not in tensors:
+                raise WeightsError(f"{directory}: tensor {name} is missing; its shape should be {wanted}")
+            if (found := tuple(tensors[name].get_shape())) != wanted:
+                raise WeightsError(f"{directory}: tensor {name} has shape {found}, the config says {wanted}")
+            left.discard(name)
+    if left:
+        raise WeightsError(
+            f"{directory}: {len(left)} tensors do not belong to this model, for example {min(left)} of shape "
+            f"{tuple(tensors[min(left)].get_shape())}; check tie_word_embeddings, attention_bias, num_hidden_layers "
+            "and num_experts in config.json"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def hf_tensors(params: Params, model: Model) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor under its HF name, as contiguous host arrays; every process of a multi-host run gets them all."""
+    for entry in model.names():
+        value = _leaf(params, entry.path)
+        for layer in range(value.shape[0]) if entry.stacked else (None,):
+            one = _on_host(value if layer is None else value[layer])
+            if entry.stacked < 2:
+                yield entry.hf_name.format(layer), entry.to_hf(one)
+                continue
+            for expert, matrix in enumerate(one):
+                yield entry.hf_name.format(layer, expert), entry.to_hf(matrix)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+    """Write safetensors files, their index where there are several, and `config.json`; transformers and vLLM load them.
+
+    All processes take part, the first one writes. `config.json` comes last: a directory without one is not whole.
+
+    Args:
+        max_bytes: of a file, unless one tensor is larger.
+    """
+    directory = Path(directory)
+    writes = jax.process_index() == 0
+    if writes:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in (*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")):
+            old.unlink()  # of an earlier save in another number of files
+        (directory / "config.json").unlink(missing_ok=True)
+    files: list[dict[str, int]] = []
+    pending: dict[str, np.ndarray] = {}
+
+    def flush() -> None:
+        if writes and pending:
+            save_file(pending, directory / f"part-{len(files):05d}.safetensors", metadata={"format": "pt"})
+        files.append({name: tensor.nbytes for name, tensor in pending.items()})
+        pending.clear()
+
+    for name, tensor in hf_tensors(params, model):
+        if pending and sum(one.nbytes for one in pending.values()) + tensor.nbytes > max_bytes:
+            flush()
+        pending[name] = tensor
+    flush()
+    if not writes:
+        return
+    where: dict[str, str] = {}
+    for number, sizes in enumerate(files):
+        final = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        (directory / f"part-{number:05d}.safetensors").rename(directory / final)
+        where |= dict.fromkeys(sizes, final)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": sum(sum(sizes.values()) for sizes in files)}, "weight_map": where}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    write_config(model, directory)
+
+
+def write_config(model: Model, directory: Folder) -> None:
+    """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
+    if jax.process_index():
+        return
+    write_text(location(directory) / "config.json", json.dumps(model.to_hf(), indent=2) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# For conversions
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+
+
+def copy_tokenizer(source: Folder, target: Folder) -> int:
+    """Copy the tokenizer that lies beside a model's weights. Returns how many files there are."""
+    folder = location(source)
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
+    for file in found:
+        content, copied = file.read_bytes(), location(target) / file.name
+        if not copied.exists() or copied.read_bytes() != content:
+            write_bytes(copied, content)
+    return len(found)

@@ -1,0 +1,58 @@
+"""The attention layer around `astra_jax.attention`: projections, norms, rotation."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from astra_jax.models.layers.elementwise import rms_norm
+from astra_jax.models.layers.initial import filled, normal
+from astra_jax.models.layers.linear import linear
+from astra_jax.models.layers.rotary import rotate
+from astra_jax.models.layers.sizes import Sizes
+
+Array = jax.Array
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention's projections; with the family's RMS norm on each head's queries and keys."""
+
+    def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
+        d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
+        self.model = model
+        self.q_dnh = normal(rngs, (d, n, h), d**-0.5, model)
+        self.k_dkh = normal(rngs, (d, k, h), d**-0.5, model)
+        self.v_dkh = normal(rngs, (d, k, h), d**-0.5, model)
+        # Each layer adds twice to the residual stream; this keeps its variance at 1 over the depth.
+        self.o_nhd = normal(rngs, (n, h, d), (2 * model.n_layers * n * h) ** -0.5, model)
+        if model.qk_norm:
+            self.q_norm_h = filled(1.0, (h,), model)
+            self.k_norm_h = filled(1.0, (h,), model)
+        if model.attention_bias:
+            self.q_bias_nh = filled(0.0, (n, h), model)
+            self.k_bias_kh = filled(0.0, (k, h), model)
+            self.v_bias_kh = filled(0.0, (k, h), model)
+            if model.output_bias:
+                self.o_bias_d = filled(0.0, (d,), model)
+
+    def project(self, x_btd: Array, angles_bth: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """Queries, keys (both rotated, and normed before that) and values."""
+        model = self.model
+        q_btnh = linear(x_btd, self.q_dnh[...])
+        k_btkh = linear(x_btd, self.k_dkh[...])
+        v_btkh = linear(x_btd, self.v_dkh[...])
+        if model.attention_bias:
+            q_btnh = q_btnh + self.q_bias_nh[...].astype(x_btd.dtype)
+            k_btkh = k_btkh + self.k_bias_kh[...].astype(x_btd.dtype)
+            v_btkh = v_btkh + self.v_bias_kh[...].astype(x_btd.dtype)
+        if model.qk_norm:
+            q_btnh = rms_norm(q_btnh, self.q_norm_h[...], model.rms_eps)
+        q_btnh = rotate(q_btnh, angles_bth)
+        if model.qk_norm:
+            k_btkh = rms_norm(k_btkh, self.k_norm_h[...], model.rms_eps)
+        return q_btnh, rotate(k_btkh, angles_bth), v_btkh
+
+    def output(self, o_btnh: Array) -> Array:
+        y_btd = linear(o_btnh, self.o_nhd[...], 2)
+        biased = self.model.attention_bias and self.model.output_bias
+        return y_btd + self.o_bias_d[...].astype(y_btd.dtype) if biased else y_btd

@@ -1,0 +1,93 @@
+"""How large a decoder is, and which variants of the layers it has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN scaling of the rotary embedding (arXiv 2309.00071), as Qwen3 uses it beyond its trained length.
+
+    Attributes:
+        factor: by which the context is stretched.
+        original_max_positions: the length that the weights were trained at.
+        beta_fast, beta_slow: dimensions that turn more often than `beta_fast` over the original length are left alone,
+            those that turn less often than `beta_slow` are interpolated, with a ramp between.
+        attention_factor: multiplies cos and sin; None is 0.1 ln(factor) + 1.
+        truncate: whether the ramp's ends are rounded outwards to whole dimensions.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"yarn.factor is {self.factor}; it stretches the context and must be at least 1")
+
+    @property
+    def scale(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder's sizes, dense or with experts.
+
+    Attributes:
+        d_model: width of the residual stream; need not be `n_heads * head_dim`.
+        n_kv_heads: divides `n_heads`.
+        d_ff: width of the gated feed-forward; of one expert, where there are any.
+        rope_theta: base of the rotary embedding.
+        rms_eps: added to the mean square in every norm.
+        tie_embeddings: the head is the embedding transposed (HF: true up to 4B).
+        max_positions: the longest sequence that the weights were made for; with `yarn`, that it stretches them to.
+        attention_bias: biases on the q, k and v projections, and o's where the family has one.
+        yarn: None is the plain rotary embedding.
+        n_experts: 0 is a dense model.
+        experts_per_token: how many experts each token goes to.
+        norm_topk_prob: whether the chosen experts' weights are made to add up to 1.
+        qk_norm: of the family: RMS norm on each head's queries and keys.
+        output_bias: of the family: `attention_bias` is on the o projection too.
+        dtype: of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
+        param_dtype: of the parameters.
+    """
+
+    qk_norm: ClassVar[bool] = True
+    output_bias: ClassVar[bool] = True
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    tie_embeddings: bool
+    rope_theta: float = 1e6
+    rms_eps: float = 1e-6
+    max_positions: int = 40_960
+    attention_bias: bool = False
+    yarn: Yarn | None = None
+    n_experts: int = 0
+    experts_per_token: int = 0
+    norm_topk_prob: bool = True
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
+        if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}; it must be between 1 and n_experts ({self.n_experts})"
+            )

@@ -1,0 +1,81 @@
+"""Tables of names: which tensors of a Hugging Face checkpoint a parameter of ours is.
+
+HF stores a linear layer as [out, in], one tensor a layer (and an expert); here it is [in, heads, head] or [in, out],
+stacked over the layers (and the experts).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from astra_jax import axes
+
+Path = tuple[str, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NamedParam:
+    """One parameter of ours and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
+
+    Attributes:
+        path: keys down to the leaf.
+        axes: for each axis of HF's tensor, which axes of ours (without the stacked ones) are flattened in it.
+    """
+
+    path: Path
+    hf_name: str
+    axes: tuple[tuple[int, ...], ...]
+
+    @property
+    def stacked(self) -> int:
+        """How many leading axes of ours are spread over tensors: 0, 1 (layers) or 2 (layers, experts)."""
+        return self.hf_name.count("{}")
+
+    def hf_shape(self, shape: Shape) -> Shape:
+        """HF's shape of one tensor; `shape` is ours, without the stacked axes."""
+        return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
+
+    def to_hf(self, x: np.ndarray) -> np.ndarray:
+        """One tensor of ours as HF stores it."""
+        order = [axis for group in self.axes for axis in group]
+        return np.ascontiguousarray(x.transpose(order).reshape(self.hf_shape(x.shape)))
+
+    def read(self, tensor: Any, shape: Shape, index: tuple[slice, ...]) -> np.ndarray:
+        """The part `index` of our form of one tensor.
+
+        Args:
+            tensor: HF's; anything that takes slices. Of each of its axes one contiguous span is read.
+            shape: ours, without the stacked axes.
+            index: slices with steps of 1.
+        """
+        spans, lengths, inner, order = [], [], [], []
+        for first, *rest in self.axes:
+            start, stop, _ = index[first].indices(shape[first])
+            step = math.prod(shape[axis] for axis in rest)
+            spans.append(slice(start * step, stop * step))
+            lengths += [stop - start, *(shape[axis] for axis in rest)]
+            inner += [slice(None), *(index[axis] for axis in rest)]
+            order += [first, *rest]
+        block = np.asarray(tensor[tuple(spans)]).reshape(lengths)[tuple(inner)]
+        return block.transpose(np.argsort(order))
+
+
+def same(path: Path, name: str) -> NamedParam:
+    """A parameter whose axes are HF's, such as an embedding or a norm's scale."""
+    return NamedParam(path, name, tuple((axis,) for axis in range(len(axes.letters(path[-1])))))
+
+
+def linear(path: Path, name: str) -> NamedParam:
+    """A linear layer: [in …, out …] ↔ [out, in]."""
+    inputs, outputs = axes.sides(path[-1])
+    return NamedParam(path, name, (outputs, inputs))
+
+
+def bias(path: Path, name: str) -> NamedParam:
+    """A linear layer's bias: [out …] ↔ [out]."""
+    return NamedParam(path, name, (tuple(range(len(axes.letters(path[-1])))),))
