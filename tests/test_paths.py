@@ -27,7 +27,7 @@ TOPS = "launch|configs|astra_jax|synthesis|sandbox|tests|benchmarks|docs"
 PATH = re.compile(rf"(?<![\w/.:*-])(?:{TOPS})/[\w./-]*\w")
 MODULE = re.compile(rf"(?<![\w/.-])(?:{TOPS})(?:\.[A-Za-z_]\w*)+(?![\w/])")
 BARE = re.compile(r"(?<![\w/.*<:-])\w+(?:\.html)?\.(?:py|jinja|sh)\b")
-PRESET = re.compile(r"--config=((?:sft|grpo):[\w.-]*\w)")
+PRESET = re.compile(r"--config=((?:sft|grpo):[a-z0-9.-]*[a-z0-9])")
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]+))?\)")
 PAGES = sorted(path for path in FILES if path.suffix in (".md", ".svg") and path.parts[0] != "tests")
 SOURCES = sorted(path for path in FILES if path.suffix == ".py" and path.parts[0] != "tests")
