@@ -52,8 +52,7 @@ _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by defau
 
 def plan(job: str, size: str, tokens: int, topology: str) -> dict:
     """What `launch.plan` says, as its JSON."""
-    config = f"configs/{job}_qwen3_{size.replace('.', 'p').replace('-', '_')}.py"
-    command = ["-m", "launch.plan", f"--config={config}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
+    command = ["-m", "launch.plan", f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
     done = subprocess.run([sys.executable, *command], cwd=rows.ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return {"size": size} | json.loads(done.stdout.splitlines()[-1])
 

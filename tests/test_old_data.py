@@ -1,4 +1,4 @@
-"""What the version before wrote is read, run and gone on with: `data/version_0_1.tar.xz` holds three workdirs of it."""
+"""What the version before wrote is read, run and gone on with: `data/version_0_1.tar.xz` holds workdirs of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from astra_jax.evaluation.saved import load
+from astra_jax.run.metrics import read_metrics
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Task, ToolChain, ToolEnvironment, ToolServer, Trajectory
 from synthesis.servers.mcp_client import McpConnections
@@ -71,6 +72,7 @@ def journal(workdir: Path) -> set[tuple]:
         return set(database.execute("SELECT * FROM done"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", COMMANDS)
 def test_a_run_goes_on_from_its_journal(old: Path, program: str) -> None:
     workdir = old / program
@@ -82,6 +84,48 @@ def test_a_run_goes_on_from_its_journal(old: Path, program: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     assert journal(workdir) == before, "what was finished was done again"
     assert {name: read_card(old / name)["digest"] for name in digests} == digests
+
+
+SFT = """
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from configs.training import SFTRun
+
+MODEL = Qwen3Config(vocab_size=400, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
+                    tie_embeddings=True, max_positions=512)
+DATA = DataConfig(seq_len=512, rows=4, packing_bins=4)
+CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, accumulation=2, steps=6, learning_rate=2e-2, checkpoint_every=2,
+                                 log_every=1, eval_every=100, sample_every=0))
+"""
+"""The settings of the run in the archive, which was killed after its step 4 of 6, as they are called today."""
+
+
+def train(old: Path, config: str) -> subprocess.CompletedProcess[str]:
+    (old / "sft/config.py").write_text(config)
+    flags = {"config": "config.py", "weights": "hf", "data": "data", "workdir": "run"}
+    command = [sys.executable, "-m", "launch.sft", *(f"--{flag}={old / 'sft' / name}" for flag, name in flags.items())]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_training_run_goes_on_from_its_checkpoint(old: Path) -> None:
+    metrics = old / "sft/run/metrics"
+    before = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    result = train(old, SFT)
+    assert result.returncode == 0, result.stderr
+    after = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    assert after == pytest.approx(before, rel=1e-5) and sorted(after) == [1, 2, 3, 4, 5, 6]
+    assert (old / "sft/run/checkpoints/states/6").is_dir()
+    starts = msgspec.json.decode((old / "sft/run/run.json").read_bytes())["starts"]
+    assert len(starts) == 2
+
+
+@pytest.mark.slow
+def test_a_configuration_file_of_old_names_is_refused_with_the_name(old: Path) -> None:
+    result = train(old, (old / "sft/config.py").read_text())
+    assert result.returncode == 2 and "No module named 'astra_jax.data'" in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_an_evaluation_is_read(old: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.training import PRESETS
+
 ROOT = Path(__file__).parent.parent
 TRACKED = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
 FILES = {
@@ -25,6 +27,7 @@ TOPS = "launch|configs|astra_jax|synthesis|sandbox|tests|benchmarks|docs"
 PATH = re.compile(rf"(?<![\w/.:*-])(?:{TOPS})/[\w./-]*\w")
 MODULE = re.compile(rf"(?<![\w/.-])(?:{TOPS})(?:\.[A-Za-z_]\w*)+(?![\w/])")
 BARE = re.compile(r"(?<![\w/.*<:-])\w+(?:\.html)?\.(?:py|jinja|sh)\b")
+PRESET = re.compile(r"--config=((?:sft|grpo):[a-z0-9.-]*[a-z0-9])")
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]+))?\)")
 PAGES = sorted(path for path in FILES if path.suffix in (".md", ".svg") and path.parts[0] != "tests")
 SOURCES = sorted(path for path in FILES if path.suffix == ".py" and path.parts[0] != "tests")
@@ -88,11 +91,12 @@ def resolved(page: Path, target: str) -> Path:
 
 
 @pytest.mark.parametrize("path", PAGES + SOURCES, ids=str)
-def test_paths_and_modules_are_there(path: Path) -> None:
+def test_paths_modules_and_presets_are_there(path: Path) -> None:
     wrong = []
     for line, text in prose(path):
         names = {name for name in PATH.findall(text) if Path(name) not in FILES | FOLDERS}
         names |= {name for name in MODULE.findall(text) if not is_there(name)}
+        names |= {f"--config={name}" for name in PRESET.findall(text) if name not in PRESETS}
         names -= NOT_OURS.get(str(path), set())
         wrong += [f"{path}:{line}: {name}" for name in names if "NAME" not in name]
     assert not wrong
