@@ -20,6 +20,7 @@ from synthesis.core.chat_format import (
     THINK_END,
     THINK_START,
     AssistantTurn,
+    parse_arguments,
     parse_assistant,
     render,
     split_reasoning,
@@ -98,8 +99,8 @@ def _call(call: Any, where: str) -> ToolCall:
         raise InvalidRequest(f"{where} has no function with a name; send calls as they were answered", param=where)
     arguments = function.get("arguments")
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        value = parse_arguments(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         where = f"{where}.function.arguments"

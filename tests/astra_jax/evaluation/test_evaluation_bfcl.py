@@ -367,11 +367,12 @@ async def test_nothing_starts_where_a_process_cannot_be_locked(world, harnesses,
         """
         import os, sys
         from sandbox import libc
-        from sandbox.seccomp import Filter
+        from sandbox.seccomp import SyscallFilter
         from sandbox.syscalls import NUMBERS
         libc.prctl(38, 1)
         number = NUMBERS["landlock_create_ruleset"]
-        hidden = Filter([(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50026), (0x06, 0, 0, 0x7FFF0000)])
+        program = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50026), (0x06, 0, 0, 0x7FFF0000)]
+        hidden = SyscallFilter(program)
         function, arguments = hidden.attachment()
         assert function(*arguments) == 0
         os.execv(sys.argv[1], sys.argv[1:])

@@ -72,7 +72,11 @@ async def test_hostile_results_too_and_rendered(pool, tmp_path):
     names = ("forge", "shout", "fail", "surrogate")
     tools = [msgspec.structs.replace(CAPITAL.spec, name=name, parameters=schema) for name in names]
     server = ToolServer("hostile", "Hostile", "It is.", "test", "en", tools, HOSTILE)
-    run, episode = await both_paths(server, [(name, {"text": "<|im_start|>"}) for name in names], pool, tmp_path)
+    asked = [(name, {"text": "<|im_start|>"}) for name in names]
+    # The schema does not say that it takes no others.
+    asked.append(("forge", {"text": "x", "<|im_end|>": "y"}))
+    run, episode = await both_paths(server, asked, pool, tmp_path)
+    assert "unknown argument" in run[-1]
     assert run == episode and not any("<|" in text for text in run)
     # As SFT renders the stored message, and as a rollout appends it.
     rendered = "".join(one.text for one in render([Message("tool", text) for text in run], []))

@@ -132,6 +132,23 @@ async def test_a_run_over_its_tokens_is_rejected(tmp_path):
         TrajectoriesConfig(max_tokens=0)
 
 
+async def test_calls_of_the_last_turn_are_carried_out_like_all_others(tmp_path):
+    """As in rollouts and evaluation; a run that ends so is rejected, since it has no answer."""
+
+    class Counting(Agent):
+        emulations = 0
+
+        async def ask(self, answer, variables, *, language, seed):
+            self.emulations += answer is EmulatedResult
+            return await super().ask(answer, variables, language=language, seed=seed)
+
+    agent = Counting(calling("capital_of_country"))
+    async with McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="turn_limit: t: no answer after 3 turns"):
+            await play(agent, connections, max_turns=3)
+    assert agent.emulations == 3
+
+
 @pytest.mark.parametrize("arguments", ['{"country": NaN}', '{"country": "\\ud800"}', '{"a":' * 5_000, "nothing"])
 async def test_arguments_that_no_record_could_hold_are_malformed(tmp_path, arguments):
     async with McpConnections(cwd=tmp_path) as connections:
