@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -80,11 +81,13 @@ async def pool():
 
 
 async def test_a_call_returns_its_value_and_what_it_printed(pool: SandboxPool) -> None:
+    begun = time.monotonic()
     result = await pool.call(TOOL, "add", {"left": 2, "right": 0.5})
+    seen = time.monotonic() - begun
     assert (result.kind, result.value, result.stdout) == (Outcome.OK, {"sum": 2.5}, "adding 2 0.5\n")
     assert (result.ok, result.is_infrastructure, result.error, result.ended_by) == (True, False, "", "return")
     assert 0 < result.cpu_seconds < 1
-    assert 0 < result.wall_seconds < 10
+    assert 0 < result.wall_seconds <= seen
 
 
 async def test_arguments_and_results_keep_every_character(pool: SandboxPool) -> None:
