@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if config.getoption("--quick"):  # LLVM's passes are half of what its tests would take, and win nothing there
+            os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
