@@ -6,9 +6,11 @@ Most of a short run's time is XLA's, and many tests, and the processes that they
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
+from selection import LONGEST_FIRST, QUICK, is_quick
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -18,14 +20,48 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no chip that two processes could want
 
 _compiled = pytest.StashKey[str]()
+_TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="Only the tests that tests/selection.py names.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder for this process and those it starts, named before anything imports jax, which reads the names then."""
-    config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    """A folder for this run's processes, named before anything imports jax, which reads the names then.
+
+    xdist's workers have it from the process that starts them. JAX reads again, and compiles, what is half written.
+    """
+    if not hasattr(config, "workerinput"):
+        config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if config.getoption("--quick"):  # LLVM's passes are half of what its tests would take, and win nothing there
+            os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which `--quick` runs nothing are not imported."""
+    if config.getoption("--quick") and collection_path.name.startswith("test_"):
+        return True if _name(collection_path) not in QUICK else None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--quick` the others are left out. What takes longest comes first, so that two workers end together."""
+    if config.getoption("--quick"):
+        slow = {item for item in items if item.get_closest_marker("slow")}
+        chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+    rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: rank.get(_name(item.path), len(rank)))
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(_TESTS).as_posix()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    shutil.rmtree(config.stash[_compiled], ignore_errors=True)
+    if _compiled in config.stash:
+        shutil.rmtree(config.stash[_compiled], ignore_errors=True)

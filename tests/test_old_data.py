@@ -94,9 +94,9 @@ from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
                     tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, rows=4, packing_bins=4)
-CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, accumulation=2, steps=6, learning_rate=2e-2, checkpoint_every=2,
-                                 log_every=1, eval_every=100, sample_every=0))
+DATA = DataConfig(seq_len=512, packing_bins=4)
+CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, batch_size=4, micro_batch_size=2, steps=6, learning_rate=2e-2,
+                                 checkpoint_every=2, log_every=1, eval_every=100, sample_every=0))
 """
 """The settings of the run in the archive, which was killed after its step 4 of 6, as they are called today."""
 

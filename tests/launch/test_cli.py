@@ -142,6 +142,8 @@ def test_help_answers_at_once(program: str) -> None:
         before = processor_seconds_of_children()
         result = run(program, "--help")
         seconds.append(processor_seconds_of_children() - before)
+        if seconds[-1] < 0.6:
+            break
     assert f"--{FLAGS[program]}" in result.stdout
     assert min(seconds) < 0.6, seconds
 

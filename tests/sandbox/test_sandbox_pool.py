@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -80,11 +81,13 @@ async def pool():
 
 
 async def test_a_call_returns_its_value_and_what_it_printed(pool: SandboxPool) -> None:
+    begun = time.monotonic()
     result = await pool.call(TOOL, "add", {"left": 2, "right": 0.5})
+    seen = time.monotonic() - begun
     assert (result.kind, result.value, result.stdout) == (Outcome.OK, {"sum": 2.5}, "adding 2 0.5\n")
     assert (result.ok, result.is_infrastructure, result.error, result.ended_by) == (True, False, "", "return")
     assert 0 < result.cpu_seconds < 1
-    assert 0 < result.wall_seconds < 10
+    assert 0 < result.wall_seconds <= seen
 
 
 async def test_arguments_and_results_keep_every_character(pool: SandboxPool) -> None:
@@ -242,10 +245,10 @@ async def test_cancelling_a_caller_ends_its_call_and_frees_its_place() -> None:
         spinner.cancel()
         with pytest.raises(asyncio.CancelledError):
             await spinner
-        result = await asyncio.wait_for(pool.call(TOOL, "capital", {"country": "France"}), 10)
+        result = await asyncio.wait_for(pool.call(TOOL, "capital", {"country": "France"}), 60)
         assert result.value == "Paris"
         assert pool.stats.opened == 1
-        deadline = asyncio.get_running_loop().time() + 10
+        deadline = asyncio.get_running_loop().time() + 60
         while len(descendants(os.getpid(), pool)) > 2:  # zygote and slot
             assert asyncio.get_running_loop().time() < deadline, "the cancelled call is still running"
             await asyncio.sleep(0.05)
@@ -275,7 +278,7 @@ async def test_killed_slots_and_zygotes_lose_no_call() -> None:
 
 async def test_a_module_opens_although_the_process_that_waited_for_it_was_killed() -> None:
     async with SandboxPool(SandboxConfig(spare_slots=1)) as pool:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(below := descendants(os.getpid(), pool)) != 3:
                 await asyncio.sleep(0.01)
         zygote, _, waiting = below  # in the order of their ids: the slot forks the last
@@ -292,7 +295,7 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
     code = "def add_up(count):\n    return sum(range(count))"
     async with SandboxPool(SandboxConfig(max_slots=1, spare_slots=1, limits=Limits(cpu_seconds=60))) as pool:
         assert (await pool.call(code, "add_up", {"count": 3})).value == 3
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await pool._spares[0]
             zygote = pool._zygote.pid
             # Two slots. The first call's process may still be ending, so a count of processes does not tell which is
@@ -379,7 +382,7 @@ async def test_nothing_outlives_a_killed_host() -> None:
     host.kill()
     await asyncio.to_thread(host.wait)
     host.stdout.close()
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while os.path.exists(f"/proc/{zygote}"):
         assert asyncio.get_running_loop().time() < deadline, "the zygote outlived its host"
         await asyncio.sleep(0.05)

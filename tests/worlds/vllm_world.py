@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -196,11 +197,13 @@ def generated_tokens(server: Server) -> float:
 
 def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndarray:
     """Of each token but the first, as the trainer computes them."""
-    ids = jnp.asarray([tokens])
-    places = (ids, jnp.arange(len(tokens))[None], jnp.ones((1, len(tokens)), jnp.int32))
-    x_btd, _ = world.model.forward(params, *places)
-    logps, _ = token_logprobs(x_btd[:, :-1], world.model.head_kernel(params), ids[:, 1:])
-    return np.asarray(logps[0])
+    return np.asarray(_logprobs(params, world.model, np.asarray([tokens])))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _logprobs(params: Params, config: Qwen3Config, ids_bt: jax.Array) -> jax.Array:
+    x_btd, _ = config.forward(params, ids_bt, jnp.arange(ids_bt.shape[1])[None], jnp.ones_like(ids_bt))
+    return token_logprobs(x_btd[:, :-1], config.head_kernel(params), ids_bt[:, 1:])[0][0]
 
 
 def assert_labelled(choice: dict, world: World, by_version: Sequence[Params]) -> None:

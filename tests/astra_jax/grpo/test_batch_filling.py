@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -137,52 +136,59 @@ def test_failure_of_one_group_stops_the_others():
     asyncio.run(run())
 
 
-def filled_by(deadline: float | None, seconds: list[float], *, size: int, concurrent: int, valid=lambda i: True):
-    """Fill a batch from groups that take `seconds`, the rest none; what entered, the counts, how long, how many ran."""
+NEVER = 10**9
+
+
+def filled_by(deadline: float | None, after: list[int], *, size: int, concurrent: int, valid=lambda i: True):
+    """Fill a batch from groups that end once `after` others have, the rest at once.
+
+    Returns what entered, the counts, in which order groups ended, and how many never did.
+    """
 
     async def run():
         started, ended = [], []
+        another = asyncio.Condition()
 
         async def sample() -> Group:
             index = len(started)
             started.append(index)
-            await asyncio.sleep(seconds[index] if index < len(seconds) else 0.0)
-            ended.append(index)
+            wanted = after[index] if index < len(after) else 0
+            async with another:
+                await another.wait_for(lambda: len(ended) >= wanted)
+                ended.append(index)
+                another.notify_all()
             return group(index, [0.0, 1.0] if valid(index) else [0.5, 0.5])
 
         buffer = GroupBuffer(size, delta=0.01, max_age=1)
         buffer.begin(0)
-        clock = time.monotonic()
         options = {"oversample": 1.5, "concurrent": concurrent, "deadline_seconds": deadline}
         assert await fill(buffer, sample, **options)
         assert len(asyncio.all_tasks()) == 1, "nothing goes on"
-        seconds_taken = time.monotonic() - clock
-        return [one.index for one in buffer.groups], buffer.counts, seconds_taken, len(started) - len(ended)
+        return [one.index for one in buffer.groups], buffer.counts, ended, len(started) - len(ended)
 
     return asyncio.run(run())
 
 
 def test_a_slow_group_holds_up_the_batch_until_the_deadline():
-    slow = [0.0, 3.0, 0.0, 0.0, 0.0, 0.0]
-    entered, counts, seconds, _ = filled_by(None, slow, size=4, concurrent=6)
-    assert entered == list(range(6)) and seconds >= 3 and counts.cancelled == 0
-    entered, counts, seconds, cut = filled_by(0.2, slow, size=4, concurrent=6)
-    assert 1 not in entered and len(entered) >= 4 and seconds < 2
+    entered, counts, ended, _ = filled_by(None, [0, 5], size=4, concurrent=6)
+    assert entered == list(range(6)) and ended[:6] == [0, 2, 3, 4, 5, 1] and counts.cancelled == 0
+    entered, counts, ended, cut = filled_by(0.2, [0, NEVER], size=4, concurrent=6)
+    assert 1 not in entered and len(entered) >= 4
     assert counts.cancelled == cut == 1 and counts.sampled == len(entered)
 
 
 def test_at_the_deadline_slow_groups_are_replaced():
     """All that run are stuck: without new ones the batch would never be full."""
-    entered, counts, seconds, cut = filled_by(0.2, [60.0] * 3, size=2, concurrent=16)
-    assert entered[:2] == [3, 4] and seconds < 10 and counts.cancelled == cut == 3
+    entered, counts, ended, cut = filled_by(0.2, [NEVER] * 3, size=2, concurrent=16)
+    assert entered[:2] == [3, 4] and counts.cancelled == cut == 3
     # What is valid is found among the new ones too.
-    entered, counts, _, _ = filled_by(0.2, [60.0] * 3, size=2, concurrent=16, valid=lambda i: i % 2 == 0)
+    entered, counts, _, _ = filled_by(0.2, [NEVER] * 3, size=2, concurrent=16, valid=lambda i: i % 2 == 0)
     assert set(entered) >= {4, 6} and counts.wasted_episodes > 0
 
 
 def test_a_deadline_that_is_not_reached_changes_nothing():
-    waits = [0.03, 0.0, 0.02, 0.0, 0.01]
-    assert filled_by(30.0, waits, size=3, concurrent=4)[0] == filled_by(None, waits, size=3, concurrent=4)[0]
+    after = [3, 0, 2, 0, 1]
+    assert filled_by(600.0, after, size=3, concurrent=4)[0] == filled_by(None, after, size=3, concurrent=4)[0]
 
 
 def test_state_round_trip():

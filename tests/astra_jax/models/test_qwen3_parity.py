@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,14 @@ def tokens_of(config: Qwen3Config, batch: int = 2, length: int = 150) -> np.ndar
 
 
 def logits_of(params, config: Qwen3Config, tokens: np.ndarray) -> np.ndarray:
-    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    x, _ = config.forward(params, jnp.asarray(tokens), jnp.asarray(positions), jnp.ones(tokens.shape, jnp.int32))
-    return np.asarray(jnp.einsum("btd,dv->btv", x, config.head_kernel(params)))
+    return np.asarray(_logits(params, config, tokens))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _logits(params, config: Qwen3Config, tokens: jax.Array) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    x, _ = config.forward(params, tokens, positions, jnp.ones(tokens.shape, jnp.int32))
+    return jnp.einsum("btd,dv->btv", x, config.head_kernel(params))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -186,7 +192,10 @@ def test_rematerialisation_changes_no_gradient(remat: str) -> None:
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient(policy: str):
-        return jax.grad(lambda p: (config.forward(p, tokens, positions, segments, remat=policy)[0] ** 2).sum())(params)
+        def loss(p):
+            return (config.forward(p, tokens, positions, segments, remat=policy)[0] ** 2).sum()
+
+        return jax.jit(jax.grad(loss))(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), gradient("none"), gradient(remat))
 
@@ -216,7 +225,7 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
 
     def gradient():
-        return jax.grad(lambda p: (config.forward(p, tokens, positions, segments)[0] ** 2).sum())(params)
+        return jax.jit(jax.grad(lambda p: (config.forward(p, tokens, positions, segments)[0] ** 2).sum()))(params)
 
     spelled_out = gradient()
     for layer in (attention, mlp):

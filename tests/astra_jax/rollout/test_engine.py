@@ -45,22 +45,24 @@ def hidden(params, tokens_bt, lengths_b):
     return MODEL.forward(params, tokens_bt, positions_bt, segments_bt)[0]
 
 
-def row(ids: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    return jnp.zeros((1, LENGTH), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids)), jnp.asarray([len(ids)])
+def row(ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.zeros((1, LENGTH), np.int32)
+    tokens[0, : len(ids)] = ids
+    return tokens, np.asarray([len(ids)])
 
 
 def greedy(params, prompt: Sequence[int], steps: int) -> list[int]:
-    ids = list(prompt)
+    ids, kernel = list(prompt), np.asarray(MODEL.head_kernel(params))
     for _ in range(steps):
-        x_btd = hidden(params, *row(ids))
-        ids.append(int(jnp.argmax(x_btd[0, len(ids) - 1] @ MODEL.head_kernel(params))))
+        x_btd = np.asarray(hidden(params, *row(ids)))
+        ids.append(int(np.argmax(x_btd[0, len(ids) - 1] @ kernel)))
     return ids[len(prompt) :]
 
 
 def trainer_logps(params, prompt: Sequence[int], new: Sequence[int], temperature: float) -> np.ndarray:
     ids = [*prompt, *new]
     tokens, lengths = row(ids)
-    targets = jnp.roll(tokens, -1, axis=1)
+    targets = np.roll(tokens, -1, axis=1)
     logps, _ = token_logprobs(
         hidden(params, tokens, lengths), MODEL.head_kernel(params), targets, temperature=temperature
     )

@@ -135,7 +135,7 @@ async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokeniz
         async def generate(self, token_ids, sampling, *, session=""):
             lengths.append(len(token_ids))
             costs.append(counting.tokens)
-            seconds.append(time.perf_counter())
+            seconds.append(time.process_time())
             return await super().generate(token_ids, sampling, session=session)
 
     config = EpisodeConfig(max_turns=turns, max_prompt_tokens=4_000, max_response_tokens=200_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import pickle
 import socket
 import subprocess
@@ -109,7 +110,7 @@ def on_two_hosts(tokenizer: Path, workdir: Path, updates: int):
     workdir.mkdir(exist_ok=True)
     script = workdir / "host.py"
     script.write_text(HOST)
-    environment = {"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}  # with the folder of what is compiled
     arguments = [str(tokenizer), str(workdir), str(updates)]
     hosts = [
         subprocess.Popen([sys.executable, str(script), str(port), str(i), *arguments], env=environment)

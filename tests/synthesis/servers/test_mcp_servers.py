@@ -147,12 +147,10 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
-    start = time.monotonic()
-    async with McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
+    async with asyncio.timeout(120), McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
         with pytest.raises(Rejected) as rejection:
             await collect(http_source(url, {}), connections)
     assert rejection.value.reason == "mcp_server_unavailable" and url in rejection.value.detail
-    assert time.monotonic() - start < 30
     stop.set()
     server.close()
 
@@ -289,10 +287,10 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
         waiting.cancel()
     async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
         executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
-        started = time.monotonic()
         calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
-        assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Transient}
-        assert time.monotonic() - started < 75  # one after the other they would take twice as long
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(one) for one in errors} == {Transient}
+        assert len({id(one.__cause__) for one in errors}) == 1  # one wait timed out, not one after the other
 
 
 @pytest.mark.parametrize(

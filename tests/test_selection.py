@@ -1,0 +1,51 @@
+"""What `--quick` runs and what is begun first exists, and of each floor something is run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from selection import LONGEST_FIRST, QUICK, is_quick
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def functions(file: str) -> set[str]:
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("file", QUICK)
+def test_what_is_chosen_exists(file: str) -> None:
+    missing = {name.partition("[")[0] for name in QUICK[file]} - functions(file)
+    assert not missing, f"tests/selection.py names tests that tests/{file} does not have: {sorted(missing)}"
+
+
+def test_what_is_begun_first_exists() -> None:
+    missing = [file for file in LONGEST_FIRST if not (TESTS / file).is_file()]
+    assert not missing and len(set(LONGEST_FIRST)) == len(LONGEST_FIRST)
+
+
+@pytest.mark.parametrize("floor", ["launch", "astra_jax", "synthesis", "sandbox"])
+def test_each_room_with_tests_of_its_own_is_touched(floor: str) -> None:
+    assert any(file.startswith(f"{floor}/") for file in QUICK)
+
+
+def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
+    assert is_quick("synthesis/core/test_stages.py::test_keys_must_be_unique", slow=False)
+    assert not is_quick("synthesis/core/test_stages.py::test_memory_stays_flat_over_many_records[True]", slow=True)
+    assert is_quick("astra_jax/models/test_qwen3_parity.py::test_logits_equal_hugging_face[untied]", slow=False)
+    assert not is_quick("astra_jax/models/test_qwen3_parity.py::test_logits_equal_hugging_face[tied]", slow=False)
+    assert not is_quick("launch/test_quickstart.py::test_a_finished_run_only_writes_its_report_again", slow=True)
+
+
+def test_the_option_collects_only_what_is_chosen() -> None:
+    command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
+    given = ["tests/test_floors.py", "tests/launch/test_cli.py", "tests/launch/test_compare.py"]
+    result = subprocess.run([*command, *given], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "tests/launch/test_cli.py::" in result.stdout and "test_compare" not in result.stdout
