@@ -15,7 +15,7 @@ from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
-from synthesis.environments.config import EnvironmentContext
+from synthesis.environments.context import EnvironmentContext
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox

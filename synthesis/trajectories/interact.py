@@ -10,7 +10,7 @@ import msgspec
 from synthesis.core.records import Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.teacher import Teacher, TeacherError
-from synthesis.trajectories.execution import Failures, ToolExecutor
+from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn
 
 
@@ -31,31 +31,20 @@ class AgentRun(msgspec.Struct, frozen=True):
     calls: list[CallStatus]
 
 
-async def interact(
-    task: Task,
-    server: ToolServer,
-    *,
-    teacher: Teacher,
-    executor: ToolExecutor,
-    failures: Failures,
-    max_turns: int,
-    system_prompt: str,
-    seed: int,
-    max_tokens: int = 58_000,
-) -> list[AgentRun]:
+async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> list[AgentRun]:
     """One run: the agent calls tools, several at once where they do not depend on each other, until it answers.
 
-    Args:
-        max_turns: most assistant turns.
-        system_prompt: no system message when empty.
-        max_tokens: most tokens, as `estimated_tokens` has it, that the agent may be shown in a turn. A run beyond is
-            rejected: one that goes on with half its past teaches calls that nothing explains.
+    A run that would show the agent more than `max_tokens` in a turn (`estimated_tokens`) is rejected: one that goes on
+    with half its past teaches calls that nothing explains.
 
     Raises:
         Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `token_limit`, `empty_answer`, `emulator_failed`,
             `bad_schema`.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
+    config, teacher, executor, seed = context.config, context.teacher, context.executor, context.seed
+    server, failures, system_prompt = servers[task.server_id], config.failures, config.system_prompt
+    max_turns, max_tokens = config.max_turns, config.max_tokens
     messages = [Message("system", system_prompt)] if system_prompt else []
     messages.append(Message("user", task.question))
     session = executor.session(server, task, failures)

@@ -33,8 +33,10 @@ from synthesis.core.records import (
 )  # fmt: skip
 from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.environments.config import BANDS, Built, Draft, EnvironmentContext, EnvironmentsConfig, NeededTool
+from synthesis.environments.config import BANDS, EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.distract import twins_of
+from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge

@@ -22,7 +22,8 @@ from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Journal, Rejected
 from synthesis.environments.augment import augment
-from synthesis.environments.config import EnvironmentContext, EnvironmentsConfig
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import decompose, question_seeds
 from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
 from synthesis.environments.sources import SourceError, sources_of
