@@ -21,8 +21,9 @@ from absl import app, flags
 
 from benchmarks import rows
 from synthesis.core.records import CodeTool
-from synthesis.environments.config import BANDS, NeededTool
+from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
+from synthesis.environments.drafts import NeededTool
 from synthesis.facts.relations import all_relations
 from synthesis.facts.servers import tool_spec
 from synthesis.pipeline.embedding import SentenceEmbedder

@@ -46,7 +46,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     for name, folder in summary.datasets.items():
         print(f"{folder}: {summary.counts[name]:,}")
     print()
-    for name, value in rows(summary.statistics).items():
+    for name, value in rows(summary.statistics["trajectories"]).items():
         print(f"{name:<32} {value}")
     print()
     cli.print_rejected(summary.rejected, summary.details)

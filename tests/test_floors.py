@@ -36,10 +36,6 @@ FROM_SYNTHESIS = {
     "astra_jax.evaluation.solve_rates": {"synthesis.environments.dependency_graph"},
 }
 """What `astra_jax` imports of `synthesis` beside its common room `core`."""
-MENDING = {
-    ("synthesis.pipeline.ray_executor", "synthesis.offline.teacher"),
-}
-"""Imports that break these rules and are about to go; empty is the aim."""
 
 
 def module_of(path: Path) -> str:
@@ -72,10 +68,7 @@ def imports(path: Path) -> set[str]:
     return found & MODULES.keys()
 
 
-IMPORTS = {
-    module: {other for other in imports(path) - {module} if (module, other) not in MENDING}
-    for module, path in MODULES.items()
-}
+IMPORTS = {module: imports(path) - {module} for module, path in MODULES.items()}
 
 
 def imported(path: Path) -> set[str]:
@@ -135,10 +128,6 @@ def test_training_knows_the_common_room_of_synthesis_alone() -> None:
         if module.startswith("astra_jax"):
             beside = {one for one in others if one.startswith("synthesis") and room_of(one) != "synthesis/core"}
             assert beside == FROM_SYNTHESIS.get(module, set()), module
-
-
-def test_what_is_being_mended_is_still_broken() -> None:
-    assert all(other in imports(MODULES[module]) for module, other in MENDING), "strike out what is mended"
 
 
 def test_the_top_of_launch_is_programs() -> None:

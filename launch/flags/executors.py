@@ -43,6 +43,8 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
     """
+    from synthesis.offline.teacher import OfflineTeacher
+
     make_endpoint = teachers.endpoint_maker_from_flags(workdir)
     make_embedder = teachers.embedder_maker_from_flags()
     if _EXECUTOR.value == "ray":
@@ -55,13 +57,13 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
             )
         yield RayExecutor(
             sandbox=sandboxes.sandbox_maker_from_flags(one_a_cpu=True),
+            teacher=None if make_endpoint else OfflineTeacher,
             endpoint=make_endpoint,
             embedder=make_embedder,
             address=_ADDRESS.value,
             count=_WORKERS.value,
         )
         return
-    from synthesis.offline.teacher import OfflineTeacher
     from synthesis.pipeline.executors import LocalExecutor
 
     of_ray: tuple[flags.FlagHolder[Any], ...] = (_ADDRESS, _WORKERS)

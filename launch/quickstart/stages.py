@@ -45,6 +45,7 @@ from synthesis.core.stages import Journal, Stopped
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Split
+from synthesis.pipeline.track import Summary
 
 Result = dict[str, Any]
 SAMPLES = 3
@@ -100,13 +101,7 @@ class Quickstart:
             )
         for reason, count in sorted(summary.rejected["normalize"].items()):
             _say(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
-        return {
-            "counts": summary.counts,
-            "digests": summary.digests,
-            "rejected": summary.rejected,
-            "details": summary.details,
-            "statistics": summary.statistics,
-        }
+        return _result(summary, summary.statistics["trajectories"])
 
     async def environments(self) -> Result:
         with Journal(self.workdir / "journals" / "environments.sqlite") as journal:
@@ -117,7 +112,7 @@ class Quickstart:
                 out_dir=self.workdir / "environments",
                 seed=self.config.seed,
             )
-        return dataclasses.asdict(summary)
+        return _result(summary, summary.statistics)
 
     async def train_tokenizer(self) -> Result:
         texts = self._texts(read_dataset(self.trajectories_dir, Trajectory), self.environments_of("train"))
@@ -223,6 +218,12 @@ def _unless_preempted(stopped: str) -> None:
     """SIGTERM in a training stage: it has saved, and is not finished."""
     if stopped == "preempted":
         raise Stopped("asked to stop", "the stage is saved; run the same command again to go on")
+
+
+def _result(summary: Summary, statistics: Result) -> Result:
+    """What the ledger keeps of a synthesis run."""
+    names = ("counts", "digests", "rejected", "details")
+    return {**{name: getattr(summary, name) for name in names}, "statistics": statistics}
 
 
 def _say(line: str) -> None:

@@ -12,8 +12,9 @@ import msgspec
 
 from synthesis.core.records import CodeTool, ToolEnvironment
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Built, Draft, EnvironmentContext, NeededTool
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
+from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
 

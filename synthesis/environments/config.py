@@ -1,29 +1,14 @@
-"""The configuration of environment synthesis, and what its stages share while they run."""
+"""The configuration of environment synthesis."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-import msgspec
+from synthesis.core.records import Language, Structure
+from synthesis.pipeline.partition import Partition, SplitBy
 
-from synthesis.core.records import CodeTool, Decomposition, Language, Mode, ReferenceCall, Structure
-from synthesis.core.stages import Rejected, rng_for
-from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.executors import Resources
-from synthesis.pipeline.partition import Partition, Split, SplitBy
-from synthesis.pipeline.teacher import Teacher, TeacherError
-
-if TYPE_CHECKING:
-    from sandbox import Sandbox
-
-T = TypeVar("T", bound=msgspec.Struct)
-R = TypeVar("R")
-
-TOOLS_AT_ONCE = 16
 Band = Literal["high", "medium", "low"]
 BANDS: tuple[Band, ...] = get_args(Band)
 
@@ -147,106 +132,3 @@ class EnvironmentsConfig:
     @property
     def partition(self) -> Partition:
         return Partition(self.partition_salt, self.held_out_entities, self.held_out_questions, self.split_by)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Records between the stages
-
-
-class Draft(msgspec.Struct, frozen=True, rename={"split": "side"}):  # as journals have it
-    """A decomposition on its way; `domains` are its sub-questions', in their order."""
-
-    decomposition: Decomposition
-    domains: list[str]
-    split: Split = "train"
-    mode: Mode = "unconditional"
-
-
-class NeededTool(msgspec.Struct, frozen=True):
-    """A proven tool of an environment.
-
-    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer.
-    """
-
-    intent: str
-    domain: str
-    tool: CodeTool
-    calls: list[ReferenceCall]
-    others: list[dict[str, Any]]
-
-
-class Built(msgspec.Struct, frozen=True):
-    """A decomposition with its tools, later with its distractors by band.
-
-    `closeness` is the largest cosine similarity of a distractor's document to a needed tool's.
-    """
-
-    draft: Draft
-    tools: list[NeededTool]
-    distractors: dict[str, list[CodeTool]] = {}
-    closeness: float = 0.0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EnvironmentContext:
-    """What every stage of one run is given."""
-
-    config: EnvironmentsConfig
-    teacher: Teacher
-    sandbox: Sandbox
-    seed: int
-    embedder: Embedder = field(default_factory=SentenceEmbedder)
-    proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
-    """Held while one tool is called. The pool keeps an open slot for each tool in use; with more in use than it has
-    slots, every call would open one anew, which costs several times the call."""
-
-    async def ask(
-        self,
-        answer: type[T],
-        variables: Mapping[str, Any],
-        *,
-        language: Language,
-        key: str,
-        check: Callable[[T], Awaitable[R]],
-        attempts: int | None = None,
-    ) -> R:
-        """Ask the teacher until `check` accepts: its `Rejected` goes back to the teacher as the variable `feedback`.
-
-        Args:
-            key: what the request is about; with the answer's type and the attempt it decides the request's seed.
-            check: turns the answer into what the stage wants, or raises `Rejected`.
-            attempts: instead of the configured number.
-
-        Raises:
-            Rejected: `teacher_failed`, or what the check said of the last attempt.
-        """
-        feedback = str(variables.get("feedback", ""))
-        for attempt in range(attempts or self.config.attempts):
-            seed = rng_for(self.seed, answer.__name__, key, attempt).getrandbits(31)
-            try:
-                given = await self.teacher.ask(
-                    answer, {**variables, "feedback": feedback}, language=language, seed=seed
-                )
-                return await check(given)
-            except TeacherError as error:
-                raise Rejected("teacher_failed", str(error)) from error
-            except Rejected as rejection:
-                last = rejection
-                feedback = rejection.detail or rejection.reason
-        raise last
-
-
-@asynccontextmanager
-async def open_context(
-    resources: Resources, *, config: EnvironmentsConfig, seed: int
-) -> AsyncIterator[EnvironmentContext]:
-    """The context of one process."""
-    yield EnvironmentContext(config, resources.teacher, resources.sandbox, seed, resources.embedder)
-
-
-async def accept(given: T) -> T:
-    """The check that takes every answer."""
-    return given

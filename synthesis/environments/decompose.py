@@ -14,7 +14,9 @@ from synthesis.core.matching import fold
 from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments import dependency_graph
-from synthesis.environments.config import Draft, EnvironmentContext, EnvironmentsConfig
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Draft
 from synthesis.environments.sources import sources_of
 from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
 from synthesis.pipeline.partition import Split

@@ -19,7 +19,9 @@ import numpy as np
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
-from synthesis.environments.config import BANDS, Band, Built, EnvironmentContext, EnvironmentsConfig, NeededTool
+from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.proof import play, translated
 from synthesis.facts.relations import all_relations

@@ -15,7 +15,8 @@ from typing import Any
 
 from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.environments.config import Built, Draft, EnvironmentContext, NeededTool
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import (
     HarderToolDocumentAnswer,

@@ -8,7 +8,8 @@ import msgspec
 
 from synthesis.core.records import CodeTool
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Built, EnvironmentContext, NeededTool
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.implement import check_source
 from synthesis.environments.proof import Case, check_arguments, leaked, prove
 from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments

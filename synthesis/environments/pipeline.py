@@ -11,56 +11,35 @@ writes the datasets `train` and `held_out` of `ToolEnvironment` records.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from synthesis.core.datasets import read_dataset, write_dataset
+from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.stages import Journal
 from synthesis.environments.augment import augment, validated
-from synthesis.environments.config import Built, Draft, EnvironmentContext, EnvironmentsConfig, open_context
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
+from synthesis.environments.drafts import Built, Draft
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate
 from synthesis.environments.verify import finish
-from synthesis.pipeline.executors import Executor, Workers, run_on
+from synthesis.pipeline.executors import Executor, Workers
 from synthesis.pipeline.partition import Split
+from synthesis.pipeline.track import Summary, Track, resolved
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
-
-__all__ = ["EnvironmentsConfig", "EnvironmentsSummary", "synthesize"]
-
-
-@dataclass(frozen=True)
-class EnvironmentsSummary:
-    """What one run made.
-
-    Attributes:
-        counts: records by split.
-        digests: content digests by split.
-        rejected: stage → reason → how many; empty reasons are left out.
-        details: one example of each rejection, by stage and reason.
-        statistics: by split, as on the cards.
-    """
-
-    counts: dict[Split, int]
-    digests: dict[Split, str]
-    rejected: dict[str, dict[str, int]]
-    details: dict[str, dict[str, str]]
-    statistics: dict[Split, dict[str, Any]]
 
 
 async def synthesize(
@@ -70,7 +49,7 @@ async def synthesize(
     journal: Journal,
     out_dir: Path | str,
     seed: int,
-) -> EnvironmentsSummary:
+) -> Summary:
     """Make environments and write them as `out_dir/train` and `out_dir/held_out`.
 
     The same configuration, seed and (repeatable) teacher give the same bytes. A killed run goes on from the journal.
@@ -95,20 +74,21 @@ async def _synthesize(
     journal: Journal,
     out_dir: Path,
     seed: int,
-) -> EnvironmentsSummary:
-    rejected: dict[str, Counter[str]] = {}
-    details: dict[str, dict[str, str]] = {}
-    resolved = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
+) -> Summary:
     given = {one.id: one for one in read_dataset(config.tools_of, ToolEnvironment)} if config.tools_of else {}
     if config.tools_of and not given:
         raise SourceError(f"tools_of: {config.tools_of} holds no environment; give a dataset that does")
     seeds = question_seeds(config, seed, list(given.values()))
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-    identity = msgspec.json.encode(
-        [{**resolved, **named}, seed, executor.embedder.name, seeds, sorted(given.items())], order="deterministic"
-    )
+    what = [{**resolved(config), **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
+    identity = msgspec.json.encode(what, order="deterministic")
     run = hashlib.sha256(identity).hexdigest()[:8]
+
+    track = Track(
+        workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
+        prefix=f"environments/{run}/",
+    )  # fmt: skip
 
     async def stage(
         name: str,
@@ -117,19 +97,7 @@ async def _synthesize(
         key: Callable[[In], str],
         out: type[Out],
     ) -> list[Out]:
-        result = await run_on(
-            workers,
-            f"environments/{run}/{name}",
-            function,
-            inputs,
-            key=key,
-            out=out,
-            journal=journal,
-            concurrency=config.concurrency,
-            description=f"environments: {name}",
-        )
-        rejected[name], details[name] = result.rejected, result.details
-        return result.outputs
+        return await track.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
 
     def id_of(record: Draft | Built) -> str:
         return (record if isinstance(record, Draft) else record.draft).decomposition.id
@@ -138,9 +106,11 @@ async def _synthesize(
         return one.id
 
     async def judged(drafts: Sequence[Draft]) -> list[Draft]:
-        drafts, rejected["distinct"] = distinct(drafts)
+        drafts, repeated = distinct(drafts)
+        track.reject("distinct", repeated)
         drafts = await stage("validate", validate, drafts, id_of, Draft)
-        drafts, rejected["quality"] = best(drafts, config.quality_percentile)
+        drafts, worse = best(drafts, config.quality_percentile)
+        track.reject("quality", worse)
         return drafts
 
     if given:
@@ -156,21 +126,9 @@ async def _synthesize(
     built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
-    counted = {name: dict(sorted(counts.items())) for name, counts in rejected.items() if counts}
     splits: tuple[Split, ...] = ("train", "held_out")
-    by_split = {split: [one for one in environments if one.split == split] for split in splits}
-    statistics = {split: statistics_of(by_split[split]) for split in splits}
-    digests: dict[Split, str] = {}
     for split in splits:
-        card = {
-            "split": split,
-            "seed": seed,
-            "config": resolved,
-            "teacher": workers.teacher_name,
-            "embedder": executor.embedder.name,
-            "statistics": statistics[split],
-            "rejected": counted,
-        }
-        digests[split] = write_dataset(out_dir / split, ToolEnvironment, by_split[split], card=card)
-    counts = {split: len(by_split[split]) for split in splits}
-    return EnvironmentsSummary(counts, digests, counted, details, statistics)
+        of_split = [one for one in environments if one.split == split]
+        name = executor.embedder.name
+        track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
+    return track.summary

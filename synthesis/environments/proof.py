@@ -16,7 +16,7 @@ from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
 from synthesis.core.tool_results import UncheckableSchema, argument_error
-from synthesis.environments.config import EnvironmentContext
+from synthesis.environments.context import EnvironmentContext
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox

@@ -14,7 +14,8 @@ import msgspec
 
 from synthesis.core.records import Decomposition, QualityScores, SubQuestion
 from synthesis.core.stages import Rejected
-from synthesis.environments.config import Draft, EnvironmentContext, accept
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Draft
 from synthesis.environments.teacher_answers import (
     Atomicity,
     AtomicityAnswer,
@@ -24,6 +25,7 @@ from synthesis.environments.teacher_answers import (
     SequentialRationalityAnswer,
     ToolNecessityAnswer,
 )
+from synthesis.pipeline.context import accept
 
 
 async def validate(draft: Draft, context: EnvironmentContext) -> list[Draft]:

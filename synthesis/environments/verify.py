@@ -16,7 +16,8 @@ from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion,
 from synthesis.core.reward import MadeCall, score, solved_by, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
-from synthesis.environments.config import Built, EnvironmentContext
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.drafts import Built
 from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
 
 if TYPE_CHECKING:

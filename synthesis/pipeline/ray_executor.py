@@ -1,13 +1,13 @@
 """`--executor=ray`: the stages of a run in Ray's workers, on one machine or many.
 
-    executor = RayExecutor(sandbox=SandboxPool, address="auto", count=64)
+    executor = RayExecutor(sandbox=SandboxPool, teacher=OfflineTeacher, address="auto", count=64)
 
 A worker is an actor with an event loop, a sandbox, and a context of its own; the process of the run (the driver) hands
 it records and writes down what comes back, so the journal, the order and the bytes are those of the local executor.
 
 An endpoint's limits, budget and recording hold for all workers together because one actor, on the driver's machine,
 makes every request. (Shares of the limits would leave those of idle workers unused, and the run would stop at the first
-worker that has spent its share of the budget.) The offline teacher is a pure function, so each worker has one.
+worker that has spent its share of the budget.) A teacher without an endpoint is a pure function: each worker has one.
 
 A worker that dies loses nothing: its records are given to others. A record that has seen `DEATHS` workers die is worked
 on once more, alone in a worker, so that it is not rejected for another's fault; then it is rejected as `worker_died`.
@@ -32,7 +32,6 @@ import msgspec
 from synthesis.core.progress import TRAFFIC, Progress, Traffic
 from synthesis.core.records import Language
 from synthesis.core.stages import Rejected, Stopped, Transient
-from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers
 from synthesis.pipeline.teacher import OpenAITeacher, Teacher, TeacherError, render_prompt
@@ -195,23 +194,31 @@ class RayExecutor:
 
     Args:
         sandbox: makes a sandbox, not yet open.
-        endpoint: makes the teacher behind an endpoint; None: the offline teacher.
+        teacher: makes each worker's teacher, where there is no endpoint.
+        endpoint: makes the teacher behind an endpoint; give this or `teacher`.
         embedder: makes the embedder.
         address: of a cluster that runs, as `ray.init` takes it, `auto` on one of its machines; None: one is started on
             this machine alone, and stopped at the end. Where this process has called `ray.init` itself, that is used.
         count: workers; None: as many as there are CPUs.
+
+    Raises:
+        ValueError: neither `teacher` nor `endpoint` is given, or both.
     """
 
     def __init__(
         self,
         *,
         sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]],
+        teacher: Callable[[], Teacher] | None = None,
         endpoint: Callable[[], OpenAITeacher] | None = None,
         embedder: Callable[[], Embedder] = SentenceEmbedder,
         address: str | None = None,
         count: int | None = None,
     ) -> None:
+        if (teacher is None) == (endpoint is None):
+            raise ValueError("teacher, endpoint: give exactly one of them")
         self.embedder = embedder()
+        self._teacher = teacher
         self._sandbox, self._endpoint, self._make_embedder = sandbox, endpoint, embedder
         self._address, self._count = address, count
 
@@ -227,11 +234,12 @@ class RayExecutor:
         with self._cluster(ray):
             count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
             async with AsyncExitStack() as stack:
-                teacher: Callable[[], Teacher] = OfflineTeacher
-                name = OfflineTeacher.__name__
+                teacher: Callable[[], Teacher]
                 if self._endpoint is not None:
                     actor = await stack.enter_async_context(_endpoint_actor(ray, self._endpoint))
                     teacher, name = _Given(SharedTeacher(actor)), await _unwrapped(ray, actor.name.remote())
+                elif self._teacher is not None:
+                    teacher, name = self._teacher, type(self._teacher()).__name__
                 recipe = _Recipe(teacher, self._sandbox, self._make_embedder, make_context)
                 crew = _Crew(ray, recipe, count, name)
                 stack.push_async_callback(crew.close)

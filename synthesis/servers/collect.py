@@ -5,12 +5,13 @@ Servers that do not run, of which a registry holds the document, are read in `sy
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +19,8 @@ from synthesis.core.records import EmulatedExecution, Execution, Language, McpEx
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
+
+_log = logging.getLogger(__name__)
 
 PROJECT = "project"
 """The git repository that the git server serves, relative to the servers' working folder."""
@@ -92,16 +95,27 @@ def source_key(source: ServerSource) -> str:
     return f"{source.id} {'found' if find_command(source.execution.command[0]) else 'missing'}"
 
 
-async def collect(source: ServerSource, connections: McpConnections) -> list[ServerDocument]:
+class HasConnections(Protocol):
+    """The context of a stage that connects to servers."""
+
+    @property
+    def connections(self) -> McpConnections: ...
+
+
+async def collect(source: ServerSource, context: HasConnections) -> list[ServerDocument]:
     """The document of one running server.
 
     Raises:
         Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
     """
     try:
-        tools = await (await connected(source.execution, connections)).list_tools()
+        tools = await (await connected(source.execution, context.connections)).list_tools()
     except ServerUnavailable as error:
+        _log.warning("left out server %s: %s", source.id, error)
         raise Rejected("mcp_server_unavailable", str(error)) from error
+    except Rejected as rejection:
+        _log.warning("left out server %s: %s", source.id, rejection.detail)
+        raise
     return [
         ServerDocument(
             source.id,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from synthesis.core.records import Language, TaskScores
 from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource
 from synthesis.trajectories.execution import Failures
-from synthesis.trajectories.tasks import Augmentation
 from synthesis.trajectories.tool_graph import check_operators
+
+Augmentation = Literal["diverse", "complicate", "persona"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class TrajectoriesConfig:
         min_length: shortest chain; 1 makes each tool a chain of its own.
         max_length: longest chain (paper: 5).
         acyclic: no tool twice in a chain.
-        operators: verification operators in order, by their names in `graph.OPERATORS`; a chain must pass all.
+        operators: verification operators in order, by their names in `tool_graph.OPERATORS`; a chain must pass all.
         votes: votes of the first, tries of the second.
+        attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
         server_tasks: share of the tasks that are made from the server alone, without a chain.
         tool_counts: numbers of different tools of such tasks.
         augmentations: modes that variations are drawn from.
@@ -85,6 +88,7 @@ class TrajectoriesConfig:
     acyclic: bool = True
     operators: tuple[str, ...] = ("vote", "back_translation")
     votes: int = 3
+    attempts: int = 3
     server_tasks: float = 0.4
     tool_counts: tuple[int, ...] = (1, 2, 3)
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
@@ -121,7 +125,7 @@ class TrajectoriesConfig:
         check_operators(self.operators)
         if not 0 < self.near_duplicate <= 1:
             raise ValueError(f"near_duplicate: {self.near_duplicate} is no similarity; use a number above 0, up to 1")
-        for name in ("votes", "max_turns", "max_tokens"):
+        for name in ("votes", "attempts", "max_turns", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not positive; use at least 1")
         if self.server_weights and min(self.server_weights.values()) <= 0:

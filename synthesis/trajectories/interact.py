@@ -11,8 +11,8 @@ from synthesis.core.agent_loop import run_agent
 from synthesis.core.chat_format import Call, parse_arguments
 from synthesis.core.records import Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.pipeline.teacher import Teacher, TeacherError
-from synthesis.trajectories.execution import Failures, ToolExecutor
+from synthesis.pipeline.teacher import TeacherError
+from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn
 
 
@@ -33,35 +33,20 @@ class AgentRun(msgspec.Struct, frozen=True):
     calls: list[CallStatus]
 
 
-async def interact(
-    task: Task,
-    server: ToolServer,
-    *,
-    teacher: Teacher,
-    executor: ToolExecutor,
-    failures: Failures,
-    max_turns: int,
-    system_prompt: str,
-    seed: int,
-    max_tokens: int = 58_000,
-) -> list[AgentRun]:
+async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> list[AgentRun]:
     """One run: the agent calls tools, several at once where they do not depend on each other, until it answers.
 
-    Args:
-        max_turns: most assistant turns.
-        system_prompt: no system message when empty.
-        max_tokens: most tokens, as `estimated_tokens` has it, that the agent may be shown in a turn. A run beyond is
-            rejected: one that goes on with half its past teaches calls that nothing explains.
+    A run that would show the agent more than `max_tokens` in a turn (`estimated_tokens`) is rejected: one that goes on
+    with half its past teaches calls that nothing explains.
 
     Raises:
         Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `token_limit`, `empty_answer`, `emulator_failed`,
             `bad_schema`.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
-    agent = _TeacherAgent(
-        task, server, system_prompt, teacher=teacher, max_turns=max_turns, max_tokens=max_tokens, seed=seed
-    )
-    session = executor.session(server, task, failures)
+    server, config = servers[task.server_id], context.config
+    agent = _TeacherAgent(task, server, context)
+    session = context.executor.session(server, task, config.failures)
     statuses: list[CallStatus] = []
 
     async def execute(turn: int, calls: Sequence[Call]) -> list[str]:
@@ -71,12 +56,12 @@ async def interact(
             statuses.append(CallStatus(call.id, result.ok, result.injected, result.error))
         return [result.content for result in results]
 
-    finish = await run_agent(agent, execute, max_turns=max_turns) if agent.has_room() else "token_limit"
+    finish = await run_agent(agent, execute, max_turns=config.max_turns) if agent.has_room() else "token_limit"
     if finish == "token_limit":
-        where = f"about {agent.tokens} tokens at turn {agent.turns + 1} of {max_tokens}"
+        where = f"about {agent.tokens} tokens at turn {agent.turns + 1} of {config.max_tokens}"
         raise Rejected("token_limit", f"{task.id}: {where}")
     if finish == "turn_limit":
-        raise Rejected("turn_limit", f"{task.id}: no answer after {max_turns} turns")
+        raise Rejected("turn_limit", f"{task.id}: no answer after {config.max_turns} turns")
     if not agent.messages[-1].content:
         raise Rejected("empty_answer", f"{task.id}: the last message says nothing")
     return [AgentRun(task, agent.messages, statuses)]
@@ -94,36 +79,26 @@ class _TeacherAgent:
         turns: how many the teacher made.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        server: ToolServer,
-        system_prompt: str,
-        *,
-        teacher: Teacher,
-        max_turns: int,
-        max_tokens: int,
-        seed: int,
-    ) -> None:
-        self.messages = [Message("system", system_prompt)] if system_prompt else []
+    def __init__(self, task: Task, server: ToolServer, context: TrajectoryContext) -> None:
+        system = context.config.system_prompt
+        self.messages = [Message("system", system)] if system else []
         self.messages.append(Message("user", task.question))
         self.tokens, self._counted = estimated_tokens([], server.tools), 0
         self.turns = self._calls = 0
-        self._task, self._server, self._teacher, self._seed = task, server, teacher, seed
-        self._max_turns, self._max_tokens = max_turns, max_tokens
+        self._task, self._server, self._context = task, server, context
 
     def has_room(self) -> bool:
         """Whether the teacher may be shown the conversation so far; counts what is new in it."""
         self.tokens += estimated_tokens(self.messages[self._counted :])
         self._counted = len(self.messages)
-        return self.tokens <= self._max_tokens
+        return self.tokens <= self._context.config.max_tokens
 
     async def act(self) -> list[ToolCall]:
-        turns_left = self._max_turns - self.turns
+        turns_left = self._context.config.max_turns - self.turns
         variables = {"messages": self.messages, "tools": self._server.tools, "turns_left": turns_left}
-        number = rng_for(self._seed, "agent", self._task.id, self.turns).getrandbits(31)
+        number = rng_for(self._context.seed, "agent", self._task.id, self.turns).getrandbits(31)
         try:
-            answer = await self._teacher.ask(AgentTurn, variables, language=self._task.language, seed=number)
+            answer = await self._context.teacher.ask(AgentTurn, variables, language=self._task.language, seed=number)
         except TeacherError as error:
             raise Rejected("teacher_failed", str(error)) from error
         calls = [_tool_call(call, self._calls + index) for index, call in enumerate(answer.tool_calls, start=1)]

@@ -7,16 +7,17 @@ trajectory without calls has no tool results) scores 1, as in the paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from synthesis.core.records import AxisScore, CallError, InjectedFailure, Message, ToolServer, Trajectory
-from synthesis.core.stages import Rejected, rng_for
+from synthesis.core.stages import Rejected
+from synthesis.pipeline.context import accept
 from synthesis.pipeline.languages import has_words, language_of
-from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.interact import AgentRun
 from synthesis.trajectories.teacher_answers import (
     POINTS,
@@ -41,30 +42,19 @@ _NOTHING = AxisScore(1.0, "nothing to judge")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-async def judge(
-    run: AgentRun,
-    server: ToolServer,
-    *,
-    teacher: Teacher,
-    threshold: float,
-    final_answer_threshold: float,
-    seed: int,
-) -> list[Trajectory]:
+async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[Trajectory]:
     """The run as a scored trajectory.
 
-    Args:
-        threshold: least mean of the seven axes.
-        final_answer_threshold: least score of the final answer alone: six good axes must not carry a wrong answer.
-
     Raises:
-        Rejected: `judge_failed`, `low_reward` or `low_final_answer`.
+        Rejected: `judge_failed`, `low_reward`, or `low_final_answer`: six good axes must not carry a wrong answer.
     """
-    scores = await score_axes(run, server, teacher=teacher, seed=seed)
+    config, server = context.config, servers[run.task.server_id]
+    scores = await score_axes(run, context, server)
     reward = fmean(score.score for score in scores.values())
-    if reward < threshold:
+    if reward < config.reward_threshold:
         worst = min(scores, key=lambda axis: scores[axis].score)
         raise Rejected("low_reward", f"{run.task.id}: {reward:.3f}; {worst}: {scores[worst].reason}")
-    if scores["final_answer"].score < final_answer_threshold:
+    if scores["final_answer"].score < config.final_answer_threshold:
         raise Rejected("low_final_answer", f"{run.task.id}: {scores['final_answer'].reason}")
     return [
         Trajectory(
@@ -84,13 +74,13 @@ async def judge(
     ]
 
 
-async def score_axes(run: AgentRun, server: ToolServer, *, teacher: Teacher, seed: int) -> dict[str, AxisScore]:
+async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServer) -> dict[str, AxisScore]:
     """All seven axes.
 
     Raises:
         Rejected: `judge_failed`.
     """
-    judge = _Judge(run, server, teacher, seed)
+    judge = _Judge(run, context, server)
     scores = (
         await judge.query_understanding(),
         await judge.query_planning(),
@@ -118,20 +108,23 @@ def reactions(messages: Sequence[Message]) -> list[int]:
 
 
 class _Judge:
-    def __init__(self, run: AgentRun, server: ToolServer, teacher: Teacher, seed: int) -> None:
+    def __init__(self, run: AgentRun, context: TrajectoryContext, server: ToolServer) -> None:
         self._run = run
+        self._context = context
         self._server = server
-        self._teacher = teacher
-        self._seed = seed
 
-    async def _ask(self, answer: type[T], messages: Sequence[Message], **more: Any) -> T:
-        variables: Mapping[str, Any] = {"tools": self._server.tools, "messages": list(messages), **more}
+    async def _ask(
+        self, answer: type[T], messages: Sequence[Message], check: Callable[[T], Awaitable[T]] = accept
+    ) -> T:
         task = self._run.task
-        number = rng_for(self._seed, "judge", answer.__name__, task.id, len(messages)).getrandbits(31)
-        try:
-            return await self._teacher.ask(answer, variables, language=task.language, seed=number)
-        except TeacherError as error:
-            raise Rejected("judge_failed", str(error)) from error
+        return await self._context.ask(
+            answer,
+            {"tools": self._server.tools, "messages": list(messages)},
+            language=task.language,
+            key=("judge", answer.__name__, task.id, len(messages)),
+            check=check,
+            failed="judge_failed",
+        )
 
     def _first_turn(self) -> list[Message]:
         """Up to the first assistant message, inclusive."""
@@ -167,10 +160,14 @@ class _Judge:
         ids = [call.call_id for call in self._run.calls]
         if not ids:
             return _NOTHING
-        given = await self._ask(ConcisenessScore, self._run.messages)
-        if [call.call_id for call in given.calls] != ids:
-            found = ", ".join(call.call_id for call in given.calls)
-            raise Rejected("judge_failed", f"ConcisenessScore: judged the calls {found}, not {', '.join(ids)}")
+
+        async def check(given: ConcisenessScore) -> ConcisenessScore:
+            if [call.call_id for call in given.calls] != ids:
+                found = ", ".join(call.call_id for call in given.calls)
+                raise Rejected("judge_failed", f"ConcisenessScore: judged the calls {found}, not {', '.join(ids)}")
+            return given
+
+        given = await self._ask(ConcisenessScore, self._run.messages, check)
         redundant = [call for call in given.calls if not call.necessary]
         reason = redundant[0].reason if redundant else "every call was necessary"
         return AxisScore(1 - len(redundant) / len(ids), reason)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from synthesis.core.records import Language, Task, TaskScores, ToolServer
 from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.context import accept
 from synthesis.pipeline.languages import language_of
-from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.near_duplicates import near_duplicates
 from synthesis.trajectories.personas import Persona
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, ChainTask, ServerTask, TaskRating, TaskVariation
-
-Augmentation = Literal["diverse", "complicate", "persona"]
-T = TypeVar("T", bound=msgspec.Struct)
 
 _UNSCORED = TaskScores(0, 0, 0)
 
@@ -36,81 +34,90 @@ class TaskSeed(msgspec.Struct, frozen=True):
         return "chain" if self.chain else "server"
 
 
-async def write_task(
-    seed_task: TaskSeed, server: ToolServer, *, teacher: Teacher, seed: int, extra: Mapping[str, Any]
-) -> list[Task]:
+async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers) -> list[Task]:
     """An original task, not scored yet.
-
-    Args:
-        extra: what a rule-based teacher may use beside the prompt (`partition`: entities to leave alone).
 
     Raises:
         Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `empty_question`, `names_a_tool` or `wrong_language`.
     """
-    number = rng_for(seed, "task", seed_task.id).getrandbits(31)
-    chain = seed_task.chain
-    if seed_task.mode == "chain":
-        variables = {"server": server, "chain": chain, **extra}
-        question = (await _ask(teacher, ChainTask, variables, seed_task.language, number)).question
-        tools = list(chain)
-    else:
-        variables = {"server": server, "tool_count": seed_task.tool_count, **extra}
-        chosen = await _ask(teacher, ServerTask, variables, seed_task.language, number)
-        question, tools = chosen.question, list(dict.fromkeys(chosen.tools))
+    server = servers[one.server_id]
+
+    def task(question: str, tools: Sequence[str]) -> Task:
+        question = _checked(question, server, one.id)
+        if language_of(question) != one.language:
+            raise Rejected("wrong_language", f"{one.id}: {question!r} is not in the language {one.language}")
+        return Task(one.id, server.id, one.language, one.mode, "original", question, list(tools), _UNSCORED)
+
+    async def check_chain(given: ChainTask) -> Task:
+        return task(given.question, one.chain)
+
+    async def check_server(given: ServerTask) -> Task:
+        tools = list(dict.fromkeys(given.tools))
         if not tools:
-            raise Rejected("no_tools", f"{seed_task.id}: the task {question!r:.200} names no tool that it needs")
+            raise Rejected("no_tools", f"{one.id}: the task {given.question!r:.200} names no tool that it needs")
         known = {tool.name for tool in server.tools}
         if unknown := [name for name in tools if name not in known]:
-            raise Rejected("unknown_tool", f"{seed_task.id}: {unknown[0]!r} is not a tool of {server.id}")
-    question = _checked(question, server, seed_task.id)
-    if language_of(question) != seed_task.language:
-        raise Rejected("wrong_language", f"{seed_task.id}: {question!r} is not in the language {seed_task.language}")
-    return [Task(seed_task.id, server.id, seed_task.language, seed_task.mode, "original", question, tools, _UNSCORED)]
+            raise Rejected("unknown_tool", f"{one.id}: {unknown[0]!r} is not a tool of {server.id}")
+        return task(given.question, tools)
+
+    asked: dict[str, Any] = {"language": one.language, "key": ("task", one.id)}
+    variables = {"server": server, **context.extra}
+    if one.mode == "chain":
+        return [await context.ask(ChainTask, {**variables, "chain": one.chain}, **asked, check=check_chain)]
+    return [await context.ask(ServerTask, {**variables, "tool_count": one.tool_count}, **asked, check=check_server)]
 
 
 async def augment(
-    task: Task, mode: Augmentation, server: ToolServer, *, persona: str | Persona, teacher: Teacher, seed: int,
-    extra: Mapping[str, Any],
-) -> list[Task]:  # fmt: skip
+    task: Task, context: TrajectoryContext, servers: Servers, personas: Mapping[Language, Sequence[str | Persona]]
+) -> list[Task]:
     """A variation of a task that needs the same tools, in the same language (paper, section 2.1.3).
 
-    Whether it still needs the tools is asked back: the teacher sees the variation alone and says which tools serve it,
-    and a rule compares them. A prompt that only asks to keep the intent cannot know whether it was kept; and the
-    rule-based teacher answers the same request by parsing, so one check serves both.
+    Its mode, and the persona for the mode `persona`, are drawn. Whether it still needs the tools is asked back: the
+    teacher sees the variation alone and says which tools serve it, and a rule compares them. A prompt that only asks to
+    keep the intent cannot know whether it was kept; and the rule-based teacher answers the same request by parsing, so
+    one check serves both.
 
     Args:
-        persona: who asks, for the mode `persona`: a phrase or a person of a file.
+        personas: who may ask, phrases or persons of a file.
 
     Raises:
         Rejected: `teacher_failed`, `empty_question`, `names_a_tool`, `language_changed` or `intent_changed`.
     """
-    number = rng_for(seed, "augment", task.id, mode).getrandbits(31)
-    variables = {"server": server, "task": task, "mode": mode, "persona": persona, **extra}
-    given = await _ask(teacher, TaskVariation, variables, task.language, number)
-    question = _checked(given.question, server, task.id)
-    if language_of(question) != task.language:
-        raise Rejected("language_changed", f"{task.id}: {question!r} is not in the language of the original")
-    back = await _ask(teacher, BackTranslatedChain, {"server": server, "query": question}, task.language, number)
-    # The order is part of a chain; tools that were chosen without one have none.
-    kept = back.chain == task.tools if task.mode == "chain" else set(back.chain) == set(task.tools)
-    if not kept:
-        raise Rejected(
-            "intent_changed", f"{task.id}: {question!r} needs {', '.join(back.chain)}, not {', '.join(task.tools)}"
-        )
+    server = servers[task.server_id]
+    rng = rng_for(context.seed, "variation", task.id)
+    mode, persona = rng.choice(context.config.augmentations), rng.choice(personas[task.language])
+    asked: dict[str, Any] = {"language": task.language, "key": ("augment", task.id, mode)}
+
+    async def check(given: TaskVariation) -> str:
+        question = _checked(given.question, server, task.id)
+        if language_of(question) != task.language:
+            raise Rejected("language_changed", f"{task.id}: {question!r} is not in the language of the original")
+        query = {"server": server, "query": question}
+        back = await context.ask(BackTranslatedChain, query, **asked, check=accept)
+        # The order is part of a chain; tools that were chosen without one have none.
+        kept = back.chain == task.tools if task.mode == "chain" else set(back.chain) == set(task.tools)
+        if not kept:
+            raise Rejected(
+                "intent_changed", f"{task.id}: {question!r} needs {', '.join(back.chain)}, not {', '.join(task.tools)}"
+            )
+        return question
+
+    variables = {"server": server, "task": task, "mode": mode, "persona": persona, **context.extra}
+    question = await context.ask(TaskVariation, variables, **asked, check=check)
     return [msgspec.structs.replace(task, id=f"{task.id}-{mode}", augmentation=mode, question=question)]
 
 
-async def score(task: Task, server: ToolServer, *, teacher: Teacher, seed: int, thresholds: TaskScores) -> list[Task]:
+async def score(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
     """The task with its scores.
 
     Raises:
         Rejected: `teacher_failed`, or `low_<score>` for the first score below its threshold.
     """
-    number = rng_for(seed, "score", task.id).getrandbits(31)
-    given = await _ask(teacher, TaskRating, {"server": server, "task": task}, task.language, number)
+    variables = {"server": servers[task.server_id], "task": task}
+    given = await context.ask(TaskRating, variables, language=task.language, key=("score", task.id), check=accept)
     scores = TaskScores(given.question_quality, given.scenario_realism, given.tool_necessity)
     for field in TaskScores.__struct_fields__:
-        if getattr(scores, field) < getattr(thresholds, field):
+        if getattr(scores, field) < getattr(context.config.thresholds, field):
             raise Rejected(f"low_{field}", f"{task.id}: {getattr(scores, field)}, {given.reason}")
     return [msgspec.structs.replace(task, scores=scores)]
 
@@ -138,7 +145,7 @@ def without_duplicates(tasks: Sequence[Task], threshold: float = 0.8) -> list[Ta
 def _checked(question: str, server: ToolServer, where: str) -> str:
     question = question.strip()
     if not question:
-        raise Rejected("empty_question", where)
+        raise Rejected("empty_question", f"{where}: the question is empty")
     for tool in server.tools:
         if named := named_tool(question, tool.name):
             raise Rejected("names_a_tool", f"{where}: the question says {named!r}")
@@ -157,10 +164,3 @@ def named_tool(question: str, tool: str) -> str | None:
     marked = rf"`{name}`|{word}\(|{word}\s?(?:tool|function|工具|函数)|(?:tool|function|工具|函数)\s?{word}"
     found = re.search(marked if ordinary else word, question, re.IGNORECASE)
     return found[0] if found else None
-
-
-async def _ask(teacher: Teacher, answer: type[T], variables: Mapping[str, Any], language: Language, seed: int) -> T:
-    try:
-        return await teacher.ask(answer, variables, language=language, seed=seed)
-    except TeacherError as error:
-        raise Rejected("teacher_failed", str(error)) from error

@@ -6,14 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import networkx as nx
 
 from synthesis.core.records import ToolChain, ToolServer, Verdict
-from synthesis.core.stages import Rejected, rng_for
-from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.core.stages import Rejected
+from synthesis.pipeline.context import accept
 from synthesis.trajectories.teacher_answers import (
     BackTranslatedChain,
     BackTranslatedQuery,
@@ -21,6 +21,9 @@ from synthesis.trajectories.teacher_answers import (
     ProposedTask,
     TaskChainProposals,
 )
+
+if TYPE_CHECKING:
+    from synthesis.trajectories.context import Servers, TrajectoryContext
 
 
 class Proposals(msgspec.Struct, frozen=True):
@@ -30,22 +33,16 @@ class Proposals(msgspec.Struct, frozen=True):
     pairs: list[ProposedTask]
 
 
-async def propose(server: ToolServer, repeat: int, *, count: int, teacher: Teacher, seed: int) -> list[Proposals]:
-    """Ask once for tasks of a server; `repeat` numbers the independent answers that together give frequencies.
+async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> list[Proposals]:
+    """Ask once for tasks of a server; the item's number tells apart the answers that together give frequencies.
 
     Raises:
         Rejected: `teacher_failed`.
     """
-    variables = {"server": server, "count": count}
-    try:
-        answer = await teacher.ask(
-            TaskChainProposals,
-            variables,
-            language=server.language,
-            seed=rng_for(seed, "propose", server.id, repeat).getrandbits(31),
-        )
-    except TeacherError as error:
-        raise Rejected("teacher_failed", str(error)) from error
+    server, repeat = item
+    variables = {"server": server, "count": context.config.pairs}
+    key = ("propose", server.id, repeat)
+    answer = await context.ask(TaskChainProposals, variables, language=server.language, key=key, check=accept)
     return [Proposals(server.id, answer.pairs)]
 
 
@@ -138,73 +135,56 @@ def write_graphml(graph: nx.DiGraph, path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Verification operators: `(server, chain, teacher, seed) -> Verdict`; a chain must pass all that the config names.
-# `extra` holds what a rule-based teacher may use beside the prompt, see `tasks.write_task`.
+# Verification operators: `(chain, context, server) -> Verdict`; a chain must pass all that the config names.
 
-Operator = Callable[[ToolServer, ToolChain, Teacher, int], Awaitable[Verdict]]
-MakeOperator = Callable[[int, Mapping[str, Any] | None], Operator]
-"""How often the operator asks, and `extra` → the operator."""
+Operator = Callable[[ToolChain, "TrajectoryContext", ToolServer], Awaitable[Verdict]]
 
 
-def vote(votes: int, extra: Mapping[str, Any] | None = None) -> Operator:
+async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
     """Whether one sensible task needs this chain; valid when more votes say yes than no. A failed vote says neither."""
-
-    async def judge(server: ToolServer, chain: ToolChain, teacher: Teacher, seed: int) -> Verdict:
-        ballots: Counter[bool] = Counter()
-        reasons: dict[bool, str] = {}
-        variables = {"server": server, "chain": chain.tools, **(extra or {})}
-        for index in range(votes):
-            number = rng_for(seed, "vote", chain.id, index).getrandbits(31)
-            try:
-                answer = await teacher.ask(ChainVote, variables, language=server.language, seed=number)
-            except TeacherError as error:
-                reasons.setdefault(False, str(error))
-                continue
-            ballots[answer.valid] += 1
-            reasons.setdefault(answer.valid, answer.reason)
-        valid = ballots[True] > ballots[False]
-        return Verdict(valid, f"{ballots[True]} of {votes} votes: {reasons.get(valid, 'no valid vote')}")
-
-    return judge
+    ballots: Counter[bool] = Counter()
+    reasons: dict[bool, str] = {}
+    votes = context.config.votes
+    variables = {"server": server, "chain": chain.tools, **context.extra}
+    for index in range(votes):
+        key = ("vote", chain.id, index)
+        try:
+            answer = await context.ask(ChainVote, variables, language=server.language, key=key, check=accept)
+        except Rejected as rejection:
+            reasons.setdefault(False, rejection.detail)
+            continue
+        ballots[answer.valid] += 1
+        reasons.setdefault(answer.valid, answer.reason)
+    valid = ballots[True] > ballots[False]
+    return Verdict(valid, f"{ballots[True]} of {votes} votes: {reasons.get(valid, 'no valid vote')}")
 
 
-def back_translation(tries: int, extra: Mapping[str, Any] | None = None) -> Operator:
+async def back_translation(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
     """Chain → query → chain: valid when, in most tries, the query needs the same chain, in the same order."""
-
-    async def judge(server: ToolServer, chain: ToolChain, teacher: Teacher, seed: int) -> Verdict:
-        passed, reason = 0, ""
-        for index in range(tries):
-            number = rng_for(seed, "back_translation", chain.id, index).getrandbits(31)
-            try:
-                there = await teacher.ask(
-                    BackTranslatedQuery,
-                    {"server": server, "chain": chain.tools, **(extra or {})},
-                    language=server.language,
-                    seed=number,
-                )
-                if not there.meaningful:
-                    reason = reason or there.reason
-                    continue
-                back = await teacher.ask(
-                    BackTranslatedChain,
-                    {"server": server, "query": there.query},
-                    language=server.language,
-                    seed=number,
-                )
-            except TeacherError as error:
-                reason = reason or str(error)
+    passed, reason = 0, ""
+    tries = context.config.votes
+    given = {"server": server, "chain": chain.tools, **context.extra}
+    for index in range(tries):
+        asked: dict[str, Any] = {"language": server.language, "key": ("back_translation", chain.id, index)}
+        try:
+            there = await context.ask(BackTranslatedQuery, given, **asked, check=accept)
+            if not there.meaningful:
+                reason = reason or there.reason
                 continue
-            if back.chain == chain.tools:
-                passed += 1
-            else:
-                reason = reason or f"the query {there.query!r} led back to {'>'.join(back.chain)}"
-        valid = 2 * passed > tries
-        return Verdict(valid, f"{passed} of {tries} came back" if valid else reason)
+            query = {"server": server, "query": there.query}
+            back = await context.ask(BackTranslatedChain, query, **asked, check=accept)
+        except Rejected as rejection:
+            reason = reason or rejection.detail
+            continue
+        if back.chain == chain.tools:
+            passed += 1
+        else:
+            reason = reason or f"the query {there.query!r} led back to {'>'.join(back.chain)}"
+    valid = 2 * passed > tries
+    return Verdict(valid, f"{passed} of {tries} came back" if valid else reason)
 
-    return judge
 
-
-OPERATORS: dict[str, MakeOperator] = {"vote": vote, "back_translation": back_translation}
+OPERATORS: dict[str, Operator] = {"vote": vote, "back_translation": back_translation}
 """By the names that a config uses. Another check is another entry."""
 
 
@@ -218,27 +198,15 @@ def check_operators(names: Sequence[str]) -> None:
             raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
 
 
-def make_operators(names: Sequence[str], votes: int, extra: Mapping[str, Any] | None = None) -> dict[str, Operator]:
-    """The named operators, in this order.
-
-    Raises:
-        ValueError: see `check_operators`.
-    """
-    check_operators(names)
-    return {name: OPERATORS[name](votes, extra) for name in names}
-
-
-async def verify(
-    chain: ToolChain, server: ToolServer, operators: Mapping[str, Operator], *, teacher: Teacher, seed: int
-) -> list[ToolChain]:
-    """The chain with its verdicts; operators run in order, and the first that says no ends it.
+async def verify(chain: ToolChain, context: TrajectoryContext, servers: Servers) -> list[ToolChain]:
+    """The chain with its verdicts; the config's operators run in order, and the first that says no ends it.
 
     Raises:
         Rejected: `chain_failed_<operator>`.
     """
     verdicts: dict[str, Verdict] = {}
-    for name, operator in operators.items():
-        verdicts[name] = await operator(server, chain, teacher, seed)
+    for name in context.config.operators:
+        verdicts[name] = await OPERATORS[name](chain, context, servers[chain.server_id])
         if not verdicts[name].valid:
             raise Rejected(f"chain_failed_{name}", f"{chain.id}: {verdicts[name].reason}")
     return [msgspec.structs.replace(chain, verdicts=verdicts)]

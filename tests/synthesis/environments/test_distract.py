@@ -15,8 +15,9 @@ import pytest_asyncio
 from aiohttp import web
 
 from synthesis.core.records import CodeTool, ToolSpec
-from synthesis.environments.config import BANDS, NeededTool
+from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
+from synthesis.environments.drafts import NeededTool
 from synthesis.facts.relations import all_relations
 from synthesis.facts.servers import tool_spec
 from synthesis.pipeline.embedding import (

@@ -23,8 +23,10 @@ from synthesis.core.records import (
 )  # fmt: skip
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments import dependency_graph, teacher_answers
-from synthesis.environments.config import Draft, EnvironmentContext, EnvironmentsConfig
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
+from synthesis.environments.drafts import Draft
 from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
 from synthesis.environments.proof import check_arguments, leaked
 from synthesis.environments.teacher_answers import ANSWERS, DecompositionAnswer

@@ -33,12 +33,14 @@ from synthesis.core.records import (
 )  # fmt: skip
 from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.environments.config import BANDS, Built, Draft, EnvironmentContext, EnvironmentsConfig, NeededTool
+from synthesis.environments.config import BANDS, EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.distract import twins_of
+from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
-from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
+from synthesis.environments.pipeline import synthesize
 from synthesis.environments.proof import Case, prove
 from synthesis.environments.statistics import statistics_of, table
 from synthesis.environments.teacher_answers import (
@@ -56,6 +58,7 @@ from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar
 from synthesis.offline.environment_author import HANDLERS
 from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.track import Summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,7 +70,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def made(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[EnvironmentsSummary, Path]:
+async def made(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Path]:
     path = tmp_path_factory.mktemp("environments")
     with Journal(path / "journal.sqlite") as journal:
         summary = await synthesize(CONFIG, executor=LocalExecutor(Rules(), pool), journal=journal, out_dir=path, seed=0)
@@ -75,7 +78,7 @@ async def made(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 @pytest.fixture(scope="module")
-def environments(made: tuple[EnvironmentsSummary, Path]) -> list[ToolEnvironment]:
+def environments(made: tuple[Summary, Path]) -> list[ToolEnvironment]:
     return [one for split in ("train", "held_out") for one in read_dataset(made[1] / split, ToolEnvironment)]
 
 
@@ -88,7 +91,7 @@ def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> Environmen
 
 
 async def test_nearly_all_questions_become_environments(
-    made: tuple[EnvironmentsSummary, Path], environments: list[ToolEnvironment]
+    made: tuple[Summary, Path], environments: list[ToolEnvironment]
 ) -> None:
     summary, path = made
     assert len(environments) == sum(summary.counts.values()) >= 28
@@ -242,7 +245,7 @@ with t.Journal({out!r} + "/journal.sqlite") as journal:
 
 
 async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPool, tmp_path: Path) -> None:
-    async def run(path: Path) -> tuple[EnvironmentsSummary, int]:
+    async def run(path: Path) -> tuple[Summary, int]:
         teacher = Rules()
         with Journal(path / "journal.sqlite") as journal:
             summary = await synthesize(

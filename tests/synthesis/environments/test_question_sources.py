@@ -22,9 +22,10 @@ from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Journal, Rejected
 from synthesis.environments.augment import augment
-from synthesis.environments.config import EnvironmentContext, EnvironmentsConfig
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import decompose, question_seeds
-from synthesis.environments.pipeline import EnvironmentsSummary, synthesize
+from synthesis.environments.pipeline import synthesize
 from synthesis.environments.sources import SourceError, sources_of
 from synthesis.environments.teacher_answers import Argument, AugmentedQuestionAnswer, AugmentedStep
 from synthesis.environments.verify import solve
@@ -33,6 +34,7 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
+from synthesis.pipeline.track import Summary
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "knowledge"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="real inputs are not beside this checkout")
@@ -155,9 +157,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
         yield opened
 
 
-async def made(
-    pool: SandboxPool, path: Path, teacher: Any = None, **config: Any
-) -> tuple[EnvironmentsSummary, list[Any]]:
+async def made(pool: SandboxPool, path: Path, teacher: Any = None, **config: Any) -> tuple[Summary, list[Any]]:
     path.mkdir(exist_ok=True)
     with Journal(path / "journal.sqlite") as journal:
         summary = await synthesize(

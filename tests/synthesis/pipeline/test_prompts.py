@@ -23,7 +23,7 @@ from synthesis.pipeline.teacher import PROMPTS, prompt_name, render_prompt
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.teacher_answers import EmulatedResult
+from synthesis.trajectories.teacher_answers import AgentTurn, EmulatedResult
 
 ALL = {prompt_name(one) for one in (*of_trajectories.ANSWERS, *of_environments.ANSWERS)}
 CODE = re.compile(r"{{.*?}}|{%.*?%}", re.DOTALL)
@@ -78,6 +78,11 @@ class Reading(OfflineTeacher):
             assert all(f"{call.id}" in text and call.name in text for call in message.tool_calls)
         for tool in variables["server"].tools if "server" in variables and answer is not EmulatedResult else ():
             assert tool.name in text and tool.description in text
+        # All but the agent and the emulator can be told what was wrong with an answer.
+        assert ("feedback" in variables) == (answer not in (AgentTurn, EmulatedResult)), answer
+        if "feedback" in variables:
+            told = render_prompt(answer, {**variables, "feedback": "Not that one."}, language)
+            assert told.startswith(text.rstrip()) and told.rstrip().endswith("Not that one.")
         self.asked[f"{language}/{prompt_name(answer)}"] = text
         return await super().ask(answer, variables, language=language, seed=seed)
 
@@ -107,7 +112,8 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
             )
     made = read_dataset(tmp_path / "trajectories", Trajectory)
     assert len(made) == 10 and {one.language for one in made} == {language}
-    assert summary.statistics["languages"] == {language: 10} and len(summary.statistics["execution_shares"]) == 3
+    assert summary.statistics["trajectories"]["languages"] == {language: 10}
+    assert len(summary.statistics["trajectories"]["execution_shares"]) == 3
     for one in made:
         said = [message.content for message in one.messages if message.role in ("user", "assistant")]
         assert {language_of(text) for text in said if text} == {language}

@@ -150,7 +150,7 @@ async def test_a_cluster_that_is_not_there_is_said_so() -> None:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     with pytest.raises(RayUnavailable, match=f"no Ray cluster at {address} .*ray start"):
-        async with RayExecutor(sandbox=nullcontext, address=address).workers(hopeless):
+        async with RayExecutor(sandbox=nullcontext, teacher=OfflineTeacher, address=address).workers(hopeless):
             pass
 
 
@@ -161,7 +161,9 @@ async def test_a_stage_ends_as_it_does_here_whoever_dies(cluster: str, tmp_path:
     async with LocalExecutor(OfflineTeacher(), None).workers(partial(notes, folder=here)) as workers:  # type: ignore
         local = await stage(workers, here, function, range(40))
     assert local.rejected == {"fifth": 8, "transient_failure": 1} and local.details["fifth"] == "0 is divisible: by 5"
-    async with RayExecutor(sandbox=nullcontext, count=2).workers(partial(notes, folder=there)) as workers:
+    async with RayExecutor(sandbox=nullcontext, teacher=OfflineTeacher, count=2).workers(
+        partial(notes, folder=there)
+    ) as workers:
         assert await stage(workers, there, function, range(40)) == local and rows(there) == rows(here)
         assert str(os.getpid()) not in os.listdir(there / "opened")
         with pytest.raises(LookupError, match="is nowhere"):
@@ -176,7 +178,7 @@ async def test_a_stage_ends_as_it_does_here_whoever_dies(cluster: str, tmp_path:
 @pytest.mark.slow
 async def test_a_worker_that_cannot_begin_ends_the_run(cluster: str) -> None:
     with pytest.raises(PermissionError, match="not on this machine"):
-        async with RayExecutor(sandbox=nullcontext, count=1).workers(hopeless) as workers:
+        async with RayExecutor(sandbox=nullcontext, teacher=OfflineTeacher, count=1).workers(hopeless) as workers:
             await workers.bound(broken, 1)(0)
 
 
@@ -265,7 +267,7 @@ async def test_environments_have_the_same_bytes_when_a_worker_is_killed(cluster:
     with Deadly(tmp_path / "there" / "journal.sqlite", pids, after=30) as journal:
         there = await synthesize(
             config,
-            executor=RayExecutor(sandbox=partial(noted_pool, pids), count=2),
+            executor=RayExecutor(sandbox=partial(noted_pool, pids), teacher=OfflineTeacher, count=2),
             journal=journal,
             out_dir=tmp_path / "there",
             seed=4,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,7 +75,9 @@ def paged(tmp_path):
 
 async def test_tools_of_the_installed_servers(tmp_path):
     async with McpConnections(cwd=tmp_path) as connections:
-        time, git = [(await collect(one, connections))[0] for one in default_sources(["en"])]
+        time, git = [
+            (await collect(one, SimpleNamespace(connections=connections)))[0] for one in default_sources(["en"])
+        ]
         names = {tool["function"]["name"] for tool in git.tools}
         assert [tool["function"]["name"] for tool in time.tools] == ["get_current_time", "convert_time"]
         assert {"git_log", "git_show", "git_commit"} <= names
@@ -87,14 +90,14 @@ async def test_tools_of_the_installed_servers(tmp_path):
 
 async def test_all_pages_are_read(tmp_path, paged):
     async with McpConnections(cwd=tmp_path) as connections:
-        (document,) = await collect(source(*paged), connections)
+        (document,) = await collect(source(*paged), SimpleNamespace(connections=connections))
     assert [tool["function"]["name"] for tool in document.tools] == [f"tool.number {i}" for i in range(9)] + ["die"]
 
 
 async def test_pages_without_end_are_refused(tmp_path, paged):
     async with McpConnections(cwd=tmp_path) as connections:
         with pytest.raises(Rejected, match="mcp_server_unavailable.*no end"):
-            await collect(source(*paged, "endless"), connections)
+            await collect(source(*paged, "endless"), SimpleNamespace(connections=connections))
 
 
 async def test_a_broken_connection_is_opened_again(tmp_path, paged):
@@ -115,7 +118,7 @@ def kill(folder: Path) -> None:
 async def test_a_server_that_died_after_its_tools_were_listed(tmp_path, paged):
     """The run's first call lists them once more, for their names: on a new connection, and one only for all runs."""
     async with McpConnections(cwd=tmp_path) as connections:
-        (document,) = await collect(source(*paged), connections)
+        (document,) = await collect(source(*paged), SimpleNamespace(connections=connections))
         server = normalize(document).server
         executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         calls = [ToolCall(f"call_{number}", "tool_number_1", {}) for number in range(5)]
@@ -136,9 +139,9 @@ async def test_a_server_that_did_not_start_is_started_at_the_next_request(tmp_pa
     (tmp_path / "paged.py").write_text("raise SystemExit(3)")
     async with McpConnections(cwd=tmp_path) as connections:
         with pytest.raises(Rejected, match="did not start"):
-            await collect(source(*paged), connections)
+            await collect(source(*paged), SimpleNamespace(connections=connections))
         (tmp_path / "paged.py").write_text(SERVER)
-        (document,) = await collect(source(*paged), connections)
+        (document,) = await collect(source(*paged), SimpleNamespace(connections=connections))
         assert len(document.tools) == 10 and connections.reopened == 0
 
 
@@ -153,7 +156,7 @@ async def test_a_server_that_did_not_start_is_started_at_the_next_request(tmp_pa
 async def test_a_server_that_does_not_start_is_rejected_in_one_line(tmp_path, command, timeout, what):
     async with McpConnections(cwd=tmp_path, timeout_seconds=timeout) as connections:
         with pytest.raises(Rejected, match=what) as rejection:
-            await collect(source(*command), connections)
+            await collect(source(*command), SimpleNamespace(connections=connections))
     assert rejection.value.reason == "mcp_server_unavailable" and "\n" not in rejection.value.detail
 
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -89,7 +90,7 @@ async def test_a_server_over_streamable_http(tmp_path, monkeypatch):
     port = free_port()
     async with McpConnections(cwd=tmp_path) as connections:
         with http_server(tmp_path, port) as url:
-            (document,) = await collect(http_source(url), connections)
+            (document,) = await collect(http_source(url), SimpleNamespace(connections=connections))
             done = normalize(document, min_tools=2)
             assert [tool.name for tool in done.server.tools] == ["add", "process_id"]
             assert isinstance(done.server.execution, HttpExecution)
@@ -111,12 +112,12 @@ async def test_http_servers_that_let_nobody_in(tmp_path, monkeypatch):
     with http_server(tmp_path, free_port(), "stateless") as url:
         async with McpConnections(cwd=tmp_path, timeout_seconds=10) as connections:
             with pytest.raises(Rejected, match="did not connect.*check its address and headers") as rejection:
-                await collect(http_source(url), connections)
+                await collect(http_source(url), SimpleNamespace(connections=connections))
     assert rejection.value.reason == "mcp_server_unavailable" and "\n" not in rejection.value.detail
     monkeypatch.delenv("TEST_TOKEN")
     async with McpConnections(cwd=tmp_path) as connections:
         with pytest.raises(Rejected, match="environment variable TEST_TOKEN is not set; set it"):
-            await collect(http_source(url), connections)
+            await collect(http_source(url), SimpleNamespace(connections=connections))
 
 
 HTTP_ANSWERS = {
@@ -149,7 +150,7 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
     async with asyncio.timeout(120), McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
         with pytest.raises(Rejected) as rejection:
-            await collect(http_source(url, {}), connections)
+            await collect(http_source(url, {}), SimpleNamespace(connections=connections))
     assert rejection.value.reason == "mcp_server_unavailable" and url in rejection.value.detail
     stop.set()
     server.close()
@@ -158,9 +159,11 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
 async def test_nobody_listens(tmp_path):
     async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
         with pytest.raises(Rejected, match="mcp_server_unavailable.*did not connect"):
-            await collect(http_source(f"http://127.0.0.1:{free_port()}/mcp", {}), connections)
+            await collect(
+                http_source(f"http://127.0.0.1:{free_port()}/mcp", {}), SimpleNamespace(connections=connections)
+            )
         with pytest.raises(Rejected, match="mcp_server_unavailable"):
-            await collect(http_source("no address at all", {}), connections)
+            await collect(http_source("no address at all", {}), SimpleNamespace(connections=connections))
     assert source_key(http_source("http://x/mcp")) == "own http://x/mcp"
 
 
@@ -170,7 +173,7 @@ async def test_a_server_that_hangs_in_the_handshake_and_is_deaf_to_signals(tmp_p
     hanging = ServerSource("h", "H", "Hangs.", "test", "en", StdioExecution([sys.executable, "-c", code]))
     async with McpConnections(cwd=tmp_path, timeout_seconds=2) as connections:
         with pytest.raises(Rejected, match="did not answer in 2 s after its start"):
-            await collect(hanging, connections)
+            await collect(hanging, SimpleNamespace(connections=connections))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -234,7 +237,7 @@ async def test_servers_that_lie_about_their_schemas(tmp_path):
     tools = [{"name": f"t{i}", "description": "Look up a thing.", "inputSchema": s} for i, s in enumerate(schemas)]
     tools[1]["name"] = "t0"
     async with McpConnections(cwd=tmp_path) as connections:
-        (document,) = await collect(liar(tmp_path, tools), connections)
+        (document,) = await collect(liar(tmp_path, tools), SimpleNamespace(connections=connections))
         done = normalize(document, min_tools=1)
         assert [tool.name for tool in done.server.tools] == ["t0"]
         assert [tool.reason for tool in done.rejected] == [
@@ -248,7 +251,7 @@ async def test_servers_that_lie_about_their_schemas(tmp_path):
         array = {"name": "t", "inputSchema": {"type": "array"}}
         for wrong in ("tools", [{"name": "t", "inputSchema": "a text"}], [7], [array]):
             with pytest.raises(Rejected, match="not what the protocol wants.*leave it out"):
-                await collect(liar(tmp_path, wrong), connections)
+                await collect(liar(tmp_path, wrong), SimpleNamespace(connections=connections))
 
 
 async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(tmp_path):
@@ -261,7 +264,7 @@ async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(t
     }
     source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
     async with McpConnections(cwd=tmp_path) as connections:
-        server = normalize((await collect(source, connections))[0], min_tools=1).server
+        server = normalize((await collect(source, SimpleNamespace(connections=connections)))[0], min_tools=1).server
         executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
             await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))

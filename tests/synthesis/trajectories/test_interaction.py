@@ -8,6 +8,7 @@ import textwrap
 
 import msgspec
 import pytest
+from trajectories_world import context
 
 from synthesis.core.records import (
     CallError,
@@ -27,7 +28,6 @@ from synthesis.core.records import (
 from synthesis.core.stages import Journal, Rejected, run_stage
 from synthesis.core.tool_results import MAX_CHARACTERS
 from synthesis.facts.servers import fact_servers
-from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor
@@ -60,12 +60,10 @@ DONE = AgentTurn("I have it.", [], "Tokyo.")
 
 
 async def play(agent, connections, server=EMULATED, *, failures=None, executor=None, **limits):
-    executor = executor or ToolExecutor(sandbox=None, connections=connections, teacher=agent, seed=0)
+    limits.setdefault("max_turns", 4)
+    given = context(agent, connections=connections, executor=executor, failures=failures or Failures(rate=0), **limits)
     task = Task("t", server.id, "en", "chain", "original", "Which?", [], TaskScores(5, 5, 5))
-    return await interact(
-        task, server, teacher=agent, executor=executor, failures=failures or Failures(rate=0),
-        system_prompt="", seed=0, **{"max_turns": 4, **limits},
-    )  # fmt: skip
+    return await interact(task, given, {server.id: server})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ async def test_a_trajectory_says_which_calls_failed():
     messages.append(Message("assistant", "The answer is Beijing.", "I have it."))
     task = Task("t", COUNTRIES.id, "en", "chain", "original", messages[0].content, [], TaskScores(5, 5, 5))
     run = AgentRun(task, messages, statuses)
-    (kept,) = await judge(run, COUNTRIES, teacher=OfflineTeacher(), threshold=0.5, final_answer_threshold=0.5, seed=0)
+    (kept,) = await judge(run, context(reward_threshold=0.5, final_answer_threshold=0.5), {COUNTRIES.id: COUNTRIES})
     assert kept.failures == [InjectedFailure("call_1", "timeout")] and kept.injected_failures == 1
     assert kept.errors == [CallError("call_3", "cpu_timeout")]
     # Records of before have no such fields.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from trajectories_world import context
 
 from synthesis.core.records import Message, Task, TaskScores, ToolCall
 from synthesis.core.stages import Rejected
@@ -15,6 +16,7 @@ from synthesis.trajectories.judge import AXES, judge, score_axes
 from synthesis.trajectories.teacher_answers import ConcisenessScore
 
 COUNTRIES, COUNTRIES_ZH = fact_servers("en")[0], fact_servers("zh")[0]
+SERVERS = {COUNTRIES.id: COUNTRIES}
 QUESTION = "What is the capital of the largest neighbour of Nepal?"
 FIRST, SECOND = "largest_neighbor_of_country", "capital_of_country"
 NEIGHBOR, CAPITAL = ("ok", '{"largest_neighbor": "China"}'), ("ok", '{"capital": "Beijing"}')
@@ -38,7 +40,7 @@ def made(*turns, answer="The answer is Beijing.", question=QUESTION, language="e
 
 async def axes(run: AgentRun, teacher=None) -> dict[str, float]:
     """The axes that are not 1."""
-    scores = await score_axes(run, COUNTRIES, teacher=teacher or OfflineTeacher(), seed=0)
+    scores = await score_axes(run, context(teacher), COUNTRIES)
     assert tuple(scores) == AXES and all(score.reason for score in scores.values())
     return {axis: round(score.score, 3) for axis, score in scores.items() if score.score != 1}
 
@@ -103,15 +105,14 @@ async def test_each_flaw_costs_its_axes(run, expected):
 
 
 async def test_the_threshold_selects_and_the_reward_is_the_mean():
-    options = {"teacher": OfflineTeacher(), "threshold": 0.8, "final_answer_threshold": 0.75, "seed": 0}
     retried = made([(ONE, TIMEOUT)], [(ONE, NEIGHBOR)], [(TWO, CAPITAL)])
-    (kept,) = await judge(retried, COUNTRIES, **options)
+    (kept,) = await judge(retried, context(), SERVERS)
     assert kept.reward == pytest.approx((6 + 2 / 3) / 7) and kept.injected_failures == 1
     wrong = made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="The answer is China.")
     with pytest.raises(Rejected, match="low_final_answer"):
-        await judge(wrong, COUNTRIES, **options)
+        await judge(wrong, context(), SERVERS)
     with pytest.raises(Rejected, match="low_reward: t: 0.952; tool_call_status"):
-        await judge(retried, COUNTRIES, **{**options, "threshold": 0.99})
+        await judge(retried, context(reward_threshold=0.99), SERVERS)
 
 
 async def test_a_judge_that_fails_rejects_and_never_scores():
@@ -132,6 +133,22 @@ async def test_a_judge_that_fails_rejects_and_never_scores():
         await axes(GOOD, Forgetful())
 
 
+async def test_a_judge_that_left_out_a_call_is_told_so_and_asked_again():
+    class Corrected(OfflineTeacher):
+        feedback: list[str] = []
+
+        async def ask(self, answer, variables, *, language, seed):
+            given = await super().ask(answer, variables, language=language, seed=seed)
+            if not isinstance(given, ConcisenessScore):
+                return given
+            self.feedback.append(variables["feedback"])
+            return given if variables["feedback"] else ConcisenessScore(given.calls[:1])
+
+    teacher = Corrected()
+    assert await axes(GOOD, teacher) == {}
+    assert teacher.feedback == ["", "ConcisenessScore: judged the calls call_1, not call_1, call_2"]
+
+
 def test_final_answers():
     assert final_text(["Oslo"], "en") == "The answer is Oslo."
     assert final_text([1, "b", 2.5], "en") == "The answers are 1, b and 2.5."
@@ -141,7 +158,7 @@ def test_final_answers():
 def test_the_three_kinds_of_variation_have_prompts_of_their_own():
     from synthesis.trajectories.teacher_answers import TaskVariation
 
-    variables = {"server": COUNTRIES, "task": GOOD.task, "persona": "a teacher"}
+    variables = {"server": COUNTRIES, "task": GOOD.task, "persona": "a teacher", "feedback": ""}
     texts = {
         render_prompt(TaskVariation, {**variables, "mode": mode}, "en") for mode in ("diverse", "complicate", "persona")
     }

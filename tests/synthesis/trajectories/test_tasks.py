@@ -7,6 +7,7 @@ import random
 
 import msgspec
 import pytest
+from trajectories_world import context
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
@@ -35,6 +36,7 @@ from synthesis.trajectories.teacher_answers import (
 
 SERVERS = {language: fact_servers(language)[0] for language in ("en", "zh")}
 COUNTRIES = SERVERS["en"]
+BY_ID = {server.id: server for server in SERVERS.values()}
 CHAIN = ["largest_neighbor_of_country", "capital_of_country"]
 TASK = Task("t", COUNTRIES.id, "en", "chain", "original",
             "What is the capital of the largest neighbour of Nepal?", CHAIN, TaskScores(5, 5, 5))  # fmt: skip
@@ -93,22 +95,53 @@ async def test_written_tasks_are_checked(question, reason):
     teacher = Scripted(ChainTask=ChainTask("", question), ServerTask=ServerTask("", CHAIN, question))
     for one in (seed(), seed(chain=[], count=2)):
         with pytest.raises(Rejected) as rejection:
-            await write_task(one, COUNTRIES, teacher=teacher, seed=0, extra={})
+            await write_task(one, context(teacher), BY_ID)
         assert rejection.value.reason == reason
     unknown = Scripted(ServerTask=ServerTask("", ["fly"], "What is the capital of Chad?"))
     with pytest.raises(Rejected, match="unknown_tool"):
-        await write_task(seed(chain=[], count=1), COUNTRIES, teacher=unknown, seed=0, extra={})
+        await write_task(seed(chain=[], count=1), context(unknown), BY_ID)
     none = Scripted(ServerTask=ServerTask("", [], "What is the capital of Chad?"))
     with pytest.raises(Rejected, match="no_tools"):
-        await write_task(seed(chain=[], count=1), COUNTRIES, teacher=none, seed=0, extra={})
+        await write_task(seed(chain=[], count=1), context(none), BY_ID)
     twice = Scripted(ServerTask=ServerTask("", [*CHAIN, CHAIN[0]], "What is the capital of Chad?"))
-    (task,) = await write_task(seed(chain=[], count=2), COUNTRIES, teacher=twice, seed=0, extra={})
+    (task,) = await write_task(seed(chain=[], count=2), context(twice), BY_ID)
     assert task.tools == CHAIN  # a set: each counts once
+
+
+class Corrected:
+    """Gives the first of its questions until it is told what is wrong with it, then the second."""
+
+    def __init__(self, *questions):
+        self.questions, self.feedback, self.seeds = questions, [], []
+
+    async def ask(self, answer, variables, *, language, seed):
+        if answer is BackTranslatedChain:
+            return BackTranslatedChain("", CHAIN)
+        self.feedback.append(variables["feedback"])
+        self.seeds.append(seed)
+        question = self.questions[bool(variables["feedback"])]
+        return ServerTask("", CHAIN, question) if answer is ServerTask else answer("", question)
+
+
+async def test_a_question_that_fails_its_check_is_asked_again_with_the_problem():
+    bad, good = "Use capital_of_country for Nepal.", "What is the capital of Nepal's largest neighbour?"
+    for one in (seed(), seed(chain=[], count=2)):
+        teacher = Corrected(bad, good)
+        (task,) = await write_task(one, context(teacher), BY_ID)
+        assert task.question == good
+        assert teacher.feedback == ["", "t: the question says 'capital_of_country'"] and len(set(teacher.seeds)) == 2
+    teacher = Corrected(bad, good)
+    (varied,) = await augment(TASK, context(teacher), BY_ID, {"en": ["a teacher"]})
+    assert varied.question == good and len(teacher.feedback) == 2
+    stubborn = Corrected(bad, bad)
+    with pytest.raises(Rejected, match="names_a_tool"):
+        await write_task(seed(), context(stubborn, attempts=2), BY_ID)
+    assert len(stubborn.feedback) == 2
 
 
 async def vary(question, back, *, task=TASK, mode="persona"):
     teacher = Scripted(TaskVariation=TaskVariation("", question), BackTranslatedChain=BackTranslatedChain("", back))
-    (one,) = await augment(task, mode, COUNTRIES, persona="a teacher", teacher=teacher, seed=0, extra={})
+    (one,) = await augment(task, context(teacher, augmentations=(mode,)), BY_ID, {"en": ["a teacher"]})
     return one, teacher
 
 
@@ -118,7 +151,11 @@ async def test_a_variation_keeps_language_and_intent():
     assert (one.question, one.tools, one.augmentation, one.id) == (question, CHAIN, "persona", "t-persona")
     name, variables, _ = teacher.asked[-1]
     # The variation alone is asked back: neither the original nor its tools are in sight.
-    assert name == "BackTranslatedChain" and set(variables) == {"server", "query"} and variables["query"] == question
+    assert (
+        name == "BackTranslatedChain"
+        and set(variables) == {"server", "query", "feedback"}
+        and variables["query"] == question
+    )
     with pytest.raises(Rejected, match="language_changed"):
         await vary("尼泊尔最大邻国的首都是什么？", CHAIN)
     with pytest.raises(Rejected, match="intent_changed.*needs capital_of_country, not largest_neighbor"):
@@ -135,8 +172,8 @@ async def test_each_score_has_a_threshold():
     teacher = Scripted(TaskRating=TaskRating("so so", 4, 3, 2))
     for least, reason in (((5, 1, 1), "question_quality"), ((4, 4, 1), "scenario_realism"), ((4, 3, 3), "tool_nec")):
         with pytest.raises(Rejected, match=f"low_{reason}"):
-            await score(TASK, COUNTRIES, teacher=teacher, seed=0, thresholds=TaskScores(*least))
-    (kept,) = await score(TASK, COUNTRIES, teacher=teacher, seed=0, thresholds=TaskScores(4, 3, 2))
+            await score(TASK, context(teacher, thresholds=TaskScores(*least)), BY_ID)
+    (kept,) = await score(TASK, context(teacher, thresholds=TaskScores(4, 3, 2)), BY_ID)
     assert kept.scores == TaskScores(4, 3, 2)
 
 
@@ -219,7 +256,7 @@ def test_rows_of_a_persona_file_become_phrases(tmp_path):
     assert "Tulsa" not in text and "Female" not in text
     assert str(cook) == "a person who works as cook" and str(found["zh"][0]) == "职业为护士的人；29岁"
     prompt = render_prompt(
-        TaskVariation, {"server": COUNTRIES, "task": TASK, "mode": "persona", "persona": nurse}, "en"
+        TaskVariation, {"server": COUNTRIES, "task": TASK, "mode": "persona", "persona": nurse, "feedback": ""}, "en"
     )
     assert "put by a person who works as registered nurse; 34 years old" in prompt
 
@@ -248,11 +285,11 @@ def test_a_missing_or_empty_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 async def test_the_offline_teacher_speaks_as_the_persona_and_is_understood(language):
-    server = SERVERS[language]
+    given = context(seed=1, augmentations=("persona",))
     person = Persona(language, {"en": "Ph.D. student", "zh": "护士"}[language], 27)
     for chain in (["capital_of_country"], CHAIN):
-        (one,) = await write_task(seed(language, chain), server, teacher=OfflineTeacher(), seed=1, extra={})
-        (varied,) = await augment(one, "persona", server, persona=person, teacher=OfflineTeacher(), seed=1, extra={})
+        (one,) = await write_task(seed(language, chain), given, BY_ID)
+        (varied,) = await augment(one, given, BY_ID, {language: [person]})
         assert varied.question.startswith(introduction(person, language)) and "27" in varied.question
         assert understand(varied.question, language) == understand(one.question, language)
         assert language_of(varied.question) == language

@@ -9,18 +9,17 @@ from collections import Counter
 
 import networkx as nx
 import pytest
+from trajectories_world import context
 
 from synthesis.core.records import ToolChain, Verdict
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
-from synthesis.offline.teacher import OfflineTeacher
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote
 from synthesis.trajectories.tool_graph import (
     OPERATORS,
     back_translation,
     chains_of,
-    make_operators,
     propose,
     random_walks,
     transition_graph,
@@ -31,6 +30,7 @@ from synthesis.trajectories.tool_graph import (
 )
 
 COUNTRIES = fact_servers("en")[0]
+SERVERS = {COUNTRIES.id: COUNTRIES}
 
 
 def test_weights_are_frequencies_and_unknown_names_break_chains():
@@ -84,9 +84,7 @@ def test_graphs_are_written_as_graphml(tmp_path):
 
 
 async def test_proposals_of_the_offline_teacher_use_known_tools_and_depend_on_the_repeat():
-    one, two, again = [
-        (await propose(COUNTRIES, repeat, count=5, teacher=OfflineTeacher(), seed=1))[0] for repeat in (0, 1, 0)
-    ]
+    one, two, again = [(await propose((COUNTRIES, repeat), context(seed=1, pairs=5)))[0] for repeat in (0, 1, 0)]
     assert one == again != two and len(one.pairs) == 5
     assert {name for pair in one.pairs for name in pair.chain} <= {tool.name for tool in COUNTRIES.tools}
 
@@ -106,28 +104,26 @@ CHAIN = ToolChain("c", COUNTRIES.id, ["largest_neighbor_of_country", "capital_of
 
 async def test_a_vote_needs_more_yes_than_no():
     yes, no = ChainVote("fits", "q", True), ChainVote("odd", "", False)
-    assert (await vote(3)(COUNTRIES, CHAIN, Scripted(ChainVote=[yes, no, yes]), 0)).valid
-    tie = await vote(2)(COUNTRIES, CHAIN, Scripted(ChainVote=[yes, no]), 0)
+    assert (await vote(CHAIN, context(Scripted(ChainVote=[yes, no, yes])), COUNTRIES)).valid
+    tie = await vote(CHAIN, context(Scripted(ChainVote=[yes, no]), votes=2), COUNTRIES)
     assert tie == Verdict(False, "1 of 2 votes: odd")
 
 
 async def test_back_translation_needs_the_same_order():
     there = BackTranslatedQuery("", "q", True)
     same, swapped = BackTranslatedChain("", CHAIN.tools), BackTranslatedChain("", CHAIN.tools[::-1])
-    judge = back_translation(3)
     scripted = Scripted(BackTranslatedQuery=[there] * 3, BackTranslatedChain=[same, swapped, same])
-    assert (await judge(COUNTRIES, CHAIN, scripted, 0)).valid
+    assert (await back_translation(CHAIN, context(scripted), COUNTRIES)).valid
     scripted = Scripted(BackTranslatedQuery=[there] * 3, BackTranslatedChain=[same, swapped, swapped])
-    assert "led back to capital_of_country>" in (await judge(COUNTRIES, CHAIN, scripted, 0)).reason
+    assert "led back to capital_of_country>" in (await back_translation(CHAIN, context(scripted), COUNTRIES)).reason
 
 
 async def test_only_sensible_chains_pass_all_operators():
-    operators = {"vote": vote(3), "back_translation": back_translation(1)}
-    (kept,) = await verify(CHAIN, COUNTRIES, operators, teacher=OfflineTeacher(), seed=0)
+    (kept,) = await verify(CHAIN, context(), SERVERS)
     assert list(kept.verdicts) == ["vote", "back_translation"] and all(v.valid for v in kept.verdicts.values())
     (odd,) = chains_of(COUNTRIES, {("capital_of_country", "area_of_country"): 1.0})
     with pytest.raises(Rejected, match="chain_failed_vote.*area_of_country needs no value of capital_of_country"):
-        await verify(odd, COUNTRIES, operators, teacher=OfflineTeacher(), seed=0)
+        await verify(odd, context(), SERVERS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,20 +139,19 @@ async def test_the_config_says_which_operators_run_in_which_order(monkeypatch):
     asked = []
 
     def named(name, valid):
-        async def judge(server, chain, teacher, seed):
+        async def judge(chain, context, server):
             asked.append(name)
             return Verdict(valid, name)
 
-        return lambda times, extra: judge
+        return judge
 
     monkeypatch.setitem(OPERATORS, "yes", named("yes", True))
     monkeypatch.setitem(OPERATORS, "no", named("no", False))
     order = ("yes", "no", "back_translation")
-    operators = make_operators(TrajectoriesConfig(operators=order).operators, 3)
     with pytest.raises(Rejected, match="chain_failed_no: c: no"):
-        await verify(CHAIN, COUNTRIES, operators, teacher=OfflineTeacher(), seed=0)
-    assert tuple(operators) == order and asked == ["yes", "no"]
-    (kept,) = await verify(CHAIN, COUNTRIES, make_operators((), 3), teacher=OfflineTeacher(), seed=0)
+        await verify(CHAIN, context(operators=order), SERVERS)
+    assert asked == ["yes", "no"]
+    (kept,) = await verify(CHAIN, context(operators=()), SERVERS)
     assert kept == CHAIN
 
 

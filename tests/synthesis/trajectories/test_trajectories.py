@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 import pytest
+from trajectories_world import context
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
@@ -29,7 +30,7 @@ from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize
-from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor
+from synthesis.trajectories.execution import FAILURES, Failures
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.pipeline import TrajectoriesConfig, synthesize
@@ -111,7 +112,7 @@ def check(summary):
     assert summary.rejected["normalize"] == {"changes_state": 10}
     used = {type(servers[one.server_id].execution).__name__ for one in trajectories}
     assert used == {"CodeExecution", "StdioExecution", "EmulatedExecution"}
-    assert {graph.name for graph in summary.graphs} == {f"{name}.graphml" for name in servers}
+    assert {graph.name for graph in (out / "graphs").iterdir()} == {f"{name}.graphml" for name in servers}
     card = read_card(out / "trajectories")
     figures = card["statistics"]
     assert figures["role_shares"]["tool"] == pytest.approx(
@@ -190,24 +191,23 @@ async def test_every_template_is_answered_by_the_real_servers(tmp_path):
     """Written, read back, followed by the agent on the running servers, and found right by the judges."""
     teacher = OfflineTeacher()
     async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
-        executor = ToolExecutor(sandbox=pool, connections=connections, teacher=teacher, seed=0)
+        given = context(
+            teacher, sandbox=pool, connections=connections, failures=Failures(rate=0), max_turns=6,
+            reward_threshold=0.99, final_answer_threshold=1.0,
+        )  # fmt: skip
         for source in default_sources():
-            server = normalize((await collect(source, connections))[0], min_tools=2).server
+            server = normalize((await collect(source, given))[0], min_tools=2).server
             for template in templates.usable([tool.name for tool in server.tools]):
                 rng = rng_for(0, template.id)
                 slots = templates.draw_slots(template, rng, lambda _: True)
                 for wording in template.wordings[server.language]:
                     question = wording.format_map(slots)
                     assert templates.match(question, server.language) == (template, slots)
-                    (done,) = await interact(
-                        task(question, server, template.chain), server, teacher=teacher, executor=executor,
-                        failures=Failures(rate=0), max_turns=6, system_prompt="", seed=0,
-                    )  # fmt: skip
+                    servers = {server.id: server}
+                    (done,) = await interact(task(question, server, template.chain), given, servers)
                     assert all(call.ok for call in done.calls), done.messages
                     assert len(done.calls) == len(template.steps), done.messages
-                    (kept,) = await judge(
-                        done, server, teacher=teacher, threshold=0.99, final_answer_threshold=1.0, seed=0
-                    )
+                    (kept,) = await judge(done, given, servers)
                     assert kept.reward == 1.0
 
 
@@ -232,11 +232,12 @@ def calling(*calls: tuple[str, object]) -> AgentTurn:
 
 async def play(agent: Agent, tmp_path, *, server=COUNTRIES, max_turns=4, rate=0.0, system_prompt=""):
     async with McpConnections(cwd=tmp_path) as connections, SandboxPool(SandboxConfig()) as pool:
-        executor = ToolExecutor(sandbox=pool, connections=connections, teacher=agent, seed=0)
-        (done,) = await interact(
-            task("What is the capital of Japan?", server, ["capital_of_country"]), server, teacher=agent,
-            executor=executor, failures=Failures(rate=rate), max_turns=max_turns, system_prompt=system_prompt, seed=0,
+        given = context(
+            agent, sandbox=pool, connections=connections, failures=Failures(rate=rate), max_turns=max_turns,
+            system_prompt=system_prompt,
         )  # fmt: skip
+        asked = task("What is the capital of Japan?", server, ["capital_of_country"])
+        (done,) = await interact(asked, given, {server.id: server})
         return done
 
 
@@ -304,7 +305,7 @@ async def test_the_offline_agent_retries_and_then_reports(tmp_path):
     done = await play(NeverCareless(), tmp_path, rate=1, max_turns=9)
     assert len(done.calls) == 3 and "could not find" in done.messages[-1].content
     with pytest.raises(Rejected, match="low_reward|low_final_answer"):
-        await judge(done, COUNTRIES, teacher=OfflineTeacher(), threshold=0.5, final_answer_threshold=0.75, seed=0)
+        await judge(done, context(reward_threshold=0.5), {COUNTRIES.id: COUNTRIES})
 
 
 def test_near_duplicates_are_the_same_words():

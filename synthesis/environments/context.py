@@ -1,0 +1,34 @@
+"""What the stages of environment synthesis share while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.pipeline.context import Context
+from synthesis.pipeline.executors import Resources
+
+TOOLS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class EnvironmentContext(Context[EnvironmentsConfig]):
+    """What every stage of one run is given.
+
+    Attributes:
+        proofs: held while one tool is called. The pool keeps an open slot for each tool in use; with more in use than
+            it has slots, every call would open one anew, which costs several times the call.
+    """
+
+    proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
+
+
+@asynccontextmanager
+async def open_context(
+    resources: Resources, *, config: EnvironmentsConfig, seed: int
+) -> AsyncIterator[EnvironmentContext]:
+    """The context of one process."""
+    yield EnvironmentContext(config, resources.teacher, resources.sandbox, seed, resources.embedder)

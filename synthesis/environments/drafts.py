@@ -1,0 +1,44 @@
+"""The records between the stages, from a decomposition to an environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from synthesis.core.records import CodeTool, Decomposition, Mode, ReferenceCall
+from synthesis.pipeline.partition import Split
+
+
+class Draft(msgspec.Struct, frozen=True, rename={"split": "side"}):  # as journals have it
+    """A decomposition on its way; `domains` are its sub-questions', in their order."""
+
+    decomposition: Decomposition
+    domains: list[str]
+    split: Split = "train"
+    mode: Mode = "unconditional"
+
+
+class NeededTool(msgspec.Struct, frozen=True):
+    """A proven tool of an environment.
+
+    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer.
+    """
+
+    intent: str
+    domain: str
+    tool: CodeTool
+    calls: list[ReferenceCall]
+    others: list[dict[str, Any]]
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A decomposition with its tools, later with its distractors by band.
+
+    `closeness` is the largest cosine similarity of a distractor's document to a needed tool's.
+    """
+
+    draft: Draft
+    tools: list[NeededTool]
+    distractors: dict[str, list[CodeTool]] = {}
+    closeness: float = 0.0

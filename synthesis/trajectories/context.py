@@ -1,0 +1,59 @@
+"""What the stages of trajectory synthesis share while they run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synthesis.core.records import ToolServer
+from synthesis.core.stages import rng_for
+from synthesis.pipeline.context import Context, Key
+from synthesis.pipeline.executors import Resources
+from synthesis.servers.mcp_client import McpConnections
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.execution import ToolExecutor
+
+Servers = Mapping[str, ToolServer]
+"""By id; bound to the stages that need them."""
+
+
+@dataclass(frozen=True)
+class TrajectoryContext(Context[TrajectoriesConfig]):
+    """What every stage of one run is given."""
+
+    connections: McpConnections = field(kw_only=True)
+    executor: ToolExecutor = field(kw_only=True)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What a rule-based teacher may use beside the prompt: entities and structures to leave alone."""
+        return {"partition": self.config.partition}
+
+    def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
+        """Of what a request is about alone at first: so recordings and datasets of runs that asked once stay true."""
+        parts = key if isinstance(key, tuple) else (key,)
+        return rng_for(self.seed, *parts, *([attempt] if attempt else [])).getrandbits(31)
+
+
+@asynccontextmanager
+async def open_context(
+    resources: Resources, *, config: TrajectoriesConfig, workdir: Path, seed: int
+) -> AsyncIterator[TrajectoryContext]:
+    """The context of one process.
+
+    Args:
+        workdir: MCP servers run in `mcp` below it; those of Ray's workers in a folder for each worker, so that no two
+            write to the same.
+    """
+    cwd = workdir / ("mcp" if resources.worker is None else f"mcp-{resources.worker}")
+    teacher, sandbox = resources.teacher, resources.sandbox
+    async with McpConnections(cwd=cwd, timeout_seconds=config.mcp_timeout_seconds) as connections:
+        executor = ToolExecutor(sandbox=sandbox, connections=connections, teacher=teacher, seed=seed)
+        yield TrajectoryContext(
+            config, teacher, sandbox, seed, resources.embedder, connections=connections, executor=executor
+        )
