@@ -38,17 +38,17 @@ def main() -> None:
     if target.exists() and any(target.iterdir()):
         raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
     stored = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
-    config = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
+    model = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
     if from_hf:
-        params = hf_checkpoint.load_hf(source, config)
-        weights.save_orbax(params, config, target)
+        params = hf_checkpoint.load_hf(source, model)
+        weights.save_orbax(params, model, target)
     else:
         params = weights.load_orbax(source, stored, step=_STEP.value)
-        params = jax.tree.map(lambda x: x.astype(config.param_dtype), params)
-        hf_checkpoint.save_hf(params, config, target)
+        params = jax.tree.map(lambda x: x.astype(model.param_dtype), params)
+        hf_checkpoint.save_hf(params, model, target)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     copied = hf_checkpoint.copy_tokenizer(source, target)
-    print(f"{target}: {count:,} parameters in {config.param_dtype}, {copied} tokenizer files")
+    print(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -60,7 +60,10 @@ def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
     import msgspec
 
     quiet = dataclasses.replace(config, concurrency=1, collect_concurrency=1)
-    digest = hashlib.sha256(msgspec.json.encode([quiet, seed], order="deterministic"))
+    settings = msgspec.json.decode(msgspec.json.encode(quiet, order="deterministic"))
+    if config.attempts == type(config).attempts:
+        del settings["attempts"]  # so that a journal of a version without this setting is gone on with
+    digest = hashlib.sha256(msgspec.json.encode([settings, seed]))
     for name in (*config.registries, *([config.personas] if config.personas else [])):
         path = Path(name)
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:

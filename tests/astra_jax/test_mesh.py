@@ -181,7 +181,7 @@ import sys, jax
 jax.config.update("jax_num_cpu_devices", 4)
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 import numpy as np
-from test_mesh import DENSE, init_params, loss_sums, make_mesh, packed_batch, batch_sharding, param_shardings
+from test_mesh import DENSE, batch_sharding, loss_sums, make_mesh, packed_batch
 from astra_jax.models.hf_checkpoint import hf_tensors
 mesh = make_mesh(fsdp=2, context=2, tensor=2)
 params = jax.jit(lambda: DENSE.init(jax.random.key(0)), out_shardings=DENSE.param_shardings(mesh))()
