@@ -30,7 +30,7 @@ class Summary:
         rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
         details: stage → reason → one example.
         statistics: by dataset, as on its card.
-        datasets: name → folder.
+        datasets: name → folder; two runs that made the same are equal wherever they wrote it.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Summary:
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     details: dict[str, dict[str, str]] = field(default_factory=dict)
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    datasets: dict[str, Path] = field(default_factory=dict)
+    datasets: dict[str, Path] = field(default_factory=dict, compare=False)
 
 
 class Track(Generic[C]):
