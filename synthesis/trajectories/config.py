@@ -10,9 +10,10 @@ from synthesis.core.records import Language, TaskScores
 from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource
 from synthesis.trajectories.execution import Failures
-from synthesis.trajectories.tool_graph import check_operators
 
 Augmentation = Literal["diverse", "complicate", "persona"]
+OPERATORS = ("vote", "back_translation")
+"""Verification operators: functions in `tool_graph.py`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TrajectoriesConfig:
         min_length: shortest chain; 1 makes each tool a chain of its own.
         max_length: longest chain (paper: 5).
         acyclic: no tool twice in a chain.
-        operators: verification operators in order, by their names in `tool_graph.OPERATORS`; a chain must pass all.
+        operators: verification operators in order, by their names in `OPERATORS`; a chain must pass all.
         votes: votes of the first, tries of the second.
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
         server_tasks: share of the tasks that are made from the server alone, without a chain.
@@ -122,7 +123,12 @@ class TrajectoriesConfig:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
-        check_operators(self.operators)
+        for name in self.operators:
+            if name not in OPERATORS:
+                raise ValueError(f"operators: unknown {name!r}; use {', '.join(OPERATORS)}")
+            if self.operators.count(name) > 1:
+                # One verdict for each name: the second would hide the first.
+                raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
         if not 0 < self.near_duplicate <= 1:
             raise ValueError(f"near_duplicate: {self.near_duplicate} is no similarity; use a number above 0, up to 1")
         for name in ("votes", "attempts", "max_turns", "max_tokens"):

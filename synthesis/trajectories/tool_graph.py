@@ -185,17 +185,7 @@ async def back_translation(chain: ToolChain, context: TrajectoryContext, server:
 
 
 OPERATORS: dict[str, Operator] = {"vote": vote, "back_translation": back_translation}
-"""By the names that a config uses. Another check is another entry."""
-
-
-def check_operators(names: Sequence[str]) -> None:
-    """Raises `ValueError` for a name that no operator has, or one that stands there twice."""
-    for name in names:
-        if name not in OPERATORS:
-            raise ValueError(f"operators: unknown {name!r}; use {', '.join(OPERATORS)}")
-        if names.count(name) > 1:
-            # One verdict for each name: the second would hide the first.
-            raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+"""By the names that a config uses (`config.OPERATORS`). Another check is another entry in both."""
 
 
 async def verify(chain: ToolChain, context: TrajectoryContext, servers: Servers) -> list[ToolChain]:

@@ -14,6 +14,7 @@ from trajectories_world import context
 from synthesis.core.records import ToolChain, Verdict
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
+from synthesis.trajectories.config import OPERATORS as NAMES
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote
 from synthesis.trajectories.tool_graph import (
@@ -145,6 +146,7 @@ async def test_the_config_says_which_operators_run_in_which_order(monkeypatch):
 
         return judge
 
+    monkeypatch.setattr("synthesis.trajectories.config.OPERATORS", (*NAMES, "yes", "no"))
     monkeypatch.setitem(OPERATORS, "yes", named("yes", True))
     monkeypatch.setitem(OPERATORS, "no", named("no", False))
     order = ("yes", "no", "back_translation")
@@ -156,6 +158,7 @@ async def test_the_config_says_which_operators_run_in_which_order(monkeypatch):
 
 
 def test_operators_are_checked():
+    assert tuple(OPERATORS) == NAMES
     with pytest.raises(ValueError, match="operators: unknown 'guess'; use vote, back_translation"):
         TrajectoriesConfig(operators=("vote", "guess"))
     with pytest.raises(ValueError, match="operators: 'vote' stands there twice"):
