@@ -23,6 +23,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "aiohttp>=3.10",
+        "anyio>=4",
         "array-record>=0.8",
         "datasketch>=1.6",
         "etils[epath]",
@@ -48,6 +49,7 @@ setup(
         "safetensors>=0.5",
         "scipy",
         "tensorboardX>=2.6",
+        "tensorstore>=0.1.70",
         "tokenizers>=0.21",
         "tqdm>=4.66",
         # Embeds tool documents; its model ships in it.
@@ -69,7 +71,9 @@ setup(
     extras_require={
         "cuda": ["jax[cuda13]>=0.8"],
         # Datasets and runs on Google Cloud Storage.
-        "gcs": ["gcsfs"],
+        "gcs": ["fsspec", "gcsfs", "google-api-core", "google-auth", "google-cloud-storage"],
+        # Tokenizers without a tokenizer.json.
+        "hf": ["transformers>=4.56"],
         # ASTRA's released records as .parquet.
         "parquet": ["pyarrow"],
         # Synthesis on many cores and machines: --executor=ray.

@@ -129,7 +129,13 @@ class ChatTokenizer:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
         slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
         if slow and not in_bucket(folder):  # transformers converts it
-            from transformers import AutoTokenizer
+            try:
+                from transformers import AutoTokenizer
+            except ImportError:
+                raise TokenizerError(
+                    f"{dir} has no tokenizer.json, and its vocab.json and merges.txt are converted by transformers: "
+                    "pip install 'astra-jax[hf]', or give a folder with a tokenizer.json"
+                ) from None
 
             return cls(AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer, origin=str(dir))
         raise TokenizerError(

@@ -127,11 +127,6 @@ def require_readable_library() -> None:
 # --- namespaces
 
 
-def namespace_ids() -> dict[str, str]:
-    """This process's namespaces, for comparison."""
-    return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
-
-
 def enter_namespaces(*, as_superuser: bool) -> None:
     """Leave the host's namespaces; the next child is process 1 of the new pid namespace.
 

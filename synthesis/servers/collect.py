@@ -80,12 +80,6 @@ def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[Server
     return [source for source in every if source.language in set(languages)]
 
 
-def npm_source(package: str, *arguments: str, id: str, title: str, domain: str) -> ServerSource:
-    """A server from npm that is already installed; `npx --no-install` never downloads."""
-    execution = StdioExecution(["npx", "--no-install", package, *arguments])
-    return ServerSource(id, title, title, domain, "en", execution)
-
-
 def source_key(source: ServerSource) -> str:
     """The journal's key: a server whose command was missing is tried again once the command is there."""
     if not isinstance(source.execution, StdioExecution):

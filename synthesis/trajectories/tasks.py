@@ -136,12 +136,6 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
     }
 
 
-def without_duplicates(tasks: Sequence[Task], threshold: float = 0.8) -> list[Task]:
-    """The tasks without the repeated ones."""
-    repeated = repeated_tasks(tasks, threshold)
-    return [task for task in tasks if task.id not in repeated]
-
-
 def _checked(question: str, server: ToolServer, where: str) -> str:
     question = question.strip()
     if not question:

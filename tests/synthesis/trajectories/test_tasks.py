@@ -25,7 +25,7 @@ from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.near_duplicates import near_duplicates, shingles
 from synthesis.trajectories.personas import Persona, read_personas
 from synthesis.trajectories.pipeline import synthesize
-from synthesis.trajectories.tasks import TaskSeed, augment, named_tool, score, without_duplicates, write_task
+from synthesis.trajectories.tasks import TaskSeed, augment, named_tool, repeated_tasks, score, write_task
 from synthesis.trajectories.teacher_answers import (
     BackTranslatedChain,
     ChainTask,
@@ -223,8 +223,9 @@ def test_the_first_is_kept_and_other_servers_have_their_own():
     one = msgspec.structs.replace(TASK, id="one", question=long + "people live in that city at the moment.")
     near = msgspec.structs.replace(one, id="near", question=long + "people live in that city at this moment.")
     elsewhere = msgspec.structs.replace(near, id="elsewhere", server_id="other")
-    assert without_duplicates([one, near, elsewhere], 0.7) == [one, elsewhere]
-    assert without_duplicates([one, near, elsewhere], 1.0) == [one, near, elsewhere]
+    repeated = repeated_tasks([one, near, elsewhere], 0.7)
+    assert list(repeated) == ["near"] and "at this moment" in repeated["near"] and "at the moment" in repeated["near"]
+    assert repeated_tasks([one, near, elsewhere], 1.0) == {}
     assert near_duplicates([(0, "a b"), (0, "c d"), (0, "A b."), (0, "a  b")], 1.0) == [None, None, 0, 0]
     with pytest.raises(ValueError, match="near_duplicate: 0"):
         near_duplicates([], 0)

@@ -34,7 +34,7 @@ from synthesis.trajectories.execution import FAILURES, Failures
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.pipeline import TrajectoriesConfig, synthesize
-from synthesis.trajectories.tasks import language_of, without_duplicates
+from synthesis.trajectories.tasks import language_of, repeated_tasks
 from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn, EmulatedResult
 
 MISSING = ServerSource("gone", "Gone", "Not there.", "test", "en", StdioExecution(["no-such-mcp-server"]))
@@ -314,4 +314,4 @@ def test_near_duplicates_are_the_same_words():
         msgspec.structs.replace(one, id=i, question=q)
         for i, q in (("b", "what is the Capital of Japan"), ("c", "What is the capital of Chad?"))
     )
-    assert without_duplicates([one, same, other]) == [one, other]
+    assert list(repeated_tasks([one, same, other], 0.8)) == ["b"]
