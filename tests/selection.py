@@ -5,6 +5,8 @@ from __future__ import annotations
 QUICK: dict[str, tuple[str, ...]] = {
     # What catches most: the floors, the records, and each contract once.
     "test_floors.py": (),
+    "test_names.py": (),
+    "test_paths.py": (),
     "test_selection.py": (),
     "synthesis/core/test_chat_format.py": (),
     "synthesis/core/test_datasets.py": (),

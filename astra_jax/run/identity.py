@@ -13,6 +13,8 @@ from synthesis.core.workdir import WorkdirError
 
 _FORMERLY_KEPT = ("row_buckets", "concurrent_groups", "deadline_seconds")
 """Parts of identities that earlier versions saved; runs may change them now."""
+_LATER = ("trajectories.attempts",)
+"""Settings that earlier versions did not have, and whose default changes nothing that was finished."""
 
 
 def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: F
         WorkdirError: they differ.
     """
     saved, ours = _comparable(saved), _comparable(ours)
+    ours = {name: value for name, value in ours.items() if name in saved or not name.endswith(_LATER)}
     names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
     if names:
         names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first

@@ -258,3 +258,11 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
             np.testing.assert_array_equal(a, b)
     assert [row["step"] for row in read_metrics(tmp_path / "resumed" / "metrics")] == [1, 2, 3]
     assert list((tmp_path / "straight" / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_setting_of_todays_does_not_part_a_run_from_its_past() -> None:
+    before = {"config.trajectories.votes": 3}
+    check_same_run(before, before | {"config.trajectories.attempts": 3}, "DIR")
+    later = before | {"config.trajectories.attempts": 2}
+    with pytest.raises(WorkdirError, match="config.trajectories.attempts is 2 there, 3 here"):
+        check_same_run(later, later | {"config.trajectories.attempts": 3}, "DIR")
