@@ -20,7 +20,7 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         for updates in (2, 3):
             more = ("--workdir=gs://bucket/run", f"--config.grpo.steps={updates}")
             ended = run_grpo(tmp_path, *more, environment=bucket.environment)
-            assert f"gs://bucket/run/checkpoints: {updates} updates, finished" in ended.stdout
+            assert f"gs://bucket/run/checkpoints: {updates} steps, finished" in ended.stdout
             rows = [json.loads(line) for line in bucket.get("run/metrics/metrics.jsonl").splitlines()]
             assert [row["step"] for row in rows] == list(range(1, updates + 1))
             assert all(row["train/trained_tokens"] > 0 and row["train/gradient_norm"] > 0 for row in rows)
@@ -44,7 +44,7 @@ def test_runs_on_vllm_servers(tmp_path) -> None:
             workdir = tmp_path / way
             asked = (f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}")
             ended = run_grpo(tmp_path, f"--workdir={workdir}", *asked)
-            assert f"{workdir / 'checkpoints'}: 2 updates, finished" in ended.stdout
+            assert f"{workdir / 'checkpoints'}: 2 steps, finished" in ended.stdout
             rows = read_metrics(workdir / "metrics")
             assert [row["step"] for row in rows] == [1, 2]
             for row in rows:

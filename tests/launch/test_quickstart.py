@@ -275,7 +275,7 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(finished, tmp_path
     for _ in range(2):
         result = grpo(finished, tmp_path / "run", config)
         assert result.returncode == 0, result.stderr[-3000:]
-        assert re.search(r"/run/checkpoints: \d updates, (finished|exhausted)", result.stdout)
+        assert re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", result.stdout)
         assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
 
 
