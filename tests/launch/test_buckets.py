@@ -112,7 +112,7 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
 
 def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
-    from astra_vllm.checkpoint import CheckpointError as Unreadable
+    from astra_vllm.checkpoint import PolicyCheckpointError as Unreadable
     from astra_vllm.checkpoint import PolicyCheckpoint
 
     model = tiny_model(512, 128)

@@ -60,7 +60,7 @@ class PolicyCheckpoint:
         item: a folder, or a URL that tensorstore knows (`gs://`, `s3://`).
 
     Raises:
-        CheckpointError: nothing there, not committed, or not an item of the expected form.
+        PolicyCheckpointError: nothing there, not committed, or not an item of the expected form.
     """
 
     def __init__(self, item: str) -> None:
@@ -140,7 +140,7 @@ class PolicyCheckpoint:
             optional: names that may be there too.
 
         Raises:
-            CheckpointError: names the first tensor that is missing, left over or of another shape.
+            PolicyCheckpointError: names the first tensor that is missing, left over or of another shape.
         """
         found = {span.name: span.shape for span in self.spans}
         for name, shape in sorted(expected.items()):
@@ -162,7 +162,7 @@ class PolicyCheckpoint:
             buffer: of `self.bytes` bytes.
 
         Raises:
-            CheckpointError: names the leaf that cannot be read.
+            PolicyCheckpointError: names the leaf that cannot be read.
         """
         whole = np.frombuffer(buffer, np.uint8)
         reads: list[tuple[str, Any]] = []

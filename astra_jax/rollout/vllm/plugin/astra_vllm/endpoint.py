@@ -20,7 +20,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from vllm import platforms
 
-from astra_vllm.checkpoint import CheckpointError, PolicyCheckpoint
+from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError
 from astra_vllm.handover import Handover, WeightTransfer, WorkerExtension
 from astra_vllm.memory import Place, SharedMemory
 from astra_vllm.model import Shapes, expected_tensors, vocabulary_digest
@@ -98,7 +98,7 @@ class PolicyEndpoint:
                 places = [(span.name, span.shape, span.dtype, span.start) for span in checkpoint.spans]
                 await asyncio.to_thread(self._handover.prepare, self._memory, places)
                 clock.lap("read")
-            except CheckpointError as error:
+            except PolicyCheckpointError as error:
                 return _refused(400, str(error))
             try:
                 await self._load(self._memory, places, version, clock)
