@@ -148,7 +148,7 @@ def test_presets_are_the_papers(name: str) -> None:
         assert run.model.max_positions >= max(run.grpo.row_buckets) > 25_600 + 49_152
         assert run.model.yarn.factor == 3
     else:
-        assert run.sft.data.seq_len == 20_480 and run.sft.data.rows == 32 and run.model.yarn is None
+        assert run.sft.data.seq_len == 20_480 and run.sft.batch_size == 32 and run.model.yarn is None
         assert run.sft.learning_rate == {"sft:14b": 5e-6, "sft:32b": 2e-6}.get(name, run.sft.learning_rate)
 
 
