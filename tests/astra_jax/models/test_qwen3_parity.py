@@ -178,7 +178,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> Non
         if t < 14:
             x, cache = step(served, tokens_bt=one, positions_bt=at, cache=cache)
         else:  # 14 and after as in a decode chunk
-            x, recent = forward_one(served, config, one, at, cache, recent, t - 14)
+            x, recent = forward_one(served, one, at, cache, recent, t - 14)
         hidden.append(np.asarray(x))
     logits = np.concatenate(hidden, axis=1) @ np.asarray(config.head_kernel(params))
     np.testing.assert_allclose(logits, expected, atol=2e-5)
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path) -> None:
         hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, d_ff=96))
     with pytest.raises(hf_checkpoint.WeightsError, match="lm_head.weight is missing"):
         hf_checkpoint.load_hf(tmp_path, CONFIGS["untied"])
-    with pytest.raises(hf_checkpoint.WeightsError, match="do not belong to this config"):
+    with pytest.raises(hf_checkpoint.WeightsError, match="do not belong to this model"):
         hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, n_layers=2))
     (tmp_path / "config.json").unlink()
     with pytest.raises(hf_checkpoint.WeightsError, match="no config.json"):

@@ -95,7 +95,7 @@ from astra_jax.mesh import make_mesh
 from astra_jax.tokenizer import ChatTokenizer
 tokenizer, workdir, updates = ChatTokenizer.load(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5])
 mesh = make_mesh(fsdp=2, context=2, tensor=2)
-result = asyncio.run(run(tokenizer, workdir, mesh, updates=updates))
+result = asyncio.run(run(tokenizer, workdir, mesh, steps=updates))
 assert jax.process_count() == 2 and not jax.tree.leaves(result.params)[0].is_fully_addressable
 params = multihost_utils.process_allgather(result.params, tiled=True)
 if jax.process_index() == 0:
