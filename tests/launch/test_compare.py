@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from result_world import BFCL, evaluation, result
 from viewing import INJECTION, ROOT, text_of
@@ -125,7 +126,7 @@ def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None
         result("base", INJECTION, 1, 0, problem="long " * 1000),
     )
     info = replace(BFCL, categories=BFCL.categories[:1], headline={INJECTION: ("base",)}, notes=(INJECTION,))
-    suite = replace(hostile.suites[BFCL.name], info=info, totals={"base": 200})
+    suite = msgspec.structs.replace(hostile.suites[BFCL.name], info=info, totals={"base": 200})
     page = tmp_path / "page.html"
     write_evaluation(page, tabulate(replace(hostile, suites={BFCL.name: suite}, results=results)))
     opened(browser, page)
