@@ -423,7 +423,7 @@ async def test_policy_refuses_what_is_too_weak() -> None:
 REFUSE_NAMESPACES = """
     import asyncio, ctypes, errno, struct, sys
     from sandbox import SandboxConfig, SandboxPool
-    from sandbox.seccomp import Filter
+    from sandbox.seccomp import SyscallFilter
     from sandbox.syscalls import MACHINE
     calls = {"x86_64": (272, 165, 155, 135, 308), "aarch64": (97, 40, 41, 92, 268)}[MACHINE]
     program = [(0x20, 0, 0, 0)]  # unshare, mount, pivot_root, personality, setns: as a container's profile refuses them
@@ -431,7 +431,7 @@ REFUSE_NAMESPACES = """
         program += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM)]
     program.append((0x06, 0, 0, 0x7FFF0000))
     ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
-    filter = Filter(program)
+    filter = SyscallFilter(program)
     function, arguments = filter.attachment()
     assert function(*arguments) == 0
     async def main():
