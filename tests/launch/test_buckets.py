@@ -112,8 +112,8 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
 
 def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
-    from astra_vllm.checkpoint import PolicyCheckpointError as Unreadable
     from astra_vllm.checkpoint import PolicyCheckpoint
+    from astra_vllm.checkpoint import PolicyCheckpointError as Unreadable
 
     model = tiny_model(512, 128)
     publisher = Publisher("gs://bucket/policy", model, dtype="float32")

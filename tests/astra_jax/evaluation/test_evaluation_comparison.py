@@ -127,7 +127,8 @@ def test_headlines_of_shared_questions_are_paired_too() -> None:
 def altered(run: Evaluation, roles=None, **changes) -> Evaluation:
     """A run of a suite that declares something else."""
     suite = run.suites[BFCL.name]
-    return replace(run, suites={BFCL.name: replace(suite, info=replace(suite.info, **changes))}, roles=roles or {})
+    suite = msgspec.structs.replace(suite, info=replace(suite.info, **changes))
+    return replace(run, suites={BFCL.name: suite}, roles=roles or {})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_another_decoding_and_settings_are_shown() -> None:
     before, after = missing(0.5), replace(missing(0.5), config={"seed": 1})
     run = after.suites[BFCL.name]
     cold = {name: replace(one, temperature=0.0) for name, one in run.decodings.items()}
-    after = replace(after, suites={BFCL.name: replace(run, decodings=cold)})
+    after = replace(after, suites={BFCL.name: msgspec.structs.replace(run, decodings=cold)})
     found = compare({"before": before, "after": after})
     assert found.differences == [
         "bfcl_v3_mt/base: after was sampled otherwise than before: temperature 0.0 instead of 0.6",
@@ -185,7 +186,7 @@ def test_suites_that_only_some_runs_have_are_left_out_and_named() -> None:
     both = missing(0.5)
     run = both.suites[BFCL.name]
     info = replace(run.info, name="ours", title="Ours")
-    both = replace(both, suites={**both.suites, "ours": replace(run, info=info)})
+    both = replace(both, suites={**both.suites, "ours": msgspec.structs.replace(run, info=info)})
     both = replace(both, results=both.results + tuple(msgspec.structs.replace(r, suite="ours") for r in both.results))
     found = compare({"before": missing(0.5), "after": both})
     assert [one.name for one in found.suites] == [BFCL.name]
