@@ -1,6 +1,6 @@
 """The one interface through which every loop samples: token ids in, token ids and their logprobs out.
 
-Two kinds of policy stand behind it: the embedded JAX engine (`rollout/engine.py`) and external servers. Text never
+Two kinds of policy stand behind it: the embedded JAX engine (`rollout/engine/`) and external servers. Text never
 crosses this line, so what is trained on is exactly what was sampled.
 """
 

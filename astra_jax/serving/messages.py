@@ -37,7 +37,7 @@ def prompt_of(request: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
     """The conversation's token ids, with the assistant's turn opened.
 
     Raises:
-        Refused: a message or a tool that is not in OpenAI's form, or has something else than text.
+        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
     """
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]

@@ -221,7 +221,7 @@ def parse(body: bytes, kind: type[Request]) -> Request:
     """The request in a body, checked.
 
     Raises:
-        Refused: it is no JSON object, or a field is unknown, of another type, out of range or not offered.
+        InvalidRequest: it is no JSON object, or a field is unknown, of another type, out of range or not offered.
     """
     try:
         fields = json.loads(body)

@@ -105,7 +105,7 @@ def samplings_of(
         turn_ends: token ids that end a turn, unless `asked.ignore_eos`.
 
     Raises:
-        Refused: a prompt or the stop ids are more than the policy takes.
+        InvalidRequest: a prompt or the stop ids are more than the policy takes.
     """
     for prompt in prompts:
         _check_prompt(prompt, limits, "prompt" if isinstance(asked, CompletionRequest) else "messages")

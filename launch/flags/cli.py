@@ -61,10 +61,10 @@ def run(
     """Parse the command line and run a program.
 
     Exits with what `main` returns (None is 0), with 1 for unknown flags (absl's own behaviour, which names the nearest
-    flag), and with 2 after a one-line message for `UsageError` and the errors that `mends()` lists.
+    flag), and with 2 after a one-line message for `UsageError` and the errors that `user_errors()` lists.
 
     Args:
-        mends: the exceptions whose messages already say what to do; called only when something was raised.
+        user_errors: the exceptions whose messages already say what to do; called only when something was raised.
         argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --dataset=DIR`.
     """
     if argument is not None:

@@ -206,7 +206,7 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
         accept: defects that do not reject a record; see `import_record`.
 
     Raises:
-        ValueError: the file cannot be read; see `astra_records.read_rows`.
+        ValueError: the file cannot be read; see `records.read_rows`.
     """
     found: list[Trajectory] = []
     rejected: Counter[str] = Counter()
@@ -232,7 +232,7 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
 def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
     """One row, whatever is wrong with it, and the defects with their names.
 
-    The defects are those of `foreign_messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
+    The defects are those of `messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
     not list), `colliding_names` (two tools share one; the first is kept) and `bad_schema` (a tool that is left out).
     A record without scores has none, and the reward 0.
 

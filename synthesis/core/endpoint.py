@@ -223,9 +223,9 @@ class Endpoint:
             rng: of the jitter of pauses.
 
         Raises:
-            Refused: this request is refused while others would not be; or it fails again and again while others are
-                answered.
-            EndpointRefuses: any request would be refused.
+            RequestRefused: this request is refused while others would not be; or it fails again and again while others
+                are answered.
+            EndpointUnusable: any request would be refused.
             EndpointDown: no request at all is answered.
             BudgetSpent: too little is left for it.
         """
@@ -339,8 +339,8 @@ class Endpoint:
         """What a refusal means: the failure that kept the endpoint from telling.
 
         Raises:
-            Refused: it is about the request.
-            EndpointRefuses: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
+            RequestRefused: it is about the request.
+            EndpointUnusable: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
                 the simplest request with the same settings is refused as well.
         """
         if refusal.status in self.OF_THE_CALLER:
@@ -363,7 +363,7 @@ class Endpoint:
         """Ask the simplest of questions with a request's settings; why there was no answer.
 
         Raises:
-            EndpointRefuses: the endpoint refuses even this.
+            EndpointUnusable: the endpoint refuses even this.
         """
         settings = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         for of_the_request in ("tools", "tool_choice", "parallel_tool_calls"):

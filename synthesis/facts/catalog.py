@@ -70,9 +70,6 @@ KINDS: Mapping[str, Kind] = {
 }
 """Entity kinds by name. A relation whose value is one of them can be chained."""
 
-VALUE_KINDS = ("number", "text", "date")
-"""Kinds of values that end a chain."""
-
 
 @dataclass(frozen=True)
 class FactServer:

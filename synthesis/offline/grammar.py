@@ -33,7 +33,7 @@ from synthesis.offline.plans import (
     terminals,
 )  # fmt: skip
 from synthesis.offline.sampling import random_plan
-from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, without_persona
+from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, listed, without_persona
 
 __all__ = [
     "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "from_chains", "normal",
@@ -88,14 +88,7 @@ def _phrase(relations: Sequence[str], entity: str, rng: random.Random, language:
 
 def _framed(phrases: list[str], frames: Sequence[Frame], rng: random.Random, language: Language) -> str:
     frame = rng.choice([f for f in frames if f.accepts(len(phrases))])
-    return f"{frame.before}{_listed(phrases, language)}{frame.after}"
-
-
-def _listed(phrases: list[str], language: Language) -> str:
-    *first, last = phrases
-    if not first:
-        return last
-    return f"{', '.join(first)} and {last}" if language == "en" else f"{'、'.join(first)}和{last}"
+    return f"{frame.before}{listed(phrases, language)}{frame.after}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

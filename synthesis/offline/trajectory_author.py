@@ -20,7 +20,7 @@ from synthesis.facts.relations import all_relations, joinable
 from synthesis.offline import grammar, judges, sampling, templates
 from synthesis.offline.intents import FactIntent, TemplateIntent, ready, replay, understand, understand_run
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import COMPLICATIONS, PERSONAS, introduction
+from synthesis.offline.wording import COMPLICATIONS, PERSONAS, introduction, listed
 from synthesis.pipeline.partition import Partition
 from synthesis.trajectories import teacher_answers as a
 from synthesis.trajectories.personas import Persona
@@ -320,14 +320,6 @@ def final_text(values: Sequence[Value], language: Language) -> str:
     """The final answer: one short sentence with the values."""
     says = _SAYS[language]
     return says["one" if len(values) == 1 else "many"].format(listed([str(value) for value in values], language))
-
-
-def listed(words: Sequence[str], language: Language) -> str:
-    """`a, b and c`."""
-    *first, last = words
-    if not first:
-        return last
-    return f"{', '.join(first)} and {last}" if language == "en" else f"{'、'.join(first)}和{last}"
 
 
 def _agent_call(call: ToolCall) -> a.AgentCall:

@@ -6,7 +6,7 @@ They are data of the grammar (`synthesis.offline.grammar`), which parses every o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -127,3 +127,11 @@ COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
         "每一步都要用工具核实。",
     ),
 }
+
+
+def listed(words: Sequence[str], language: Language) -> str:
+    """`a, b and c`."""
+    *first, last = words
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}" if language == "en" else f"{'、'.join(first)}和{last}"

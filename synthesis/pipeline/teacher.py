@@ -125,7 +125,7 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointRefuses` or `NotRecorded`.
+            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
         return await self.answer(answer, render_prompt(answer, variables, language), seed)
 

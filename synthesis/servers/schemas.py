@@ -58,7 +58,7 @@ def normal_schema(schema: Mapping[str, Any], *, root: Any = None) -> dict[str, A
     return normal
 
 
-def object_schema(schema: Any, *, root: Any = None) -> dict[str, Any]:
+def object_schema(schema: Any) -> dict[str, Any]:
     """The normal form of a tool's parameters: an object schema that Draft 2020-12 allows.
 
     Raises:
@@ -66,7 +66,7 @@ def object_schema(schema: Any, *, root: Any = None) -> dict[str, Any]:
     """
     if not isinstance(schema, Mapping) or not schema:
         raise Unmappable("no_schema", "the tool document has no parameter schema; add one of type object")
-    parameters = normal_schema(schema, root=root)
+    parameters = normal_schema(schema)
     if parameters.setdefault("type", "object") != "object":
         raise Unmappable("not_an_object", f"the parameter schema is of type {parameters['type']!r}")
     parameters.setdefault("properties", {})

@@ -1,8 +1,9 @@
 """BFCL v3, multi-turn: users who ask for one thing after another, simulators whose state is compared at every turn.
 
 Data, simulators, tool documents and checker are those of `bfcl-eval`, whose four multi-turn categories are the same in
-its files of version 4. The loop between them and the model is ours (`rollout/turns.py`), and keeps to the harness's
-`BaseHandler.inference_multi_turn_FC` with `OpenAICompletionsHandler`; where it does not, `ABOUT.notes` says so.
+its files of version 4. The loop between them and the model is ours (`synthesis/core/agent_loop.py`), and keeps to the
+harness's `BaseHandler.inference_multi_turn_FC` with `OpenAICompletionsHandler`; where it does not, `INFO.notes` says
+so.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _CHECKS = (
 )
 """The harness's types of errors: which check an entry failed first."""
 
-ABOUT = SuiteInfo(
+INFO = SuiteInfo(
     name="bfcl_v3_mt",
     title="BFCL v3 multi-turn",
     harness=f"bfcl-eval {VERSION}",
@@ -126,7 +127,7 @@ def _of_harness(category: str) -> str:
 class BFCL:
     """The four multi-turn categories. Implements `Suite`."""
 
-    info = ABOUT
+    info = INFO
 
     def __init__(self, context: SuiteContext) -> None:
         self._context = context
@@ -137,8 +138,8 @@ class BFCL:
         interpreter = await ENVIRONMENT.make(self._context.harnesses)
         folder = interpreter.parent.parent
         packages = sorted(folder.glob("lib/python3.*/site-packages/bfcl_eval"))
-        check_files(packages[0] if packages else folder, dict(ABOUT.data_sha256), f"remove {folder}; it is made anew")
-        names = [category.name for category in ABOUT.categories]
+        check_files(packages[0] if packages else folder, dict(INFO.data_sha256), f"remove {folder}; it is made anew")
+        names = [category.name for category in INFO.categories]
         self._workers = WorkerProgram(
             interpreter,
             "bfcl.py",
@@ -167,7 +168,7 @@ class BFCL:
         if "abstained" in verdict:
             metrics["abstained"] = float(verdict["abstained"])
         return ItemResult(
-            suite=ABOUT.name,
+            suite=INFO.name,
             category=item.category,
             item=item.id,
             trial=item.trial,
