@@ -251,7 +251,8 @@ class RayExecutor:
         if ray.is_initialized():
             yield
             return
-        options: dict[str, Any] = {"logging_level": "error"}
+        # What workers print stays in Ray's own logs: Ray would mix it, and the machine's TPU log, into our output.
+        options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
         if self._address is None:
             options |= {"address": "local", "num_cpus": self._count, "include_dashboard": False}
         else:

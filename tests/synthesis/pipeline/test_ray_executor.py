@@ -42,7 +42,9 @@ ray: Any = pytest.importorskip("ray")
 def cluster() -> Iterator[str]:
     """The address of a Ray with room for two workers."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    context = ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error")
+    context = ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    logs = Path(context.address_info["session_dir"], "logs", "tpu_logs")  # Ray links a machine's there, if it has any
+    logs.mkdir(exist_ok=True)
     yield context.address_info["gcs_address"]
     ray.shutdown()
 
@@ -297,6 +299,8 @@ async def test_a_killed_run_of_the_program_goes_on_and_does_nothing_twice(cluste
     on_ray = ("--executor=ray", f"--ray_address={cluster}", "--ray_workers=2")
     killed = start("remote", *on_ray)
 
+    logs = Path(ray.worker.global_worker.node.get_logs_dir_path(), "tpu_logs")
+
     def finished() -> list[Any]:
         found = list((tmp_path / "remote" / "journals").glob("*.sqlite"))
         try:
@@ -307,9 +311,11 @@ async def test_a_killed_run_of_the_program_goes_on_and_does_nothing_twice(cluste
 
     while len(finished()) < 30:
         assert killed.poll() is None, killed.communicate()[1][-3000:]
+        with (logs / "tpu_driver.INFO").open("a") as log:
+            log.write("what another program says to its chip\n")
         await asyncio.sleep(0.02)
     killed.kill()
-    killed.communicate()
+    assert "chip" not in killed.communicate()[0]
     assert not (tmp_path / "remote" / "trajectories").exists()
     (journal,) = (tmp_path / "remote" / "journals").glob("*.sqlite")
     with sqlite3.connect(journal) as db:  # whoever does a finished input again is stopped
