@@ -39,7 +39,8 @@ def test_runs_on_vllm_servers(tmp_path) -> None:
     """A server with our plugin and dummy weights, and one as it comes, whose weights are reloaded from a folder."""
     world = World(tmp_path, MODEL, make_grpo_world(tmp_path))
     (tmp_path / "key").write_text(KEY)
-    with serving(Server(world), Server(world, plugin=False, dummy=False, scale_out=False)) as servers:
+    plain = Server(world, plugin=False, dummy=False, scale_out=False)
+    with serving(Server(world, forked=False), plain) as servers:
         for server, way in zip(servers, ("plugin", "reload"), strict=True):
             workdir = tmp_path / way
             asked = (f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}")

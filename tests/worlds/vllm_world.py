@@ -107,6 +107,7 @@ class Server:
         dummy: starts from dummy weights; else from those in the world's folder.
         logprobs: vLLM's `--logprobs-mode`.
         arguments: further ones of `vllm serve`.
+        forked: from a process that has imported vLLM; else started as users do.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Server:
         dtype: str = "float32",
         logprobs: str = "processed_logprobs",
         arguments: Sequence[str] = (),
+        forked: bool = True,
     ) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -144,23 +146,30 @@ class Server:
             self._command.append("--enable-scale-out")
         if ranks > 1:
             self._environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forked = forked
+        self._pid = 0
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            env={**os.environ, **self._environment},
-            stdout=self.log.open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if self._forked:
+            asked = {"command": self._command, "environment": self._environment, "log": str(self.log)}
+            zygote = _zygote()
+            zygote.stdin.write(json.dumps(asked) + "\n")
+            zygote.stdin.flush()
+            self._pid = int(zygote.stdout.readline())
+        else:
+            self._pid = subprocess.Popen(
+                self._command,
+                env={**os.environ, **self._environment},
+                stdout=self.log.open("ab"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ).pid
 
     def wait(self, seconds: float = 300) -> None:
         """Until it is healthy."""
-        assert self._process is not None
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            assert self._lives(), self.log.read_text()[-3000:]
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return
@@ -169,10 +178,25 @@ class Server:
 
     def kill(self) -> None:
         """All of it at once: the engine outlives the API process otherwise."""
-        if self._process is not None:
+        if self._pid:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+                os.killpg(self._pid, signal.SIGKILL)
+            while self._lives():
+                time.sleep(0.05)
+
+    def _lives(self) -> bool:
+        with contextlib.suppress(ChildProcessError):  # the zygote's are reaped there
+            if os.waitpid(self._pid, os.WNOHANG)[0]:
+                return False
+        return Path(f"/proc/{self._pid}").exists()
+
+
+@functools.cache
+def _zygote() -> subprocess.Popen[str]:
+    """Ends with this process, which holds its input open."""
+    command = [str(VLLM.with_name("python")), str(Path(__file__).with_name("vllm_zygote.py"))]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ class TPUServer(Server):
         self, world: World, environment: dict[str, str], *, chips: int = 1, worker: str = WORKER, **more
     ) -> None:
         arguments = (f"--worker-extension-cls={worker}", "--max-num-seqs=8", "--max-num-batched-tokens=256")
-        super().__init__(world, plugin=False, ranks=chips, arguments=arguments, **more)
+        super().__init__(world, plugin=False, ranks=chips, arguments=arguments, forked=False, **more)
         self._command[0] = str(Path(PYTHON).with_name("vllm"))
         self._environment = environment | {"JAX_LOG_COMPILES": "1"}
 
