@@ -26,11 +26,11 @@ def main() -> None:
 
     from astra_jax.evaluation.comparison import compare
     from astra_jax.evaluation.grids import comparison_json, comparison_markdown
-    from astra_jax.evaluation.saved import load
+    from astra_jax.evaluation.saved import load_evaluation
     from launch.viewer.evaluation_page import write_comparison
     from synthesis.core.files import write_text
 
-    compared = compare({name: load(folder) for name, folder in folders.items()})
+    compared = compare({name: load_evaluation(folder) for name, folder in folders.items()})
     print(comparison_markdown(compared))
     if _OUTPUT.value:
         write_comparison(Path(_OUTPUT.value), compared)

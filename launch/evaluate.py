@@ -70,7 +70,7 @@ async def _evaluate() -> str:
     from astra_jax.evaluation.endpoint_agent import endpoint_of
     from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.run import RunConfig, run_suites
-    from astra_jax.evaluation.saved import Evaluation, SuiteRun, save
+    from astra_jax.evaluation.saved import Evaluation, SuiteRun, save_evaluation
     from astra_jax.evaluation.suite import SuiteContext
     from astra_jax.evaluation.suites import make
     from astra_jax.evaluation.table import tabulate
@@ -130,7 +130,7 @@ async def _evaluate() -> str:
             for suite in suites:
                 await suite.close()
             await endpoint.close()
-    save(workdir, evaluation)
+    save_evaluation(workdir, evaluation)
     table = tabulate(evaluation)
     text = markdown(table)
     write_text(workdir / "table.md", text)

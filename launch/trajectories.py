@@ -34,7 +34,7 @@ def main() -> None:
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.core.stages import Journal
     from synthesis.trajectories.pipeline import synthesize
-    from synthesis.trajectories.statistics import rows
+    from synthesis.trajectories.statistics import table_rows
 
     workdir = cli.local_folder(_WORKDIR)
     journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
@@ -46,7 +46,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     for name, folder in summary.datasets.items():
         print(f"{folder}: {summary.counts[name]:,}")
     print()
-    for name, value in rows(summary.statistics["trajectories"]).items():
+    for name, value in table_rows(summary.statistics["trajectories"]).items():
         print(f"{name:<32} {value}")
     print()
     cli.print_rejected(summary.rejected, summary.details)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astra_jax.evaluation.saved import load
+from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Task, ToolChain, ToolEnvironment, ToolServer, Trajectory
@@ -129,6 +129,6 @@ def test_a_configuration_file_of_old_names_is_refused_with_the_name(old: Path) -
 
 
 def test_an_evaluation_is_read(old: Path) -> None:
-    evaluation = load(old / "evaluation")
+    evaluation = load_evaluation(old / "evaluation")
     assert evaluation.suites["bfcl_v3_mt"].info.title == "BFCL v3 multi-turn"
     assert [one.score for one in evaluation.results] == [1.0, 0.0]

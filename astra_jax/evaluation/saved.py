@@ -76,7 +76,7 @@ class _Card(msgspec.Struct):
     config: dict[str, Any]
 
 
-def save(workdir: Path, evaluation: Evaluation) -> Path:
+def save_evaluation(workdir: Path, evaluation: Evaluation) -> Path:
     """Write the dataset `results` in an evaluation's workdir, whole or not at all, replacing an older one."""
     runs = list(evaluation.suites.values())
     card = _Card(evaluation.model, runs, dict(evaluation.roles), dict(evaluation.config))
@@ -85,8 +85,8 @@ def save(workdir: Path, evaluation: Evaluation) -> Path:
     return folder
 
 
-def load(workdir: Path) -> Evaluation:
-    """Read what `save` wrote.
+def load_evaluation(workdir: Path) -> Evaluation:
+    """Read what `save_evaluation` wrote.
 
     Raises:
         DatasetError: there is none, or it is corrupt.

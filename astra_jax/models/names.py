@@ -65,17 +65,17 @@ class NamedParam:
         return block.transpose(np.argsort(order))
 
 
-def same(path: Path, name: str) -> NamedParam:
+def as_stored(path: Path, name: str) -> NamedParam:
     """A parameter whose axes are HF's, such as an embedding or a norm's scale."""
     return NamedParam(path, name, tuple((axis,) for axis in range(len(axes.letters(path[-1])))))
 
 
-def linear(path: Path, name: str) -> NamedParam:
+def linear_weight(path: Path, name: str) -> NamedParam:
     """A linear layer: [in …, out …] ↔ [out, in]."""
     inputs, outputs = axes.sides(path[-1])
     return NamedParam(path, name, (outputs, inputs))
 
 
-def bias(path: Path, name: str) -> NamedParam:
+def linear_bias(path: Path, name: str) -> NamedParam:
     """A linear layer's bias: [out …] ↔ [out]."""
     return NamedParam(path, name, (tuple(range(len(axes.letters(path[-1])))),))

@@ -112,7 +112,7 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
     if not statistics:
         return {}
     try:
-        table = (of_environments if environments else of_trajectories).rows(statistics)
+        table = (of_environments if environments else of_trajectories).table_rows(statistics)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError):
         return {}  # another writer's statistics; they are shown as they are
     runs = _at(statistics, "all_runs")
@@ -232,7 +232,7 @@ def _chart(
     notes = [f"{word} {of_all[word]:g}" for word in ("mean", "median", "least") if _is_number(of_all.get(word))]
     if charts.has_order(values):
         return Chart(title, ", ".join(notes), charts.columns(values, bins=bins), [])
-    return Chart(title, ", ".join(notes), None, charts.rows(values, shares=shares))
+    return Chart(title, ", ".join(notes), None, charts.chart_rows(values, shares=shares))
 
 
 def _rejections(rejected: Mapping[str, Any], stages: Sequence[str]) -> list[Rejection]:

@@ -99,7 +99,7 @@ def columns(histogram: Mapping[str, float], *, bins: tuple[float, float, float] 
     return Columns(max(width * len(labelled), 40), base + _FOOT, base, base + 14, bars)
 
 
-def rows(values: Mapping[str, float], *, shares: bool = False) -> list[ChartRow]:
+def chart_rows(values: Mapping[str, float], *, shares: bool = False) -> list[ChartRow]:
     """Named numbers, the largest first; the smallest of many are summed up in one row.
 
     Args:

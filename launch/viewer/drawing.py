@@ -82,7 +82,7 @@ class _Item:
     middle: float = 0.0
 
 
-def answer_text(answer: Answer) -> str:
+def shown_answer(answer: Answer) -> str:
     """An answer as people write it: `3.5 km`, `Oslo, Bergen`, `true`."""
     value = answer.value
     text = ", ".join(value) if isinstance(value, list) else str(value)
@@ -91,7 +91,7 @@ def answer_text(answer: Answer) -> str:
     return f"{text} {answer.unit}".strip()
 
 
-def draw(sub_questions: Sequence[SubQuestion], tools: Mapping[int, str]) -> Drawing:
+def draw_graph(sub_questions: Sequence[SubQuestion], tools: Mapping[int, str]) -> Drawing:
     """Lay a dependency graph out. Dependencies that do not exist are left out.
 
     Args:
@@ -135,7 +135,7 @@ def _text(sub: SubQuestion, tool: str) -> list[tuple[str, str]]:
     """(text, kind) of each line of a box."""
     width = _BOX_WIDTH - 2 * _PADDING
     used = tool or ("no reference call" if sub.needs_tool else "no tool needed")
-    parts = ((f"sub-question {sub.id}", "number"), (sub.question, "question"), (answer_text(sub.answer), "answer"))
+    parts = ((f"sub-question {sub.id}", "number"), (sub.question, "question"), (shown_answer(sub.answer), "answer"))
     return [(line, kind) for text, kind in (*parts, (used, "tool")) for line in wrap(text, width / FONT_SIZE)]
 
 

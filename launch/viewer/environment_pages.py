@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from launch.viewer.catalogue import Catalogue, EnvironmentFilter, code_tools, shown_tools, solved
-from launch.viewer.drawing import answer_text, draw
+from launch.viewer.drawing import draw_graph, shown_answer
 from launch.viewer.listing import address, asked, page_number
 from launch.viewer.pages import CALL, page, short
 from sandbox import SandboxError
@@ -81,12 +81,12 @@ class EnvironmentPages:
         return page(
             "environment.html.jinja",
             environment=environment,
-            drawing=draw(environment.sub_questions, tool_of),
+            drawing=draw_graph(environment.sub_questions, tool_of),
             needed=shown_tools(environment, environment.tools),
             irrelevant={
                 band: shown_tools(environment, tools) for band, tools in environment.distractors.items() if tools
             },
-            answer_text=answer_text,
+            shown_answer=shown_answer,
         )
 
     async def _call(self, request: web.Request) -> web.Response:

@@ -94,7 +94,7 @@ def _section(runs: Mapping[str, SuiteTable], shown: list[Grid]) -> _Section:
         info=info,
         grids=shown,
         bars=[(name, _bars(suite)) for name, suite in runs.items()],
-        endings=[(name, charts.rows(suite.use.finishes, shares=True)) for name, suite in runs.items()],
+        endings=[(name, charts.chart_rows(suite.use.finishes, shares=True)) for name, suite in runs.items()],
         decodings=[
             (f"{name}, {column.title}", grids.decoding_text(suite.decodings[column.name]))
             for name, suite in runs.items()

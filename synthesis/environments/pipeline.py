@@ -32,7 +32,7 @@ from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
-from synthesis.environments.validate import validate
+from synthesis.environments.validate import validate_draft
 from synthesis.environments.verify import finish
 from synthesis.pipeline.executors import Executor, Workers
 from synthesis.pipeline.partition import Split
@@ -108,7 +108,7 @@ async def _synthesize(
     async def judged(drafts: Sequence[Draft]) -> list[Draft]:
         drafts, repeated = distinct(drafts)
         track.reject("distinct", repeated)
-        drafts = await stage("validate", validate, drafts, id_of, Draft)
+        drafts = await stage("validate", validate_draft, drafts, id_of, Draft)
         drafts, worse = best(drafts, config.quality_percentile)
         track.reject("quality", worse)
         return drafts

@@ -77,10 +77,10 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def table(statistics: Mapping[str, Any]) -> str:
     """The paper's table (A.1.2) of a dataset's statistics, a row a line."""
-    return "\n".join(f"{name:<32} {value}" for name, value in rows(statistics).items())
+    return "\n".join(f"{name:<32} {value}" for name, value in table_rows(statistics).items())
 
 
-def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
+def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
     """The paper's table (A.1.2) of `statistics_of`, also as a card has them: name → text."""
     if not statistics["samples"]:
         return {"samples": "0"}

@@ -77,7 +77,7 @@ class ToolNecessityAnswer(msgspec.Struct, frozen=True):
 
 
 class DependencyConsistencyAnswer(msgspec.Struct, frozen=True):
-    """Whether the listed dependencies supply exactly what one sub-question refers to."""
+    """Whether the argument_list dependencies supply exactly what one sub-question refers to."""
 
     reason: str
     verdict: Literal["matched", "missing", "redundant"]
@@ -188,7 +188,7 @@ def arguments(given: list[Argument]) -> dict[str, Any]:
     return {one.name: one.value for one in given}
 
 
-def listed(given: dict[str, Any]) -> list[Argument]:
+def argument_list(given: dict[str, Any]) -> list[Argument]:
     """The inverse of `arguments`."""
     return [Argument(name, value) for name, value in given.items()]
 

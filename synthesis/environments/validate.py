@@ -28,7 +28,7 @@ from synthesis.environments.teacher_answers import (
 from synthesis.pipeline.context import accept
 
 
-async def validate(draft: Draft, context: EnvironmentContext) -> list[Draft]:
+async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draft]:
     """The draft with its tool necessities and quality scores.
 
     Raises:

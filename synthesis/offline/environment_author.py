@@ -35,7 +35,7 @@ from synthesis.environments.teacher_answers import (
     ToolCodeAnswer,
     ToolDocumentAnswer,
     ToolNecessityAnswer,
-    listed,
+    argument_list,
     to_parameters,
 )
 from synthesis.facts.relations import Relation, all_relations, joinable
@@ -157,8 +157,8 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
             AugmentedStep(
                 **msgspec.structs.asdict(step),
                 tool=step.intent,
-                arguments=listed({relation.parameter: relation.argument(subject)}),
-                other_arguments=listed({relation.parameter: relation.argument(other)}),
+                arguments=argument_list({relation.parameter: relation.argument(subject)}),
+                other_arguments=argument_list({relation.parameter: relation.argument(other)}),
             )
         )
     return AugmentedQuestionAnswer(grammar.question(plan, rng, language), final, domain, called)
@@ -246,7 +246,7 @@ def _dependency_consistency(
         return DependencyConsistencyAnswer(str(error), "missing")
     useless = [one.id for one in dependencies if not contains(subject, one.answer)]
     if not useless:
-        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every listed dependency", "matched")
+        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every argument_list dependency", "matched")
     # With the subject in the main question the step has all it needs, and the dependency is one too many.
     known = subject.casefold() in variables["question"].casefold()
     return DependencyConsistencyAnswer(f"{subject!r} does not come from {useless}", "redundant" if known else "missing")
@@ -279,7 +279,7 @@ def _sequential_rationality(
             subject = ""
         if any(not contains(subject, by_id[dependency].answer) for dependency in step.depends_on):
             needless.append(step.id)
-    return SequentialRationalityAnswer("the listed steps do not use the answer they wait for", needless)
+    return SequentialRationalityAnswer("the argument_list steps do not use the answer they wait for", needless)
 
 
 def _completeness(variables: Variables, language: Language, rng: random.Random) -> CompletenessAnswer:
@@ -343,7 +343,8 @@ def _reference_call(variables: Variables, language: Language, rng: random.Random
     relation, subject = _one_step(variables["step"], language)
     other = fact_tools.other_subject(relation, subject, _table(variables, relation, subject), variables["seed"])
     return ReferenceCallAnswer(
-        listed({relation.parameter: relation.argument(subject)}), listed({relation.parameter: relation.argument(other)})
+        argument_list({relation.parameter: relation.argument(subject)}),
+        argument_list({relation.parameter: relation.argument(other)}),
     )
 
 
@@ -369,7 +370,7 @@ def _merged_tool(variables: Variables, language: Language, rng: random.Random) -
     relation = asked[0][0]
     union = {row for _, subject in asked for row in _table(variables, relation, subject)}
     tool = fact_tools.fact_tool(relation, sorted(union), language, spec=variables["document"])
-    calls = [listed({relation.parameter: relation.argument(subject)}) for _, subject in asked]
+    calls = [argument_list({relation.parameter: relation.argument(subject)}) for _, subject in asked]
     return MergedToolAnswer(tool.code, calls)
 
 

@@ -28,7 +28,7 @@ from synthesis.trajectories.context import TrajectoryContext, open_context
 from synthesis.trajectories.interact import AgentRun, interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
-from synthesis.trajectories.tasks import TaskSeed, augment, repeated_tasks, score, write_task
+from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks, score_task, write_task
 
 _log = logging.getLogger(__name__)
 
@@ -175,14 +175,14 @@ class _Run:
             for task in written
             if config.augmentations and rng_for(self.seed, "augmented", task.id).random() < config.augmented
         ]
-        vary = partial(augment, servers=self.servers, personas=self.personas)
+        vary = partial(augment_task, servers=self.servers, personas=self.personas)
         varied = await self.track.stage("augment", vary, chosen, key=_id_of, out=Task, label="vary tasks")
         every = written + varied
         repeated = repeated_tasks(every, config.near_duplicate)
         unique = [task for task in every if task.id not in repeated]
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
         self.track.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
-        rate = partial(score, servers=self.servers)
+        rate = partial(score_task, servers=self.servers)
         scored = await self.track.stage("score", rate, unique, key=_id_of, out=Task, label="score tasks")
         # In a seeded order, so that a cut takes from all servers, modes and variations alike.
         rng_for(self.seed, "task_order").shuffle(scored)

@@ -168,7 +168,7 @@ def _injected_by_kind(trajectories: Sequence[Trajectory]) -> Counter[str]:
     return +kinds
 
 
-def rows(statistics: Mapping[str, Any]) -> dict[str, str]:
+def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
     """The paper's table (A.1.1, left column) of `trajectory_statistics`, also as a card has them: name → text."""
     if not statistics["conversations"]:
         return {"conversations": "0"}

@@ -67,7 +67,7 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
     return [await context.ask(ServerTask, {**variables, "tool_count": one.tool_count}, **asked, check=check_server)]
 
 
-async def augment(
+async def augment_task(
     task: Task, context: TrajectoryContext, servers: Servers, personas: Mapping[Language, Sequence[str | Persona]]
 ) -> list[Task]:
     """A variation of a task that needs the same tools, in the same language (paper, section 2.1.3).
@@ -107,7 +107,7 @@ async def augment(
     return [msgspec.structs.replace(task, id=f"{task.id}-{mode}", augmentation=mode, question=question)]
 
 
-async def score(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
+async def score_task(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
     """The task with its scores.
 
     Raises:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from launch.viewer.catalogue import Catalogue, EnvironmentFilter, skeleton
-from launch.viewer.drawing import draw, wrap
+from launch.viewer.drawing import draw_graph, wrap
 from synthesis.core.records import Answer, SubQuestion, ToolEnvironment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -91,10 +91,10 @@ def test_a_graph_that_is_wrong_is_drawn_as_far_as_it_goes() -> None:
         SubQuestion(1, "?", Answer(True), [2, 9], 3, True, ""),
         SubQuestion(2, "?", Answer(["a", "b"]), [2, 1], 1, True, ""),
     ]
-    drawing = draw(subs, {})
+    drawing = draw_graph(subs, {})
     assert [(arrow.source, arrow.target) for arrow in drawing.arrows] == [(2, 1), (2, 2), (1, 2)]
     assert [heading.text for heading in drawing.headings] == ["hop 1", "hop 3"] and len(drawing.boxes) == 2
-    assert draw([], {}).boxes == []
+    assert draw_graph([], {}).boxes == []
 
 
 def test_importing_the_pages_imports_no_jax() -> None:

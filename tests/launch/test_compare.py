@@ -13,7 +13,7 @@ import pytest
 from result_world import BFCL, evaluation, result
 from viewing import INJECTION, ROOT, text_of
 
-from astra_jax.evaluation.saved import Evaluation, save
+from astra_jax.evaluation.saved import Evaluation, save_evaluation
 from astra_jax.evaluation.table import tabulate
 from launch.viewer.evaluation_page import write_evaluation
 
@@ -36,7 +36,7 @@ def stages(tmp_path_factory) -> list[str]:
     """Three saved runs, as flags."""
     folder = tmp_path_factory.mktemp("stages")
     for name, share in (("base", 0.8), ("sft", 0.3), ("rl", 0.9)):
-        save(folder / name, stage(share, model=f"tiny-{name}"))
+        save_evaluation(folder / name, stage(share, model=f"tiny-{name}"))
     return [f"--run={name}={folder / name}" for name in ("base", "sft", "rl")]
 
 
@@ -141,7 +141,7 @@ def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None
 
 
 def test_errors_are_one_line(stages, tmp_path) -> None:
-    save(tmp_path / "other", stage(0.5, info=replace(BFCL, harness="bfcl-eval 2025.1.1")))
+    save_evaluation(tmp_path / "other", stage(0.5, info=replace(BFCL, harness="bfcl-eval 2025.1.1")))
     for arguments, message in [
         ([], "error: 0 runs are given; write --run=NAME=DIR"),
         ([stages[0], "--run=nothing"], "error: --run=nothing is not NAME=DIR"),

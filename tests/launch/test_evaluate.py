@@ -14,7 +14,7 @@ import pytest
 from evaluation_world import Request, Say, Scripted
 from rollout_world import make_environment
 
-from astra_jax.evaluation.saved import load
+from astra_jax.evaluation.saved import load_evaluation
 from launch.viewer.evaluated import Evaluated, Name, turns_of
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import ToolEnvironment
@@ -99,7 +99,7 @@ async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_
     assert "83.3" in (tmp_path / "table.html").read_text(encoding="utf-8")
     table = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert table["table"]["model"] == "mine" and not table["table"]["partial"]
-    evaluation = load(tmp_path)
+    evaluation = load_evaluation(tmp_path)
     assert [(one.item, one.trial, round(one.score, 3)) for one in evaluation.results] == [
         *(("france", trial, 1.0) for trial in range(2)),
         *(("japan", trial, 0.667) for trial in range(2)),

@@ -18,7 +18,7 @@ from result_world import BFCL, CATEGORIES, evaluation, result
 from viewing import INJECTION, fits, follow, rows, send, serving, text_of
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.saved import FOLDER, Evaluation, save
+from astra_jax.evaluation.saved import FOLDER, Evaluation, save_evaluation
 from launch.viewer.cards import shown_card
 from launch.viewer.evaluated import Evaluated, Name, turns_of
 from launch.viewer.result_pages import ResultPages
@@ -78,7 +78,7 @@ def with_results(*more: ItemResult) -> Evaluation:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
-    return save(tmp_path_factory.mktemp("evaluated"), with_results(FINISHED, AGAIN, HOSTILE))
+    return save_evaluation(tmp_path_factory.mktemp("evaluated"), with_results(FINISHED, AGAIN, HOSTILE))
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +204,9 @@ def test_what_cannot_be_shown_is_said(port, path: str, status: int, words: str) 
 
 
 async def test_results_that_change_meanwhile_are_not_mixed_up(tmp_path) -> None:
-    dataset = save(tmp_path, with_results(FINISHED, AGAIN))
+    dataset = save_evaluation(tmp_path, with_results(FINISHED, AGAIN))
     async with shown(dataset) as port:
-        save(tmp_path, with_results(AGAIN))
+        save_evaluation(tmp_path, with_results(AGAIN))
         for one in (FINISHED, AGAIN):
             status, _, text = await asyncio.to_thread(send, port, "GET", address(one))
             assert status == 503 and "its records are others now" in text and "start it again" in text
@@ -239,7 +239,7 @@ async def test_the_card_says_what_was_run(port, dataset, tmp_path) -> None:
         categories=(replace(CATEGORIES[0], title=INJECTION),),
     )  # fmt: skip
     hostile = evaluation({"base": [[1]]}, model=INJECTION, info=info)
-    async with shown(save(tmp_path, hostile)) as other:
+    async with shown(save_evaluation(tmp_path, hostile)) as other:
         for path in ("/", "/card", address(hostile.results[0])):
             _, _, text = await asyncio.to_thread(send, other, "GET", path)
             assert "&lt;script&gt;" in text and "<script>" not in text and "<img" not in text

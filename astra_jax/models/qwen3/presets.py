@@ -9,7 +9,7 @@ from typing import Any, Self
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.layers.sizes import Yarn
 from astra_jax.models.names import NamedParam
-from astra_jax.models.qwen3.names import table
+from astra_jax.models.qwen3.names import names_table
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Qwen3Config(Decoder):
 
     def names(self) -> list[NamedParam]:
         """See `Model.names`."""
-        return table(self)
+        return names_table(self)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that transformers and vLLM read."""

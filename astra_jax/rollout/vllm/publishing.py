@@ -65,7 +65,7 @@ class Publisher:
             if step >= version:
                 self._manager.wait_until_finished()
                 self._manager.delete(step)
-        tree = hf_tensors(params, model=self.model, dtype=self.dtype)
+        tree = stacked_hf_tensors(params, model=self.model, dtype=self.dtype)
         save_args = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
         items = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree, save_args=save_args)})
         self._manager.save(version, args=items, force=True)
@@ -156,7 +156,7 @@ def _copied(params: Params, *, dtype: str) -> Params:
 
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
-def hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
+def stacked_hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
     """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each."""
     tensors = {}
     for entry in model.names():

@@ -22,7 +22,7 @@ from astra_jax.evaluation import paper
 from astra_jax.evaluation.grids import as_json, markdown
 from astra_jax.evaluation.intervals import Estimate, combined, estimate, pass_hat
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.saved import SuiteRun, load, save
+from astra_jax.evaluation.saved import SuiteRun, load_evaluation, save_evaluation
 from astra_jax.evaluation.suite import Decoding, EvaluationError
 from astra_jax.evaluation.table import CategoryScore, departures, tabulate
 from synthesis.core.datasets import DatasetError, write_dataset
@@ -361,16 +361,18 @@ def test_several_suites_have_their_headlines_beside_each_other() -> None:
 
 def test_an_evaluation_is_read_as_it_was_written(tmp_path) -> None:
     whole = evaluation({"base": [[1, 0], [1, 1]], "miss_func": [[0], [1]]}, roles={"user": "gpt-4.1"}, total=200)
-    save(tmp_path, whole)
-    assert load(tmp_path) == whole and as_json(tabulate(load(tmp_path))) == as_json(tabulate(whole))
+    save_evaluation(tmp_path, whole)
+    assert load_evaluation(tmp_path) == whole and as_json(tabulate(load_evaluation(tmp_path))) == as_json(
+        tabulate(whole)
+    )
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path) -> None:
     with pytest.raises(DatasetError, match="no dataset at"):
-        load(tmp_path)
+        load_evaluation(tmp_path)
     write_dataset(tmp_path / "results", ItemResult, [], card={"model": "tiny"})
     with pytest.raises(EvaluationError, match="is not an evaluation's .*evaluate again"):
-        load(tmp_path)
+        load_evaluation(tmp_path)
 
 
 def test_tables_want_no_jax() -> None:

@@ -16,7 +16,7 @@ from astra_jax.models import families, hf_checkpoint
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.names import NamedParam
-from astra_jax.models.qwen3.names import table
+from astra_jax.models.qwen3.names import names_table
 from astra_jax.models.qwen3.presets import Qwen3Config
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ class Llama(Decoder):
     def names(self) -> list[NamedParam]:
         absent = () if self.qk_norm else ("q_norm_h", "k_norm_h")
         absent += () if self.output_bias else ("o_bias_d",)
-        return [name for name in table(self) if name.path[-1] not in absent]
+        return [name for name in names_table(self) if name.path[-1] not in absent]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:

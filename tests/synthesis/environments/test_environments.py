@@ -30,7 +30,7 @@ from synthesis.environments.drafts import Draft
 from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
 from synthesis.environments.proof import check_arguments, leaked
 from synthesis.environments.teacher_answers import ANSWERS, DecompositionAnswer
-from synthesis.environments.validate import validate
+from synthesis.environments.validate import validate_draft
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar
 from synthesis.offline.environment_author import HANDLERS
@@ -248,7 +248,7 @@ def _edit(draft: Draft, index: int, **changes: Any) -> Draft:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_true_decompositions_get_full_marks(language: Any) -> None:
     for draft in drafts(language, n=2):
-        (judged,) = asyncio.run(validate(draft, context()))
+        (judged,) = asyncio.run(validate_draft(draft, context()))
         assert judged.decomposition.quality is not None and judged.decomposition.quality.mean == 1.0
 
 
@@ -281,20 +281,22 @@ def chain() -> Draft:
     ],
 )
 def test_each_indicator_finds_its_fault(chain: Draft, index: int, changes: dict[str, Any], indicator: str) -> None:
-    (good,) = asyncio.run(validate(chain, context()))
+    (good,) = asyncio.run(validate_draft(chain, context()))
     assert good.decomposition.quality is not None and good.decomposition.quality.mean == 1.0
-    (judged,) = asyncio.run(validate(_edit(chain, index, **changes), context(quality_threshold=0.0)))
+    (judged,) = asyncio.run(validate_draft(_edit(chain, index, **changes), context(quality_threshold=0.0)))
     assert getattr(judged.decomposition.quality, indicator) < 1.0
     if index == 1 and "answer" in changes:
         with pytest.raises(Rejected, match="low_quality"):
-            asyncio.run(validate(_edit(chain, index, **changes), context()))
+            asyncio.run(validate_draft(_edit(chain, index, **changes), context()))
 
 
 def test_a_step_that_others_need_must_need_a_tool(chain: Draft) -> None:
     with pytest.raises(Rejected, match="tool_free_dependency"):
-        asyncio.run(validate(_edit(chain, 0, question="Which one is it?"), context()))
+        asyncio.run(validate_draft(_edit(chain, 0, question="Which one is it?"), context()))
     # A leaf may go without one.
-    (judged,) = asyncio.run(validate(_edit(chain, 1, question="Which one is it?"), context(quality_threshold=0.0)))
+    (judged,) = asyncio.run(
+        validate_draft(_edit(chain, 1, question="Which one is it?"), context(quality_threshold=0.0))
+    )
     assert [s.needs_tool for s in judged.decomposition.sub_questions] == [True, False]
 
 
@@ -315,12 +317,12 @@ def test_judges_fail_closed(chain: Draft) -> None:
     """A verdict about other steps is asked for again, with what was wrong, then rejects; it never counts as good."""
     teacher = Rules(AtomicityAnswer=lambda given, _: teacher_answers.AtomicityAnswer(given.steps[:1]))
     with pytest.raises(Rejected, match="wrong_ids"):
-        asyncio.run(validate(chain, context(teacher, attempts=2)))
+        asyncio.run(validate_draft(chain, context(teacher, attempts=2)))
     asked = [variables for answer, variables, _ in teacher.asked if answer is teacher_answers.AtomicityAnswer]
     assert len(asked) == 2 and asked[0]["feedback"] == "" and "[1, 2]" in asked[1]["feedback"]
     teacher = Rules(CompletenessAnswer=lambda given, _: msgspec.structs.replace(given, complete=not given.complete))
     with pytest.raises(Rejected, match="contradictory"):
-        asyncio.run(validate(chain, context(teacher)))
+        asyncio.run(validate_draft(chain, context(teacher)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.near_duplicates import near_duplicates, shingles
 from synthesis.trajectories.personas import Persona, read_personas
 from synthesis.trajectories.pipeline import synthesize
-from synthesis.trajectories.tasks import TaskSeed, augment, named_tool, repeated_tasks, score, write_task
+from synthesis.trajectories.tasks import TaskSeed, augment_task, named_tool, repeated_tasks, score_task, write_task
 from synthesis.trajectories.teacher_answers import (
     BackTranslatedChain,
     ChainTask,
@@ -131,7 +131,7 @@ async def test_a_question_that_fails_its_check_is_asked_again_with_the_problem()
         assert task.question == good
         assert teacher.feedback == ["", "t: the question says 'capital_of_country'"] and len(set(teacher.seeds)) == 2
     teacher = Corrected(bad, good)
-    (varied,) = await augment(TASK, context(teacher), BY_ID, {"en": ["a teacher"]})
+    (varied,) = await augment_task(TASK, context(teacher), BY_ID, {"en": ["a teacher"]})
     assert varied.question == good and len(teacher.feedback) == 2
     stubborn = Corrected(bad, bad)
     with pytest.raises(Rejected, match="names_a_tool"):
@@ -141,7 +141,7 @@ async def test_a_question_that_fails_its_check_is_asked_again_with_the_problem()
 
 async def vary(question, back, *, task=TASK, mode="persona"):
     teacher = Scripted(TaskVariation=TaskVariation("", question), BackTranslatedChain=BackTranslatedChain("", back))
-    (one,) = await augment(task, context(teacher, augmentations=(mode,)), BY_ID, {"en": ["a teacher"]})
+    (one,) = await augment_task(task, context(teacher, augmentations=(mode,)), BY_ID, {"en": ["a teacher"]})
     return one, teacher
 
 
@@ -172,8 +172,8 @@ async def test_each_score_has_a_threshold():
     teacher = Scripted(TaskRating=TaskRating("so so", 4, 3, 2))
     for least, reason in (((5, 1, 1), "question_quality"), ((4, 4, 1), "scenario_realism"), ((4, 3, 3), "tool_nec")):
         with pytest.raises(Rejected, match=f"low_{reason}"):
-            await score(TASK, context(teacher, thresholds=TaskScores(*least)), BY_ID)
-    (kept,) = await score(TASK, context(teacher, thresholds=TaskScores(4, 3, 2)), BY_ID)
+            await score_task(TASK, context(teacher, thresholds=TaskScores(*least)), BY_ID)
+    (kept,) = await score_task(TASK, context(teacher, thresholds=TaskScores(4, 3, 2)), BY_ID)
     assert kept.scores == TaskScores(4, 3, 2)
 
 
@@ -290,7 +290,7 @@ async def test_the_offline_teacher_speaks_as_the_persona_and_is_understood(langu
     person = Persona(language, {"en": "Ph.D. student", "zh": "护士"}[language], 27)
     for chain in (["capital_of_country"], CHAIN):
         (one,) = await write_task(seed(language, chain), given, BY_ID)
-        (varied,) = await augment(one, given, BY_ID, {language: [person]})
+        (varied,) = await augment_task(one, given, BY_ID, {language: [person]})
         assert varied.question.startswith(introduction(person, language)) and "27" in varied.question
         assert understand(varied.question, language) == understand(one.question, language)
         assert language_of(varied.question) == language

@@ -27,7 +27,7 @@ from synthesis.core.records import (
 )
 from synthesis.trajectories.interact import AgentRun, CallStatus, estimated_tokens
 from synthesis.trajectories.judge import AXES
-from synthesis.trajectories.statistics import rows, run_statistics, trajectory_statistics
+from synthesis.trajectories.statistics import run_statistics, table_rows, trajectory_statistics
 
 TOOLS = [ToolSpec(name, "?", {"type": "object", "properties": {}}) for name in ("one", "two", "three")]
 SERVERS = {
@@ -120,7 +120,7 @@ def test_functions_and_where_they_run(found) -> None:
     assert found["execution_shares_of_calls"] == {"code": 0.4, "emulated": 0.0, "mcp": 0.6}
     thirds = {"code": 0.3333, "emulated": 0.3333, "mcp": 0.3333}
     assert found["execution_shares_of_servers"] == thirds
-    assert rows(found)["servers real / emulated"].startswith("66.7% / 33.3% (code 33.3%, ")
+    assert table_rows(found)["servers real / emulated"].startswith("66.7% / 33.3% (code 33.3%, ")
 
 
 def test_failures_by_kind(found) -> None:
@@ -130,7 +130,7 @@ def test_failures_by_kind(found) -> None:
     assert found["real_failures_by_kind"] == {"invalid_arguments": 1, "tool_error": 2}
     assert found["real_failures"] == 3 and found["real_failure_rate"] == 0.3
     assert found["share_with_real_failures"] == 0.25 and found["share_with_failures"] == 0.5
-    table = rows(found)
+    table = table_rows(found)
     assert table["injected failures"] == "3; 30.0% of the calls (empty 33.3%, timeout 33.3%, unrecorded 33.3%)"
     assert table["real failures"] == "3; 30.0% of the calls (tool_error 66.7%, invalid_arguments 33.3%)"
     assert table["with a failed call"] == "50.0% of the conversations"
@@ -161,15 +161,15 @@ def test_a_card_of_before_has_the_table_as_far_as_it_goes(found) -> None:
     new = (*of_failures, "tokens_per", "execution_shares_of_servers")
     old = {name: value for name, value in found.items() if not name.startswith(new)}
     missing = {"tokens a conversation, estimated", "servers real / emulated", "real failures", "with a failed call"}
-    assert rows(found).keys() - rows(old).keys() == missing
-    assert rows(old)["injected failures"] == "3; 30.0% of the calls"
+    assert table_rows(found).keys() - table_rows(old).keys() == missing
+    assert table_rows(old)["injected failures"] == "3; 30.0% of the calls"
 
 
 def test_a_card_has_the_same_table(tmp_path, found) -> None:
     """It sorts by name, and JSON knows no order."""
     write_dataset(tmp_path / "data", Trajectory, TRAJECTORIES, card={"statistics": found})
-    table = rows(read_card(tmp_path / "data")["statistics"])
-    assert table == rows(found) == rows(json.loads(json.dumps(found, sort_keys=True)))
+    table = table_rows(read_card(tmp_path / "data")["statistics"])
+    assert table == table_rows(found) == table_rows(json.loads(json.dumps(found, sort_keys=True)))
     assert table["messages"] == "24; a conversation 6.00"
     assert table["tool calls a conversation"] == "2.50; 50.0% have 1 to 5, 75.0% at least one"
     assert table["tool / assistant / user+system"] == "41.7% / 37.5% / 20.8%"
@@ -177,4 +177,4 @@ def test_a_card_has_the_same_table(tmp_path, found) -> None:
 
 
 def test_there_may_be_none() -> None:
-    assert rows(trajectory_statistics([], {})) == {"conversations": "0"}
+    assert table_rows(trajectory_statistics([], {})) == {"conversations": "0"}
