@@ -70,7 +70,8 @@ from sandbox.seccomp import call_filter
 path, abi, filtered = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "filtered"
 libc.prctl(38, 1)  # no new privileges
 rules = lockdown.LandlockRules([os.path.dirname(path)], highest_abi=abi)
-for function, arguments in [rules.restriction(), *([call_filter(allow_open=True).attachment()] if filtered else [])]:
+calls = call_filter(allow_open=True)
+for function, arguments in [rules.restriction(), *([calls.attachment()] if filtered else [])]:
     assert function(*arguments) == 0
 attempts = {
     "emptied": lambda: os.open(path, os.O_RDONLY | os.O_TRUNC),
