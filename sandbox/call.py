@@ -25,7 +25,7 @@ import types
 import warnings
 
 from sandbox import determinism, libc, lockdown, modules
-from sandbox.protocol import LOCKED, REPORT, Report, digest
+from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, LOCKED, OUTPUT_CUT, REPORT, Report, digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a megabyte more in each call's copy
@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a
 
 CHANNEL = 3
 """The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
-_ERROR_CHARACTERS = 2_000
 _exit = os._exit
 _RETURNED = int(Report.RETURNED)
 _REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
@@ -82,7 +81,7 @@ class Output(io.TextIOBase):
     def text(self) -> str:
         """What was written, with a mark where it was cut."""
         joined = "".join(self._parts).encode("utf-8", "replace").decode()
-        return joined + ("\n[output cut]" if self._cut else "")
+        return joined + (OUTPUT_CUT if self._cut else "")
 
     def json(self) -> bytes:
         """The same as JSON."""
@@ -328,5 +327,5 @@ def _describe(error: BaseException) -> str:
 
 
 def _clean(error: str) -> str:
-    cut = error if len(error) <= _ERROR_CHARACTERS else error[:_ERROR_CHARACTERS] + " […]"
+    cut = error if len(error) <= ERROR_CHARACTERS else error[:ERROR_CHARACTERS] + ERROR_CUT
     return cut.encode("utf-8", "replace").decode()

@@ -47,10 +47,13 @@ class Cgroup:
 
     def __init__(self, share: Share) -> None:
         self._folders: list[Path] = []
-        name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+        self._parents: set[Path] = set()
+        name = f"{_PREFIX}{os.getpid()}-{_start_of(os.getpid())}-{next(_numbers)}"
         try:
-            for parent, settings in _settings(share).items():
-                _remove_abandoned(parent)
+            own = _own_groups()
+            self._parents = set(own.values())  # that of a controller which only the killed one had too
+            self._remove_abandoned()
+            for parent, settings in _settings(own, share).items():
                 folder = parent / name
                 folder.mkdir()
                 self._folders.append(folder)
@@ -78,6 +81,16 @@ class Cgroup:
                     time.sleep(0.01)
                     continue
             self._folders.pop()
+        self._remove_abandoned()  # whose last processes were still ending at our own start
+
+    def _remove_abandoned(self) -> None:
+        """Remove the groups of hosts that were killed."""
+        for folder in (folder for parent in self._parents for folder in parent.glob(f"{_PREFIX}*-*-*")):
+            pid, start, _ = folder.name.removeprefix(_PREFIX).split("-", 2)
+            # Its id may be somebody else's by now, in a container soon; its id and start together never are.
+            if pid.isdigit() and _start_of(int(pid)) != start:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 def machine_memory_bytes() -> int:
@@ -85,9 +98,8 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _settings(share: Share) -> dict[Path, dict[str, str]]:
+def _settings(own: Mapping[str, Path], share: Share) -> dict[Path, dict[str, str]]:
     """Files to write, by the folder in which the group goes."""
-    own = _own_groups()
     quota = None if share.cpus is None else round(share.cpus * _CPU_PERIOD_MICROSECONDS)
     if set(own) == {""}:
         wanted = {"memory.max": str(share.memory_bytes), "pids.max": str(share.processes)}
@@ -144,10 +156,9 @@ def _delegated(folder: Path, controllers: list[str]) -> Path:
     return folder
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the groups of hosts that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+def _start_of(pid: int) -> str:
+    """When a process was started, in ticks since the machine was; empty when there is none of this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -12,6 +12,7 @@ the machine's clock; validation, which runs each tool twice, is what rejects suc
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import datetime
 import gc
@@ -76,6 +77,7 @@ def install() -> None:
     _install_entropy()
     os.getpid = lambda: 2
     os.getppid = lambda: 1
+    _thread.get_native_id = lambda: 2  # where `threading`, not loaded yet, takes it from
 
 
 def begin_call(seed: int, now: int | None) -> None:
@@ -122,6 +124,12 @@ def _install_time() -> None:
         replacements[f"{name}_ns"] = _clock.monotonic_ns
     for name, replacement in replacements.items():
         setattr(time, name, replacement)
+
+    def process_times() -> os.times_result:
+        elapsed = _clock.monotonic_ns() / 1e9
+        return os.times_result((elapsed, 0.0, 0.0, 0.0, elapsed))
+
+    os.times = process_times
 
 
 def _install_datetime() -> None:

@@ -46,8 +46,8 @@ class SandboxEpisode:
         """The next call; calls made at once wait for each other in turn.
 
         Returns:
-            As `SandboxPool.call`. With `diverged`, an infrastructure outcome, the committed calls gave other results
-            when they were repeated: the code is not deterministic, and nothing it returns may be scored.
+            As `SandboxPool.call`. With `diverged` the committed calls gave other results when they were repeated: the
+            code is not deterministic.
         """
         async with self._turn:
             result = await self._sandbox.call(

@@ -241,10 +241,15 @@ def landlock_abi() -> int:
 
 
 class LandlockRules:
-    """Read-only access below `readable`, everything else that this kernel can deny denied. Built once for a slot."""
+    """Read-only access below `readable`, everything else that this kernel can deny denied. Built once for a slot.
 
-    def __init__(self, readable: Sequence[str]) -> None:
-        abi = landlock_abi()
+    Args:
+        readable: directories and files.
+        highest_abi: deny no more than a kernel with this version of Landlock can; None for what there is.
+    """
+
+    def __init__(self, readable: Sequence[str], highest_abi: int | None = None) -> None:
+        abi = landlock_abi() if highest_abi is None else min(landlock_abi(), highest_abi)
         if abi < 1:
             raise OSError(38, "landlock: not offered by this kernel")
         access = _ALL_ACCESS_BY_ABI[min(abi, 5)]

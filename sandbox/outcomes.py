@@ -2,7 +2,8 @@
 
 Two families. Deterministic outcomes are a property of the code and its arguments; a model sees them as observations and
 they may be scored. Infrastructure outcomes are a property of the machine at that moment; the pool retries them once,
-and a caller must mask what is left, never score it.
+and a caller must mask what is left, never score it. Nothing that a call says of itself belongs to the second: else it
+could have itself masked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.limits import Limits
-from sandbox.protocol import CallVerdict, Report
+from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, MOST_NESTING, OUTPUT_CUT, CallVerdict, Report
 
 
 class SandboxError(Exception):
@@ -34,18 +35,21 @@ class Outcome(enum.StrEnum):
     NO_RESULT = "no_result"  # ended without a report, e.g. `os._exit(0)`
     PROTOCOL_ERROR = "protocol_error"  # wrote something of its own on the result channel
     FLOOD = "flood"  # wrote more on it than any report may hold
+    IDLE_TIMEOUT = "idle_timeout"  # waited for something that never came, e.g. `queue.get()`
+    DIVERGED = "diverged"  # an episode's calls did not repeat: the code is not deterministic
 
-    WALL_TIMEOUT = "wall_timeout"
+    WALL_TIMEOUT = "wall_timeout"  # had work to do and did not come to it
     KILLED = "killed"  # SIGKILL from outside, e.g. the kernel's out-of-memory killer
     ENV_DIED = "env_died"  # its slot or the zygote ended
     OPEN_FAILED = "open_failed"  # no slot could be had, or a layer could not be put in place
-    DIVERGED = "diverged"  # an episode's calls did not repeat: what follows them means nothing
 
 
-INFRASTRUCTURE = frozenset(
-    {Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED, Outcome.DIVERGED}
-)
+INFRASTRUCTURE = frozenset({Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED})
 """Outcomes that say nothing about the call."""
+
+_IDLE_CPU_SECONDS = 0.1
+"""At the wall limit, whoever has had less was waiting: starting takes a few milliseconds, and of a core shared by a
+hundred a call that computes gets three times this in the default 30 s."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ _REPORTED = {
 def decode(reply: SlotReply, limits: Limits) -> CallResult:
     """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns."""
     if reply.verdict is CallVerdict.REPORTED:
-        return _decode_report(reply)
+        return _decode_report(reply, limits)
+    idle = reply.cpu_seconds < _IDLE_CPU_SECONDS
     kind, ended_by, error = {
         CallVerdict.CPU_LIMIT: (
             Outcome.CPU_TIMEOUT,
@@ -116,9 +121,9 @@ def decode(reply: SlotReply, limits: Limits) -> CallResult:
             f"TimeoutError: the call used more than {limits.cpu_seconds} s of CPU time",
         ),
         CallVerdict.WALL_LIMIT: (
-            Outcome.WALL_TIMEOUT,
+            Outcome.IDLE_TIMEOUT if idle else Outcome.WALL_TIMEOUT,
             "wall_limit",
-            f"the call was still waiting after {limits.wall_seconds:g} s of wall time",
+            f"TimeoutError: the call was still waiting after {limits.wall_seconds:g} s of wall time",
         ),
         CallVerdict.KILLED: (Outcome.KILLED, "signal SIGKILL", "the call's process was killed from outside"),
         CallVerdict.NO_REPORT: (Outcome.NO_RESULT, "exit", "RuntimeError: the tool ended the process without a result"),
@@ -149,7 +154,7 @@ def _crash(number: int) -> str:
     return f"RuntimeError: the tool's process crashed ({_signal_name(number)})"
 
 
-def _decode_report(reply: SlotReply) -> CallResult:
+def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
     try:
         body = _DECODER.decode(str(reply.payload, "utf-8"))
         if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
@@ -160,16 +165,49 @@ def _decode_report(reply: SlotReply) -> CallResult:
     expected = {"value", "stdout"} if returned else {"error", "stdout"}
     if not isinstance(body, dict) or set(body) != expected or not isinstance(body["stdout"], str):
         return _malformed(reply)
+    if len(body["stdout"]) > limits.stdout_bytes + len(OUTPUT_CUT):
+        return _malformed(reply)
     if returned:
+        # The call has looked at its result's size itself: whoever is over the limit now has forged its report.
+        if len(reply.payload) > limits.result_bytes and _json_bytes(body["value"]) > limits.result_bytes:
+            return _malformed(reply)
+        if nests_too_deeply(body["value"]):
+            error = f"the result nests deeper than {MOST_NESTING} levels: return it flatter"
+            return CallResult(
+                Outcome.UNSERIALISABLE,
+                None,
+                body["stdout"],
+                error,
+                reply.cpu_seconds,
+                reply.wall_seconds,
+                ended_by="result",
+            )
         return CallResult(
             Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"
         )
-    if not isinstance(body["error"], str):
+    if not isinstance(body["error"], str) or len(body["error"]) > ERROR_CHARACTERS + len(ERROR_CUT):
         return _malformed(reply)
     kind, ended_by = _REPORTED[Report(reply.detail)]
     return CallResult(
         kind, None, body["stdout"], body["error"], reply.cpu_seconds, reply.wall_seconds, ended_by=ended_by
     )
+
+
+def _json_bytes(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode())
+
+
+def nests_too_deeply(value: Any) -> bool:
+    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other."""
+    level = [value]
+    for _ in range(MOST_NESTING + 1):
+        inner = (
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list | tuple)
+        )
+        level = [part for parts in inner for part in parts]
+        if not level:
+            return False
+    return True
 
 
 def _malformed(reply: SlotReply) -> CallResult:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import SlotClient, SlotError, ZygoteClient
@@ -31,6 +32,7 @@ _UIDS = 1000
 # When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
 # one): the first try loses that slot, the second asks a zygote that will not answer, the third finds it gone.
 _TRIES_TO_OPEN = 3
+_CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 _CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
 
 
@@ -50,6 +52,8 @@ class SandboxConfig:
         limits: of each call.
         memory_bytes: of all calls and environments together; None for `memory_share`. It and `cpus` need a control
             group, see `layers["cgroup"]`.
+        environment_memory_bytes: of all calls of one environment together; None for half of what all may take. It is
+            kept by how many of them run at once (`calls_per_environment`), so it holds without a control group too.
         memory_share: of the machine's memory, where a control group can be had; less where several pools share it.
         cpus: CPU seconds a second for all together; None for no limit.
         python: interpreter that runs the tools.
@@ -66,6 +70,7 @@ class SandboxConfig:
     concurrency: int | None = None
     limits: Limits = field(default_factory=Limits)
     memory_bytes: int | None = None
+    environment_memory_bytes: int | None = None
     memory_share: float = 0.5
     cpus: float | None = None
     python: str = field(default_factory=lambda: sys.executable)
@@ -81,7 +86,7 @@ class SandboxConfig:
             raise ValueError(f"SandboxConfig.leave_out={sorted(unknown)[0]!r}: use some of {', '.join(LAYERS)}")
         if self.max_slots < 1:
             raise ValueError(f"SandboxConfig.max_slots={self.max_slots}: must be at least 1")
-        for name in ("memory_bytes", "cpus"):
+        for name in ("memory_bytes", "environment_memory_bytes", "cpus"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"SandboxConfig.{name}={value!r}: must be greater than 0")
@@ -106,6 +111,12 @@ class SandboxConfig:
         """The concurrency in force."""
         return self.concurrency or min(self.max_slots, 4 * _CPUS)
 
+    @property
+    def calls_per_environment(self) -> int:
+        """Calls of one environment that run at once: each is one process, of at most `limits.memory_bytes`."""
+        memory = self.environment_memory_bytes or self.share.memory_bytes // 2
+        return min(self.calls_at_once, max(1, memory // self.limits.memory_bytes))
+
 
 @dataclass
 class PoolStats:
@@ -123,7 +134,7 @@ class PoolStats:
 class _Entry:
     digest: str  # of its source
     opening: asyncio.Task[SlotClient]
-    users: int = 0
+    users: int = 0  # calls that hold a permit
 
 
 class SandboxPool:
@@ -145,6 +156,7 @@ class SandboxPool:
         self._zygote: ZygoteClient | None = None
         self._zygote_lock = asyncio.Lock()
         self._permits = asyncio.Semaphore(self.config.calls_at_once)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by source
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by source: its hash is kept, unlike its digest
         self._sources: dict[str, str] = {}  # of entries, by digest
         self._spares: deque[asyncio.Task[SlotClient]] = deque()
@@ -240,9 +252,13 @@ class SandboxPool:
             message = f"the arguments are {len(request)} bytes of JSON; at most {most} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
         more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds) if history else 0
-        async with self._permits:
+        turns = self._turns.setdefault(code, asyncio.Semaphore(self.config.calls_per_environment))
+        async with (
+            turns,
+            self._permits,
+        ):  # a call that waits for others of its environment keeps no permit from the rest
             result = await self._attempt(code, request, more)
-            if result.is_infrastructure:
+            if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
                 result = await self._attempt(code, request, more)
         if result.is_infrastructure:
@@ -279,6 +295,8 @@ class SandboxPool:
         return None
 
     async def _attempt(self, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
+        if self._plan is None:
+            return _CLOSED
         entry = self._entry(code)
         entry.users += 1
         try:
@@ -286,12 +304,15 @@ class SandboxPool:
             slot = await asyncio.shield(entry.opening)
             if len(self._spares) < self.config.spare_slots:  # once this call is on its way
                 asyncio.get_running_loop().call_soon(self._open_spares)
-            return await slot.call(request, more_cpu_seconds)
+            result = await slot.call(request, more_cpu_seconds)
+            return _CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
         except SlotError as error:
+            if self._plan is None:
+                return _CLOSED
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
         except asyncio.CancelledError:
             if entry.opening.cancelled() and self._plan is None:
-                raise SandboxError("the pool was closed during the call") from None
+                return _CLOSED
             raise
         finally:
             entry.users -= 1
@@ -356,7 +377,7 @@ class SandboxPool:
 
     async def _open_empty(self) -> SlotClient:
         if self._plan is None:
-            raise SandboxError("the pool was closed")
+            raise SlotError("the pool was closed")
         zygote = await self._living_zygote()
         uid = self.config.first_uid + next(self._numbers) % (_UIDS - 1)
         return await zygote.open_slot(self._plan, self.config.limits, uid, self.config.open_seconds)

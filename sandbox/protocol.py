@@ -26,6 +26,15 @@ REPORT = struct.Struct("!BI")  # Report, length; then the body
 LOCKED = b"\x4c"
 """First byte from every call: all layers are in place. Without it nothing untrusted has run: the fault is ours."""
 
+MOST_NESTING = 200
+"""Arrays and objects inside each other, in arguments and results: far from where a JSON library, here or behind HTTP,
+gives up, which depends on how deep its caller is."""
+
+ERROR_CHARACTERS = 2_000
+"""Kept of an error's text."""
+ERROR_CUT, OUTPUT_CUT = " […]", "\n[output cut]"
+"""Marks where text was cut."""
+
 HELLO_ID = 0
 """Id of a slot's first reply, which reports its layers as JSON, or says why it could not be locked."""
 
@@ -39,7 +48,7 @@ class Operation(enum.IntEnum):
 
 
 class Report(enum.IntEnum):
-    """What a call says about itself. Untrusted, but it can only speak about itself."""
+    """What a call says about itself. Untrusted, but it can only speak about itself: none of it is infrastructure."""
 
     RETURNED = 0
     SOURCE = 1  # the module does not parse

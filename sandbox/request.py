@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from sandbox.outcomes import CallResult, Outcome
+from sandbox.outcomes import CallResult, Outcome, nests_too_deeply
+from sandbox.protocol import MOST_NESTING
+
+_MOST_SECONDS = 365 * 86_400
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,18 @@ class PastCall:
         function: its name.
         arguments: as they were.
         digest: of its result, from `sandbox.protocol.digest`; the repetition must give the same.
-        cpu_seconds: what it took, granted on top of the next call's limit.
+        cpu_seconds: what it took, granted on top of the next call's limit, a year at most.
     """
 
     function: str
     arguments: Mapping[str, Any]
     digest: str
     cpu_seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cpu_seconds <= _MOST_SECONDS:
+            shown = str(self.cpu_seconds)[:80]
+            raise ValueError(f"PastCall.cpu_seconds={shown}: must be from 0 to {_MOST_SECONDS}")
 
 
 def encode_request(
@@ -46,10 +54,14 @@ def encode_request(
         wanted["history"] = [astuple(past) for past in history]
     try:
         wanted["arguments"] = dict(arguments)
-        return json.dumps(wanted, allow_nan=False).encode()
+        request = json.dumps(wanted, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         message = f"TypeError: the arguments are not a JSON object: {error}"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+    if any(nests_too_deeply(given) for given in (wanted["arguments"], *(past.arguments for past in history))):
+        message = f"ValueError: the arguments nest deeper than {MOST_NESTING} levels"
+        return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
+    return request
 
 
 def source_digest(code: str) -> str:

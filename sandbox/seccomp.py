@@ -64,9 +64,6 @@ _CORE = [
     "gettimeofday",
     "time",
     "times",
-    "getitimer",
-    "setitimer",
-    "alarm",
     "getpid",
     "getppid",
     "gettid",
@@ -78,7 +75,6 @@ _CORE = [
     "uname",
     "getrlimit",
     "getrusage",
-    "futex",
     "set_robust_list",
     "set_tid_address",
     "rseq",
@@ -89,8 +85,6 @@ _CORE = [
     "fstat",
 ]
 _OPEN = [
-    "open",
-    "openat",
     "stat",
     "lstat",
     "newfstatat",
@@ -103,17 +97,20 @@ _OPEN = [
     "getdents",
     "getdents64",
 ]
-_FCNTL_COMMANDS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    1030,
-)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: no locks, no owner
+_FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, no owner, nor F_SETFL, whose flags belong to the open
+file, which other processes have too."""
+
+_PRIVATE, _REALTIME = 128, 256
+_FUTEX_OPERATIONS = tuple(_PRIVATE | operation for operation in (0, 1, 3, 4, 5, 9, 10, 9 | _REALTIME))
+"""Waiting, waking and requeueing in this process alone: on a page of a library without the flag, in all that map it."""
+
+_OPEN_TO_CHANGE = 0o3 | 0o100 | 0o1000 | 0o20000000
+"""O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE. Landlock knows truncation only from version 3 on, and O_TRUNC needs no
+other of these flags. `truncate`, `creat` and `openat2`, whose flags a filter cannot see, are not on the list."""
 
 _RET_ALLOW, _RET_KILL_PROCESS, _RET_ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16
 _X32_BIT = 0x40000000
 _SECCOMP_SET_MODE_FILTER = 1
@@ -157,6 +154,11 @@ def call_program(*, allow_open: bool, machine: str = MACHINE) -> list[Instructio
     program += _answer(numbers["clone3"], errno.ENOSYS)  # glibc then tries clone, which is refused below
     program += _answer(numbers["clone"], errno.EAGAIN)  # "can't start new thread": what an exhausted system says
     program += _only_values(numbers["fcntl"], argument=1, values=_FCNTL_COMMANDS)
+    program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS)
+    if allow_open:
+        program += _only_without(numbers["openat"], argument=2, bits=_OPEN_TO_CHANGE)
+        if "open" in numbers:
+            program += _only_without(numbers["open"], argument=1, bits=_OPEN_TO_CHANGE)
     program += _only_null(numbers["prlimit64"], argument=2)  # reading a limit is fine, setting one is not
     return program + _allow_only({numbers[name] for name in allowed_names(allow_open=allow_open) if name in numbers})
 
@@ -203,6 +205,17 @@ def _only_values(number: int, *, argument: int, values: tuple[int, ...]) -> list
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
     body.append((_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
     return [(_JUMP_EQUAL, 0, len(body), number), *body]
+
+
+def _only_without(number: int, *, argument: int, bits: int) -> list[Instruction]:
+    """Allow the call when its argument, an `int` to the kernel, has none of `bits`."""
+    return [
+        (_JUMP_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument),
+        (_JUMP_ANY_BIT, 0, 1, bits),
+        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _RET_ALLOW),
+    ]
 
 
 def _only_null(number: int, *, argument: int) -> list[Instruction]:

@@ -31,6 +31,7 @@ ATTACKS = (
     "read_host_files",
     "list_host_directories",
     "write_files",
+    "truncate_files",
     "open_sockets",
     "start_process",
     "start_thread",

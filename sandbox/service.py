@@ -14,6 +14,7 @@ With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -31,6 +32,7 @@ from sandbox.request import PastCall
 
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BURST_SECONDS = 10.0
 _SCRIPT = "__sandbox_script__"
 
 
@@ -40,16 +42,63 @@ class SandboxServiceConfig(ReachConfig):
 
     Attributes:
         max_waiting: calls that may wait for a permit; one more is answered 429.
+        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address): what
+            is above waits, or is answered 429, though others would be taken. At least one of each.
+        caller_calls_per_second: of one caller over ten seconds; more is answered 429. None for no limit.
     """
 
     RISK = "run code"
 
     port: int = 8700
     max_waiting: int = 1024
+    caller_share: float = 0.75
+    caller_calls_per_second: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_not_negative("max_waiting")
+        if not 0 < self.caller_share <= 1:
+            raise ValueError(f"SandboxServiceConfig.caller_share={self.caller_share}: must be above 0 and at most 1")
+        rate = self.caller_calls_per_second
+        if rate is not None and not 0 < rate < math.inf:
+            raise ValueError(f"SandboxServiceConfig.caller_calls_per_second={rate}: must be finite and above 0")
+
+
+class _Caller:
+    """What one address has under way. Forgotten once that is nothing and its allowance is whole again.
+
+    Args:
+        running: calls that may run at once.
+        rate: calls a second; None for no limit.
+    """
+
+    def __init__(self, running: int, rate: float | None) -> None:
+        self.accepted = 0  # calls that are running or wait
+        self.turns = asyncio.Semaphore(running)
+        self._rate = rate
+        self._most = max(1.0, (rate or 0.0) * _BURST_SECONDS)
+        self._left, self._at = self._most, time.monotonic()
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * (self._rate or 0.0))
+        self._at = now
+
+    @property
+    def idle(self) -> bool:
+        """Whether a new one would be the same."""
+        self._refill()
+        return not self.accepted and self._left >= self._most
+
+    def take(self) -> float:
+        """Take one call off the allowance; returns 0, or for how many seconds there is none."""
+        if self._rate is None:
+            return 0.0
+        self._refill()
+        if self._left < 1:
+            return (1 - self._left) / self._rate
+        self._left -= 1
+        return 0.0
 
 
 class SandboxService(HttpService):
@@ -64,6 +113,7 @@ class SandboxService(HttpService):
     def __init__(self, pool: SandboxPool, config: SandboxServiceConfig) -> None:
         self._pool = pool
         self._accepted = 0  # calls that are running or wait for a permit
+        self._callers: dict[str, _Caller] = {}  # by address
         self._metrics = _Metrics(self)
         limits = pool.config.limits
         routes = [
@@ -98,7 +148,7 @@ class SandboxService(HttpService):
         names |= {"seed": int, "now": int, "history": list, "digest": str}
         body = await _body(request, names, {"code": None, "digest": None, "seed": 0, "now": None, "history": []})
         body["history"] = [_past_call(item) for item in body["history"]]
-        result = await self._admitted(self._source(body.pop("code"), body.pop("digest")), **body)
+        result = await self._admitted(request, self._source(body.pop("code"), body.pop("digest")), **body)
         return web.json_response(vars(result))
 
     def _source(self, code: str | None, digest: str | None) -> str:
@@ -120,7 +170,7 @@ class SandboxService(HttpService):
         if body["files"] or body["fetch_files"] or body["stdin"]:
             raise HttpRefusal(400, "files, fetch_files and stdin are not offered here; put the data into the code")
         script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
-        result = await self._admitted(script, function=_SCRIPT, arguments={})
+        result = await self._admitted(request, script, function=_SCRIPT, arguments={})
         return web.json_response(_as_sandbox_fusion(result))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -137,22 +187,45 @@ class SandboxService(HttpService):
         text = exposition.generate_latest(self._metrics.registry)
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
-    async def _admitted(self, code: str, **call: Any) -> CallResult:
+    def _caller(self, request: web.Request) -> _Caller:
+        address = request.remote or ""
+        if address not in self._callers:
+            self._callers = {name: caller for name, caller in self._callers.items() if not caller.idle}
+            running = max(1, int(self._pool.config.calls_at_once * self.config.caller_share))
+            self._callers[address] = _Caller(running, self.config.caller_calls_per_second)
+        return self._callers[address]
+
+    def _refuse_excess(self, caller: _Caller) -> None:
+        at_once, most = self._pool.config.calls_at_once, self._pool.config.calls_at_once + self.config.max_waiting
+        text, waiting = f"{self.waiting} calls are waiting already; try again later", self.waiting
+        if self._accepted < most:
+            most = max(1, int(most * self.config.caller_share))
+            text, waiting = f"{caller.accepted} calls of yours are under way already; at most {most}", caller.accepted
+            if caller.accepted < most:
+                if pause := caller.take():
+                    text = f"more than {self.config.caller_calls_per_second:g} calls a second; wait as Retry-After says"
+                    raise HttpRefusal(429, text, {"Retry-After": str(math.ceil(pause))})
+                return
+        # When about half of those that wait will be gone.
+        pause = waiting / 2 * self._metrics.mean_seconds() / at_once
+        raise HttpRefusal(429, text, {"Retry-After": str(max(1, math.ceil(pause)))})
+
+    async def _admitted(self, request: web.Request, code: str, **call: Any) -> CallResult:
         if self.draining:
             raise HttpRefusal(503, "the service is stopping")
-        if self._accepted >= self._pool.config.calls_at_once + self.config.max_waiting:
-            # When about half of those that wait will be gone.
-            wait = math.ceil(self.waiting / 2 * self._metrics.mean_seconds() / self._pool.config.calls_at_once)
-            text = f"{self.waiting} calls are waiting already; try again later"
-            raise HttpRefusal(429, text, {"Retry-After": str(max(1, wait))})
+        caller = self._caller(request)
+        self._refuse_excess(caller)
         self._accepted += 1
+        caller.accepted += 1
         started = time.perf_counter()
         try:
-            result = await self._pool.call(code, **call)
+            async with caller.turns:
+                result = await self._pool.call(code, **call)
         except SandboxError as error:
             raise HttpRefusal(503, str(error)) from None
         finally:
             self._accepted -= 1
+            caller.accepted -= 1
         self._metrics.calls.labels(result.kind.value).inc()
         self._metrics.seconds.observe(time.perf_counter() - started)
         return result
@@ -194,12 +267,15 @@ def _past_call(item: Any) -> PastCall:
         raise HttpRefusal(
             400, f"field 'history' holds {shown}; send arrays of function, arguments, digest, CPU seconds"
         )
-    return PastCall(*item)
+    try:
+        return PastCall(*item)
+    except ValueError as error:
+        raise HttpRefusal(400, f"field 'history': {error}") from None
 
 
 def _as_sandbox_fusion(result: CallResult) -> dict[str, Any]:
     status = "Success" if result.ok else "SandboxError" if result.is_infrastructure else "Failed"
-    timed_out = result.kind in (Outcome.CPU_TIMEOUT, Outcome.WALL_TIMEOUT)
+    timed_out = result.kind in (Outcome.CPU_TIMEOUT, Outcome.WALL_TIMEOUT, Outcome.IDLE_TIMEOUT)
     return {
         "status": status,
         "message": result.error if result.is_infrastructure else "",

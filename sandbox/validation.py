@@ -146,7 +146,20 @@ def check_source(code: str, allowed: frozenset[str] = ALLOWED) -> Finding | None
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Finding(Reason.DOES_NOT_PARSE, f"{type(error).__name__}: {error}")
+    if _names_loaded_modules(tree):
+        detail = "reads sys.modules, which holds what the sandbox happens to have loaded: import what you need by name"
+        return Finding(Reason.NONDETERMINISTIC, detail)
     return _imported(sorted(set(_imports(tree))), allowed)
+
+
+def _names_loaded_modules(tree: ast.AST) -> bool:
+    nodes = list(ast.walk(tree))
+    imports = [(node, alias) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    if any(getattr(node, "module", "") == "sys" and alias.name in ("modules", "*") for node, alias in imports):
+        return True
+    names = {alias.asname or "sys" for node, alias in imports if isinstance(node, ast.Import) and alias.name == "sys"}
+    read = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "modules")
+    return any(isinstance(node.value, ast.Name) and node.value.id in names for node in read)
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -136,7 +136,10 @@ class Zygote:
         """In the zygote's child: put the layers in place, greet the host, serve. Never returns."""
         os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
         lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
-        os.dup2(1, 2)  # the host's standard error stays the zygote's own
+        null = os.open(os.devnull, os.O_RDWR)  # not the zygote's, which other environments have too
+        for number in range(3):  # nor the host's standard error
+            os.dup2(null, number)
+        os.close(null)
         control = _socket.socket(fileno=_CONTROL)
         try:
             plan, limits, uid = _sent(message["plan"]), _sent(message["limits"]), message["uid"]

@@ -635,3 +635,73 @@ def replace_the_decoder():
 
     marshal.loads = json.loads = json.JSONDecoder.decode = json.JSONDecoder.raw_decode = None
     return None
+
+
+# --- its own outcome
+
+
+def _end_with(kind, body):
+    text = json.dumps(body).encode()
+    os.write(CHANNEL, REPORT.pack(kind, len(text)) + text)
+    os._exit(0)
+
+
+def forge_divergence():
+    _end_with(8, {"error": "as if the machine were to blame", "stdout": ""})
+
+
+def forge_a_long_result():
+    _end_with(0, {"value": "x" * 260_000 + "y" * 4_000, "stdout": ""})
+
+
+def forge_long_output():
+    _end_with(0, {"value": None, "stdout": "x" * 20_000})
+
+
+def forge_a_long_error():
+    _end_with(5, {"error": "x" * 20_000, "stdout": ""})
+
+
+# --- what another process could see
+
+
+def set_flags_of_shared_files():
+    import fcntl
+
+    for number in (0, 1, 2):
+        try:
+            fcntl.fcntl(number, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND)
+        except PermissionError:
+            continue
+        return f"changed descriptor {number}"
+    return None
+
+
+def wake_on_shared_pages():
+    """Waiters of other processes on a page of a library, the same for all that map it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+    page = ctypes.cast(libc.getpid, ctypes.c_void_p).value & -8
+    woken = libc.syscall(number, ctypes.c_void_p(page), 1, 1, None, None, 0)
+    return None if woken < 0 and ctypes.get_errno() == 1 else f"futex answered {woken}"
+
+
+def arm_a_timer():
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1000)
+    except OSError:
+        return None
+    return f"a timer of the machine's clock: {signal.getitimer(signal.ITIMER_REAL)}"
+
+
+def open_for_writing():
+    folder = os.path.dirname(os.__file__)
+    for flags in (os.O_RDONLY | os.O_TRUNC, os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TMPFILE | os.O_RDWR):
+        try:
+            os.open(folder, flags)  # a directory: never emptied nor written
+        except PermissionError:
+            continue
+        except OSError as error:
+            return f"{flags:o}: the kernel was asked ({error.strerror})"
+        return f"{flags:o}: opened"
+    return None

@@ -9,6 +9,8 @@ import pytest
 import pytest_asyncio
 
 from sandbox import Limits, Outcome, SandboxConfig, SandboxPool
+from sandbox.outcomes import SlotReply, decode
+from sandbox.protocol import CallVerdict, Report
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,6 +91,14 @@ ATTACKS: dict[str, set[Outcome]] = {
     "return_endless_list": {Outcome.CPU_TIMEOUT, Outcome.TOOL_ERROR, Outcome.UNSERIALISABLE},
     "change_time_and_chance": {Outcome.OK},
     "replace_the_decoder": {Outcome.OK},
+    "forge_divergence": {Outcome.DIVERGED},
+    "forge_a_long_result": {Outcome.PROTOCOL_ERROR},
+    "forge_long_output": {Outcome.PROTOCOL_ERROR},
+    "forge_a_long_error": {Outcome.PROTOCOL_ERROR},
+    "set_flags_of_shared_files": {Outcome.OK},
+    "wake_on_shared_pages": {Outcome.OK},
+    "arm_a_timer": {Outcome.OK},
+    "open_for_writing": {Outcome.OK},
     "poison": CONTAINED | {Outcome.PROTOCOL_ERROR},  # it also spoils its own report
 }
 
@@ -149,13 +159,26 @@ async def test_hostile_module_is_stopped_before_any_call(pool: SandboxPool, name
     await assert_healthy(pool)
 
 
-async def test_waiting_for_ever_is_infrastructure_and_is_retried_once() -> None:
+async def test_nothing_that_a_call_says_is_infrastructure() -> None:
+    for report in Report:
+        body = b'{"value": 1, "stdout": ""}' if report is Report.RETURNED else b'{"error": "mine", "stdout": ""}'
+        result = decode(SlotReply(CallVerdict.REPORTED, report, 0.1, 0.1, body), LIMITS)
+        assert not result.is_infrastructure and result.kind is not Outcome.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(("cpu_seconds", "kind"), [(0.01, Outcome.IDLE_TIMEOUT), (0.3, Outcome.WALL_TIMEOUT)])
+async def test_who_waits_is_told_from_who_is_kept_waiting(cpu_seconds: float, kind: Outcome) -> None:
+    result = decode(SlotReply(CallVerdict.WALL_LIMIT, 0, cpu_seconds, 30.0, b""), LIMITS)
+    assert result.kind is kind and result.is_infrastructure is (kind is Outcome.WALL_TIMEOUT)
+
+
+async def test_waiting_for_ever_is_the_tools_own_doing_and_not_retried() -> None:
     limits = Limits(cpu_seconds=1, wall_seconds=0.5)
     async with SandboxPool(SandboxConfig(limits=limits)) as pool:
         result = await pool.call(HOSTILE, "wait_for_ever", {})
-        assert result.kind is Outcome.WALL_TIMEOUT
-        assert result.is_infrastructure
-        assert pool.stats.retried == 1
+        assert result.kind is Outcome.IDLE_TIMEOUT
+        assert not result.is_infrastructure
+        assert pool.stats.retried == 0
         await assert_healthy(pool)
 
 

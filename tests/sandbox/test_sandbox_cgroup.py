@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import SandboxConfig, SandboxError, SandboxPool, cgroup
+from sandbox import Limits, Outcome, SandboxConfig, SandboxError, SandboxPool, cgroup
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,7 +40,10 @@ def writable() -> None:
 
 
 async def test_memory_of_all_calls_together_is_bounded(writable: None) -> None:
-    async with SandboxPool(SandboxConfig(memory_bytes=256 * MIB, cpus=2.0, max_slots=8, concurrency=8)) as pool:
+    config = SandboxConfig(
+        memory_bytes=256 * MIB, environment_memory_bytes=8 << 30, cpus=2.0, max_slots=8, concurrency=8
+    )
+    async with SandboxPool(config) as pool:
         assert pool.layers["cgroup"] == "0.2 GiB, 98 processes, 2 CPUs"
         assert (await pool.call(TOOL, "fill", {"mib": 100})).value == 100 * MIB
         results = await asyncio.gather(*(pool.call(TOOL, "fill", {"mib": 100}) for _ in range(8)))
@@ -54,6 +57,30 @@ async def test_memory_of_all_calls_together_is_bounded(writable: None) -> None:
         assert all(len(pids) >= 2 for pids in listed)
         assert all(str(os.getpid()) not in pids for pids in listed)
     assert groups() == []
+
+
+async def test_one_environment_takes_no_more_than_its_part() -> None:
+    """Memory and processes of all its calls together, with a control group or without."""
+    config = SandboxConfig(
+        max_slots=8,
+        concurrency=8,
+        leave_out=("cgroup",),
+        environment_memory_bytes=1 << 30,
+        limits=Limits(wall_seconds=1),
+    )
+    assert config.calls_per_environment == 2
+    assert SandboxConfig(max_slots=8, concurrency=8, memory_bytes=2 << 30).calls_per_environment == 2
+    assert SandboxConfig(memory_bytes=MIB).calls_per_environment == 1
+    with pytest.raises(ValueError, match="SandboxConfig.environment_memory_bytes=0"):
+        SandboxConfig(environment_memory_bytes=0)
+    async with SandboxPool(config) as pool:
+        waits = "import threading\ndef wait():\n    threading.Event().wait()"
+        others = asyncio.gather(*(pool.call(waits, "wait", {}) for _ in range(6)))
+        await asyncio.sleep(0)
+        mine = await pool.call(TOOL, "fill", {"mib": 1})
+        assert mine.ok and not others.done()
+        ended = await others
+        assert {result.kind for result in ended} == {Outcome.IDLE_TIMEOUT}
 
 
 async def test_pools_share_a_machines_memory() -> None:
@@ -70,8 +97,11 @@ async def test_pools_share_a_machines_memory() -> None:
 async def test_groups_of_killed_hosts_are_removed(writable: None) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
-    async with SandboxPool(SandboxConfig()):
-        abandoned = [group.with_name(f"sandbox-{dead.pid}-0") for group in groups()]
+    async with SandboxPool(
+        SandboxConfig(cpus=2.0)
+    ):  # in the hierarchy of processors too, which the next has no group in
+        abandoned = [group.with_name(f"sandbox-{dead.pid}-1-0") for group in groups()]
+        abandoned += [group.with_name(f"sandbox-{os.getpid()}-1-0") for group in groups()]  # its id is ours by now
     for folder in abandoned:
         folder.mkdir()
     async with SandboxPool(SandboxConfig()):

@@ -59,6 +59,43 @@ print([attack() is not None for attack in (open_sockets, start_process, start_th
     assert ended.stdout.strip() == "[True, True, True, True]"
 
 
+@pytest.mark.parametrize("abi", [1, 2])
+def test_an_old_landlock_lets_no_file_be_emptied(tmp_path, abi: int) -> None:
+    """As on kernels 5.13 to 6.1, with a copy: the rules alone let it be emptied, with the filter they do not."""
+    copy = tmp_path / "library.py"
+    body = """
+import os, sys
+from sandbox import libc, lockdown
+from sandbox.seccomp import call_filter
+path, abi, filtered = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "filtered"
+libc.prctl(38, 1)  # no new privileges
+rules = lockdown.LandlockRules([os.path.dirname(path)], highest_abi=abi)
+calls = call_filter(allow_open=True)
+for function, arguments in [rules.restriction(), *([calls.attachment()] if filtered else [])]:
+    assert function(*arguments) == 0
+attempts = {
+    "emptied": lambda: os.open(path, os.O_RDONLY | os.O_TRUNC),
+    "written": lambda: os.open(path, os.O_WRONLY),
+    "shortened": lambda: os.truncate(path, 0),
+}
+done = []
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        done.append(name)
+    except PermissionError:
+        pass
+os.write(1, f"{done} {len(open(path).read())}".encode())
+"""
+    for filtered, expected in {"filtered": "[] 4", "bare": "['emptied', 'shortened'] 0"}.items():
+        copy.write_text("text")
+        command = [sys.executable, "-c", body, str(copy), str(abi), filtered]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        if "landlock: not offered" in ended.stderr:
+            pytest.skip("this kernel has no Landlock")
+        assert ended.stdout == expected, ended.stderr
+
+
 def test_it_computes_and_reads_the_library_but_keeps_no_descriptor(tmp_path) -> None:
     body = """
     import tomllib

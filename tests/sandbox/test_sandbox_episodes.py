@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -115,11 +116,11 @@ async def test_calls_made_at_once_take_turns(sandbox: Sandbox) -> None:
     assert len(episode.history) == 21
 
 
-async def test_what_does_not_repeat_is_never_scored(sandbox: Sandbox) -> None:
+async def test_what_does_not_repeat_is_named(sandbox: Sandbox) -> None:
     episode = SandboxEpisode(sandbox, SHOP)
     assert (await episode.call("real_clock", {})).ok
     result = await episode.call("show", {})
-    assert result.kind is Outcome.DIVERGED and result.is_infrastructure
+    assert result.kind is Outcome.DIVERGED and not result.is_infrastructure
     assert "real_clock returned something else" in result.error
 
 
@@ -177,6 +178,19 @@ async def test_a_bad_history_is_refused_by_name(pool: SandboxPool) -> None:
     ):
         assert response.status == 400
         assert "field 'history' holds [\"add\", {}, 3, 1.0]" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "NaN", "Infinity", "1e999", "1" + "0" * 400])
+async def test_a_history_that_takes_no_possible_time_is_refused(pool: SandboxPool, seconds: str) -> None:
+    with pytest.raises(ValueError, match="PastCall.cpu_seconds="):
+        PastCall("add", {}, "0", json.loads(seconds))
+    body = json.dumps({"code": SHOP, "function": "show", "arguments": {}, "history": [["add", {}, "0", 0]]})
+    async with (
+        serving(pool) as (_, url),
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/call", data=body.replace('"0", 0', f'"0", {seconds}')) as response,
+    ):
+        assert response.status == 400
 
 
 async def test_a_forged_history_is_no_way_around_the_code(pool: SandboxPool) -> None:

@@ -61,7 +61,8 @@ CHANCE = textwrap.dedent(
             "now": [str(datetime.datetime.now()), str(datetime.datetime.utcnow()), str(datetime.date.today())],
             "zone": [str(datetime.datetime.now(datetime.timezone.utc)), time.strftime("%c %Z"), time.ctime()],
             "hash": [hash("text"), hash((1, "a")), list({"b", "a", "c", "text"})],
-            "process": [os.getpid(), os.getppid(), os.getcwd(), sorted(os.environ)],
+            "process": [os.getpid(), os.getppid(), os.getcwd(), sorted(os.environ), threading.get_native_id()],
+            "times": list(os.times()),
         }
 
     def types():
@@ -315,6 +316,21 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
         assert (pool.stats.retried, pool.stats.infrastructure, pool.stats.zygotes) == (1, 0, 2)
 
 
+async def test_closing_during_a_call_ends_it_as_env_died() -> None:
+    """That which runs, that which waits for a permit, and that whose environment is being opened."""
+    pool = SandboxPool(SandboxConfig(max_slots=2, concurrency=2, spare_slots=0, limits=Limits(cpu_seconds=30)))
+    async with pool:
+        running = asyncio.create_task(pool.call(TOOL, "spin", {}))
+        await asyncio.sleep(0.3)
+        calls = [running, *(asyncio.create_task(pool.call(TOOL + f"# {i}", "spin", {})) for i in range(3))]
+        await asyncio.sleep(0)
+    for result in await asyncio.gather(*calls):
+        assert (result.kind, result.ended_by) == (Outcome.ENV_DIED, "pool"), result
+    assert pool.stats.retried == 0
+    with pytest.raises(SandboxError, match="not open"):
+        await pool.call(TOOL, "spin", {})
+
+
 def parents_of_processes() -> dict[int, int]:
     """The parent of every process that has not ended."""
     parents: dict[int, int] = {}
@@ -353,8 +369,7 @@ async def test_close_leaves_no_process_and_no_descriptor() -> None:
         processes = descendants(os.getpid(), pool)
         assert len(processes) >= 12  # zygote, 11 slots, and usually the spinner's call
     assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == []
-    with pytest.raises(SandboxError):
-        await spinner
+    assert (await spinner).kind is Outcome.ENV_DIED
     with pytest.raises(SandboxError, match="not open"):
         await pool.call(TOOL, "add", {"left": 1, "right": 2})
     await asyncio.sleep(0.1)

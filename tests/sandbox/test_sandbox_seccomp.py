@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import re
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def answer(program: list[tuple[int, int, int, int]], number: int, arch: int, arg
             accumulator = words.get(operand, 0)
         elif code == 0x15:
             at += if_true if accumulator == operand else if_false
+        elif code == 0x45:
+            at += if_true if accumulator & operand else if_false
         elif code == 0x35:
             at += if_true if accumulator >= operand else if_false
         else:
@@ -72,12 +75,14 @@ def test_exactly_the_listed_calls_are_allowed(machine: str, allow_open: bool) ->
     table, arch = TABLES[machine], AUDIT_ARCH[machine]
     program = call_program(allow_open=allow_open, machine=machine)
     listed = {table[name] for name in allowed_names(allow_open=allow_open) if name in table}
-    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "prlimit64")}
+    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "futex", "prlimit64")}
+    special |= {table[name] for name in ("open", "openat") if name in table and allow_open}
     for number in LINUX_CALLS:
         if number not in special:
             expected = ALLOW if number in listed else ERRNO | errno.EPERM
             assert answer(program, number, arch) == expected, number
-    assert ("openat" in allowed_names(allow_open=allow_open)) is allow_open
+    assert ("statx" in allowed_names(allow_open=allow_open)) is allow_open
+    assert (answer(program, table["openat"], arch, (0, 0, 0)) == ALLOW) is allow_open
     assert max(len(program), *(max(jt, jf) for _, jt, jf, _ in program)) < 4096
     assert all(jt < 256 and jf < 256 for _, jt, jf, _ in program)
 
@@ -89,8 +94,38 @@ def test_special_calls_look_at_their_arguments(machine: str) -> None:
     assert answer(program, table["ioctl"], arch) == ERRNO | errno.ENOTTY
     assert answer(program, table["clone3"], arch) == ERRNO | errno.ENOSYS
     assert answer(program, table["clone"], arch, (0x00010000,)) == ERRNO | errno.EAGAIN
-    for command, expected in {0: ALLOW, 3: ALLOW, 1030: ALLOW, 6: ERRNO | 1, 8: ERRNO | 1, 1024: ERRNO | 1}.items():
+    for command, expected in {
+        0: ALLOW,
+        3: ALLOW,
+        1030: ALLOW,
+        4: ERRNO | 1,
+        6: ERRNO | 1,
+        8: ERRNO | 1,
+        1024: ERRNO | 1,
+    }.items():
         assert answer(program, table["fcntl"], arch, (0, command)) == expected
+    for operation, expected in {
+        128: ALLOW,
+        129: ALLOW,
+        137 | 256: ALLOW,
+        0: ERRNO | 1,
+        1: ERRNO | 1,
+        9: ERRNO | 1,
+    }.items():
+        assert answer(program, table["futex"], arch, (0, operation)) == expected
+    reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_PATH | os.O_NONBLOCK
+    writing = (
+        os.O_WRONLY,
+        os.O_RDWR,
+        os.O_CREAT,
+        os.O_TRUNC,
+        os.O_TRUNC | os.O_CLOEXEC,
+        os.O_TMPFILE & ~os.O_DIRECTORY,
+    )
+    for name, place in {"open": 1, "openat": 2}.items():
+        for flags, expected in ({reading: ALLOW} | dict.fromkeys(writing, ERRNO | 1)).items():
+            if name in table:
+                assert answer(program, table[name], arch, (*[0] * place, flags)) == expected, flags
     for pointer, expected in {0: ALLOW, 1: ERRNO | 1, 1 << 32: ERRNO | 1, 0x7FFF_0000_0000: ERRNO | 1}.items():
         assert answer(program, table["prlimit64"], arch, (0, 7, pointer)) == expected
 

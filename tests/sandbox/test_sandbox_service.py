@@ -34,6 +34,12 @@ TOOL = textwrap.dedent(
         print("echo", value)
         return value
 
+    def deep(levels):
+        value = []
+        for _ in range(levels):
+            value = [value]
+        return value
+
     def chance():
         return [random.random(), random.randint(0, 9)]
 
@@ -68,6 +74,13 @@ async def post(url: str, body, **options) -> tuple[int, dict, dict]:
         return response.status, await response.json(), dict(response.headers)
 
 
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 CALLS = {
     "value": ("echo", {"value": {"a": [1, 2.5, None, True, 2**80], "中": "é\u2028𝄞"}}),
     "randomness": ("chance", {}),
@@ -78,6 +91,10 @@ CALLS = {
     "arguments no JSON": ("echo", {"value": float("inf")}),
     "too large": ("echo", {"value": "x" * 21_000}),
     "cpu limit": ("spin", {}),
+    "arguments as deep as may be": ("echo", {"value": json.loads("[" * 198 + "]" * 198)}),
+    "arguments too deep": ("echo", {"value": json.loads("[" * 250 + "]" * 250)}),
+    "arguments much too deep": ("echo", {"value": nested(5_000)}),
+    "result too deep": ("deep", {"levels": 201}),
 }
 
 
@@ -92,7 +109,39 @@ async def test_a_call_over_http_is_the_call_in_process(pool: SandboxPool, case: 
         assert (there.tier, there.layers) == (here.tier, here.layers)
     for name in ("kind", "value", "stdout", "error", "ended_by"):
         assert getattr(result, name) == getattr(expected, name), name
-    assert result.ok == (case in ("value", "randomness"))
+    assert result.ok == (case in ("value", "randomness", "arguments as deep as may be"))
+
+
+async def test_one_caller_does_not_take_what_others_need() -> None:
+    """Callers are told apart by address. One fills all that it may have with calls that wait; another is answered."""
+    limits, waits = Limits(wall_seconds=3), "import threading\ndef wait():\n    threading.Event().wait()"
+    call = {"code": waits, "function": "wait", "arguments": {}}
+    async with (
+        SandboxPool(SandboxConfig(max_slots=8, concurrency=4, limits=limits)) as pool,
+        serving(pool, max_waiting=4, caller_calls_per_second=1.0) as (service, url),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))) as neighbour,
+    ):
+        greedy = [asyncio.create_task(post(f"{url}/call", call | {"code": f"{waits}\n# {i}"})) for i in range(12)]
+        while sum(one.done() for one in greedy) < 6:
+            await asyncio.sleep(0.01)
+        async with neighbour.post(f"{url}/call", json=call | {"code": TOOL, "function": "chance"}) as response:
+            assert (await response.json())["kind"] == "ok"
+        assert sum(one.done() for one in greedy) == 6  # its others still wait: three run, three have no permit
+        answers = [await one for one in greedy]
+        refused = [(body["error"], headers["Retry-After"]) for status, body, headers in answers if status == 429]
+        assert len(refused) == 6 and all("6 calls of yours are under way" in text for text, _ in refused)
+        kinds = [body["kind"] for status, body, _ in answers if status == 200]
+        assert kinds == ["idle_timeout"] * 6
+        statuses = [(await post(f"{url}/call", call | {"code": TOOL, "function": "chance"}))[0] for _ in range(15)]
+        assert statuses[0] == 200 and statuses[-1] == 429, statuses  # ten a ten seconds
+
+
+async def test_shares_of_callers_are_checked() -> None:
+    for name, value in (("caller_share", 0), ("caller_share", 1.1), ("caller_calls_per_second", 0)):
+        with pytest.raises(ValueError, match=f"SandboxServiceConfig.{name}={value}"):
+            SandboxServiceConfig(**{name: value})
+    with pytest.raises(ValueError, match="caller_calls_per_second=nan"):
+        SandboxServiceConfig(caller_calls_per_second=float("nan"))
 
 
 async def test_without_the_token_nothing_runs(pool: SandboxPool) -> None:
@@ -224,7 +273,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
     """One call at once, one may wait. Of five at a time some are put off; a patient client gets all of its answers."""
     async with (
         SandboxPool(SandboxConfig(concurrency=1)) as pool,
-        serving(pool, max_waiting=1) as (service, url),
+        serving(pool, max_waiting=1, caller_share=1.0) as (service, url),
     ):
         body = {"code": TOOL, "function": "work", "arguments": {"millions": 5}}
         answers = await asyncio.gather(*(post(f"{url}/call", body) for _ in range(5)))
