@@ -51,7 +51,7 @@ from synthesis.environments.teacher_answers import (
     ReferenceCallAnswer,
     ToolCodeAnswer,
     ToolDocumentAnswer,
-    listed,
+    argument_list,
 )
 from synthesis.environments.verify import finish, solve
 from synthesis.facts.relations import all_relations
@@ -378,7 +378,11 @@ async def test_the_sandbox_message_goes_back_to_the_teacher(pool: SandboxPool) -
             "not_harder",
         ),
         (
-            {"ReferenceCallAnswer": lambda given, v: ReferenceCallAnswer(listed({"town": "x"}), given.other_arguments)},
+            {
+                "ReferenceCallAnswer": lambda given, v: ReferenceCallAnswer(
+                    argument_list({"town": "x"}), given.other_arguments
+                )
+            },
             "bad_call",
         ),
         (
