@@ -10,7 +10,7 @@ from types import TracebackType
 
 import jax
 import numpy as np
-from jax._src import distributed
+from jax._src import distributed  # no public module of JAX has the coordination service's client
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
