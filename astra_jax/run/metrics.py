@@ -7,11 +7,13 @@ In a bucket, whose objects cannot be appended to, both are written on disk first
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -107,8 +109,9 @@ class MetricWriter:
 
     def _opened_board(self) -> SummaryWriter:
         if self._board is None:
-            # Half of a program's start, where torch is there, which it imports; not every program or host gets here.
-            from tensorboardX import SummaryWriter
+            # Not at a program's start: not every program or host gets here.
+            with _without_torch():
+                from tensorboardX import SummaryWriter
 
             # purge_step makes TensorBoard hide what an earlier process wrote for the steps that come again.
             self._board = SummaryWriter(str(self._folder), purge_step=self._purge)
@@ -116,6 +119,20 @@ class MetricWriter:
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """For an import of tensorboardX, which takes torch's tensors where there is a torch: 1.6 s of processor time for
+    what we never give it."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it raises ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ import pytest
 from bucket_world import Storage, storage
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
-from vllm_world import VLLM, require_vllm
+from vllm_world import Server, World, post, require_vllm, serving
 
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -31,9 +31,13 @@ from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.step import sft_optimizer
+from astra_jax.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
+
+UNSAMPLED = "--config.sft.sample_every=0"
+"""Where something else is tested: compiling what draws samples is a fifth of so short a run."""
 
 KILLS = int(os.environ.get("ASTRA_KILLS", "6"))
 """How often a run is killed; 50 take six minutes."""
@@ -169,23 +173,14 @@ def test_what_was_trained_loads_in_transformers(world, exported) -> None:
 def test_what_was_trained_loads_in_vllm(exported, tmp_path) -> None:
     """Which draws what transformers draws, from the folder's own tokenizer on."""
     require_vllm()
-    program = (
-        "import sys, json, pathlib; from vllm import LLM, SamplingParams\n"
-        "llm = LLM(sys.argv[1], dtype='float32', max_model_len=256, enforce_eager=True, kv_cache_memory_bytes=10**8)\n"
-        "sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)\n"
-        "drawn = llm.generate([sys.argv[2]], sampling)[0].outputs[0].token_ids\n"
-        "pathlib.Path(sys.argv[3]).write_text(json.dumps(list(drawn)))\n"
-    )
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": ""}
-    result = subprocess.run(
-        [VLLM.with_name("python"), "-c", program, exported, PROMPT, tmp_path / "drawn.json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert json.loads((tmp_path / "drawn.json").read_text()) == transformers_says(exported, 12)
+    (tmp_path / "serve").symlink_to(exported)
+    names: dict[str, Any] = {}
+    exec(CONFIG, names)
+    world = World(tmp_path, names["MODEL"], ChatTokenizer.load(exported))
+    asked = {"model": "policy", "prompt": PROMPT, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+    with serving(Server(world, plugin=False, dummy=False, arguments=["--max-model-len=256"])) as (server,):
+        status, answer = post(server, "/v1/completions", asked | {"return_token_ids": True})
+    assert status == 200 and answer["choices"][0]["token_ids"] == transformers_says(exported, 12)
 
 
 def test_the_same_command_again_has_nothing_to_do(world, finished) -> None:
@@ -220,7 +215,7 @@ def test_kills_lose_nothing_that_was_saved(world, finished, tmp_path) -> None:
     rng = random.Random(0)
     saved = 0
     for _ in range(KILLS):
-        process = subprocess.Popen(command(world, tmp_path / "run"), cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command(world, tmp_path / "run", UNSAMPLED), cwd=ROOT, stderr=subprocess.DEVNULL)
         done = len(read_metrics(tmp_path / "run" / "metrics"))
         try:
             when(tmp_path / "run", min(done + 1, STEPS), process)
@@ -232,7 +227,7 @@ def test_kills_lose_nothing_that_was_saved(world, finished, tmp_path) -> None:
         steps = [int(path.name) for path in states.iterdir() if path.name.isdecimal()] if states.exists() else []
         assert max(steps, default=0) >= saved
         saved = max(steps, default=0)
-    run(world, tmp_path / "run")
+    run(world, tmp_path / "run", UNSAMPLED)
     assert_same_losses(tmp_path / "run", finished)
 
 
@@ -278,7 +273,7 @@ def test_two_hosts_equal_one_and_one_goes_on_for_two(world, finished, tmp_path) 
 
 def test_of_four_hosts_one_is_killed_and_the_others_end_and_name_it(world, finished, tmp_path) -> None:
     deadline = 20
-    hosts = start_hosts(world, tmp_path / "run", 4, f"--host_deadline={deadline}")
+    hosts = start_hosts(world, tmp_path / "run", 4, UNSAMPLED, f"--host_deadline={deadline}")
     try:
         when(tmp_path / "run", 4, hosts[0])
         hosts[2].kill()
@@ -286,7 +281,7 @@ def test_of_four_hosts_one_is_killed_and_the_others_end_and_name_it(world, finis
         for host, error in zip(hosts, errors, strict=True):
             if host is not hosts[2]:
                 assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in error
-        hosts = start_hosts(world, tmp_path / "run", 4)
+        hosts = start_hosts(world, tmp_path / "run", 4, UNSAMPLED)
         for host in hosts:
             _, error = host.communicate(timeout=300)
             assert host.returncode == 0, error[-2000:]
