@@ -17,6 +17,7 @@ import asyncio
 from absl import flags
 
 from launch.flags import cli, executors
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(executors)
 
@@ -32,28 +33,22 @@ def main() -> None:
 
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
 
     workdir = cli.local_folder(_WORKDIR)
-    async with executors.executor_from_flags(workdir) as executor:
-        with Journal(workdir / "journal.sqlite") as journal:
-            summary = await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value)
+    with locked(workdir):
+        async with executors.executor_from_flags(workdir) as executor:
+            with Journal(workdir / "journal.sqlite") as journal:
+                summary = await synthesize(
+                    config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value
+                )
     for split, statistics in summary.statistics.items():
-        print(f"\n{workdir / split}\n{table(statistics)}")
-    print()
+        say(f"\n{workdir / split}\n{table(statistics)}")
+    say()
     cli.print_rejected(summary.rejected, summary.details)
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-    from synthesis.core.stages import Stopped
-    from synthesis.pipeline.embedding import EmbeddingError
-    from synthesis.pipeline.ray_executor import RayUnavailable
-
-    return (DatasetError, EmbeddingError, RayUnavailable, SandboxError, Stopped, ValueError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished work is not done again")

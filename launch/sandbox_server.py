@@ -12,6 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from launch.flags import cli, services
+from synthesis.core.terminal import say
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
@@ -56,17 +57,11 @@ async def _serve() -> int:
         service = SandboxService(pool, service_config)
         await services.listen(service, _HOST.value, _PORT.value)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
-        print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
+        say(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "calls")
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-
-    return (SandboxError,)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main)

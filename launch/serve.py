@@ -12,6 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from launch.flags import cli, policies, services
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(policies)
 
@@ -39,23 +40,27 @@ async def _serve() -> int:
     from astra_jax.serving.service import OpenAIService, ServingConfig
 
     name = _NAME.value or policies.source().name
-    serving = ServingConfig(
-        model=name,
-        host=_HOST.value,
-        port=_PORT.value,
-        token=cli.token_of(_KEY_FILE),
-        max_waiting=_WAITING.value,
-        drain_seconds=_DRAIN.value,
-    )
+    try:
+        serving = ServingConfig(
+            model=name,
+            host=_HOST.value,
+            port=_PORT.value,
+            token=cli.token_of(_KEY_FILE),
+            max_waiting=_WAITING.value,
+            drain_seconds=_DRAIN.value,
+        )
+    except ValueError as error:
+        raise cli.UsageError(str(error)) from None
     model, tokenizer = policies.read()
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
+    services.check_address(_HOST.value, _PORT.value)
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = OpenAIService(engine, tokenizer, serving)
         await services.listen(service, _HOST.value, _PORT.value)
-        print(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
+        say(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
@@ -63,4 +68,4 @@ async def _serve() -> int:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.serve")
-    cli.run(main, user_errors=policies.user_errors)
+    cli.run(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from absl import flags
 
 from launch.flags import cli, executors
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(executors)
 
@@ -33,22 +34,24 @@ def main() -> None:
 
 async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
 
     workdir = cli.local_folder(_WORKDIR)
     journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
-    async with executors.executor_from_flags(workdir) as executor:
-        with Journal(journal_file) as journal:
-            summary = await synthesize(
-                config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
-            )
+    with locked(workdir):
+        async with executors.executor_from_flags(workdir) as executor:
+            with Journal(journal_file) as journal:
+                summary = await synthesize(
+                    config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
+                )
     for name, folder in summary.datasets.items():
-        print(f"{folder}: {summary.counts[name]:,}")
-    print()
+        say(f"{folder}: {summary.counts[name]:,}")
+    say()
     for name, value in table_rows(summary.statistics["trajectories"]).items():
-        print(f"{name:<32} {value}")
-    print()
+        say(f"{name:<32} {value}")
+    say()
     cli.print_rejected(summary.rejected, summary.details)
 
 
@@ -71,13 +74,5 @@ def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
     return digest.hexdigest()[:12]
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.stages import Stopped
-    from synthesis.pipeline.ray_executor import RayUnavailable
-
-    return (RayUnavailable, SandboxError, Stopped, ValueError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished work is not done again")

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
 from synthesis.core.endpoint import Endpoint
+from synthesis.core.refusals import Refusal
 
 Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
@@ -18,7 +19,7 @@ Role = Literal["user", "judge"]
 _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
 
 
-class EvaluationError(Exception):
+class EvaluationError(Refusal):
     """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
 
 

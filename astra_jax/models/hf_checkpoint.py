@@ -25,12 +25,13 @@ from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_bytes, write_text
+from synthesis.core.refusals import Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
 """Of a safetensors file that is written; as Hugging Face does."""
 
 
-class WeightsError(Exception):
+class WeightsError(Refusal):
     """A checkpoint does not hold this model; the message names the tensor, what was expected and what was found."""
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from synthesis.core.datasets import Folder
 from synthesis.core.files import copy_files, in_bucket, location, write_text
+from synthesis.core.refusals import InputError
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -150,5 +151,5 @@ def read_metrics(dir: Folder) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
+            raise InputError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
     return rows

@@ -19,6 +19,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run.config import OptimizerName, TrainingConfig
+from synthesis.core.refusals import InputError
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -35,7 +36,7 @@ def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedu
     """
     name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
     if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+        raise InputError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
     optimizer = optax.adamw(
         learning_rate, b1=settings.b1, b2=settings.b2, eps=eps, weight_decay=weight_decay, mask=_decayed
     )

@@ -39,6 +39,7 @@ from astra_jax.run.preemption import Preemption
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
 from synthesis.core.progress import progress_bar
+from synthesis.core.refusals import Refusal
 from synthesis.core.workdir import locked
 
 Stopped = Literal["finished", "preempted", "exhausted"]
@@ -48,7 +49,7 @@ Stopped = Literal["finished", "preempted", "exhausted"]
 _LOOK_SECONDS = 0.2
 
 
-class NonFiniteError(Exception):
+class NonFiniteError(Refusal):
     """A loss or gradient was not finite; the weights are those of before, and nothing was saved since."""
 
 

@@ -37,6 +37,7 @@ from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, train_st
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
 from synthesis.core.files import write_text
+from synthesis.core.refusals import InputError
 
 _FREE = ("log_every", "epochs", "eval_every", "eval_batches", "sample_every", "samples", "sample_tokens")
 """May change when a run goes on, beside what may in every loop. (What `epochs` came to is in `steps`.)"""
@@ -205,7 +206,7 @@ def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
     real = batch.segment_ids_bt > 0
     mask_share = float(batch.loss_mask_bt[real].mean())
     if mask_share in (0.0, 1.0):
-        raise ValueError(
+        raise InputError(
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
             "and not all: check the dataset's messages and the tokenizer"
         )

@@ -16,6 +16,7 @@ import asyncio
 from absl import flags
 
 from launch.flags import cli, sandboxes
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(sandboxes)
 
@@ -45,23 +46,10 @@ def main() -> None:
         report.write(workdir, result)
     finally:
         ledger.close()
-    print(summary.table(result))
-    print(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.run.shell import NonFiniteError
-    from astra_jax.tokenizer import TokenizerError
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-    from synthesis.core.stages import Stopped
-    from synthesis.core.workdir import WorkdirError
-
-    ours = (CheckpointError, DatasetError, NonFiniteError, SandboxError, Stopped, TokenizerError, WorkdirError)
-    return (*ours, ValueError)
+    say(summary.table(result))
+    say(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
 
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.quickstart")
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished work is not done again")

@@ -21,6 +21,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from synthesis.core.records import SCHEMA_VERSION, Record, decode, encode
+from synthesis.core.refusals import Refusal
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
@@ -32,7 +33,7 @@ Folder = str | os.PathLike[str]
 """Where a dataset is: a folder, or gs://bucket/folder."""
 
 
-class DatasetError(Exception):
+class DatasetError(Refusal):
     """A dataset is missing, corrupt or of another kind or schema; the message says which and how to mend it."""
 
 
@@ -106,6 +107,17 @@ def read_card(path: Folder) -> dict[str, Any]:
             "synthesise the dataset again"
         )
     return card
+
+
+def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> None:
+    """See that a dataset is there and holds records of a kind, by its card alone.
+
+    Raises:
+        DatasetError: it is missing, of another kind or schema, or has no records beside its card.
+    """
+    _card_of(path, kind)
+    if not epath.Path(records_file(path)).exists():
+        raise DatasetError(f"no dataset at {path}: {RECORDS_FILE} is missing; {_AGAIN.format(path)}")
 
 
 def records_file(path: Folder) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from synthesis.core.refusals import InputError
+
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""
 
@@ -41,7 +43,7 @@ class Store:
             for table in self.TABLES:
                 self._db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path} is not a {self.NOUN} ({error}); {self.REMEDY}") from None
+            raise InputError(f"{self.path} is not a {self.NOUN} ({error}); {self.REMEDY}") from None
         self._committed = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         _open.add(self)

@@ -21,6 +21,7 @@ import msgspec
 
 from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
+from synthesis.core.refusals import Refusal
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
@@ -52,7 +53,7 @@ class Transient(Exception):
     """Raised by a stage for a failure that another try may mend (a busy endpoint, a dropped connection)."""
 
 
-class Stopped(Exception):
+class Stopped(Refusal):
     """Raised by a stage to end the whole run where nothing is wrong with its record: it is neither done nor rejected.
 
     Attributes:

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from synthesis.core.records import ToolSpec
+from synthesis.core.refusals import Refusal
 
 
-class EmbeddingError(Exception):
+class EmbeddingError(Refusal):
     """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
 
 

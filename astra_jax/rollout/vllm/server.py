@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Protocol
 import aiohttp
 
 from astra_jax.rollout.policy import Sampling
+from synthesis.core.refusals import Refusal
 from synthesis.core.stages import rng_for
 
 
-class PolicyError(RuntimeError):
+class PolicyError(Refusal, RuntimeError):
     """The rollout servers cannot be used as asked; the message says which and why."""
 
 
