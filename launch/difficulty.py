@@ -32,7 +32,9 @@ _TO = flags.DEFINE_string("to", None, "Dataset to write, in place of an older on
 _NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
 _EPISODES = flags.DEFINE_integer("episodes", 4, "Of each environment.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Of sampling; 1 is what GRPO trains with.", lower_bound=0)
-_SEED = flags.DEFINE_integer("seed", 0, "Of irrelevant tools, their order, and sampling.")
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Of irrelevant tools, their order, and sampling.", lower_bound=0, upper_bound=2**32 - 1
+)
 _SLOTS = flags.DEFINE_integer("slots", 16, "Episodes under way.", lower_bound=1)
 _TURNS = flags.DEFINE_integer("max_turns", 32, "Assistant turns of an episode.", lower_bound=1)
 _PROMPT = flags.DEFINE_integer("max_prompt_tokens", 25_600, "Question and tool documents.", lower_bound=1)

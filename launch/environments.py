@@ -22,7 +22,7 @@ from synthesis.core.terminal import say
 flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0, upper_bound=2**32 - 1)
 
 
 def main() -> None:

@@ -60,7 +60,9 @@ _EXTRA = flags.DEFINE_string(
 )
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 32, "Items under way.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float("timeout_minutes", 30.0, "Of one completion.", lower_bound=0.01)
-_SEED = flags.DEFINE_integer("seed", 0, "Of sampling and of all else that is drawn.", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Of sampling and of all else that is drawn.", lower_bound=0, upper_bound=2**32 - 1
+)
 
 
 def main() -> None:

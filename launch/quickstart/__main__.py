@@ -23,7 +23,9 @@ flags.adopt_module_key_flags(sandboxes)
 PROFILES = ("quick", "full", "ci")
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of synthesis, initialisation, shuffling and sampling.", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Seed of synthesis, initialisation, shuffling and sampling.", lower_bound=0, upper_bound=2**32 - 1
+)
 _PROFILE = flags.DEFINE_enum(
     "profile",
     "quick",

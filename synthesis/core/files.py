@@ -115,11 +115,22 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
+    with naming(path), open(partial, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Folder) -> Iterator[None]:
+    """An error of the operating system that names no file, as that of a full disk, names this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def copy_files(source: Path, target: epath.Path) -> None:

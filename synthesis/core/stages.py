@@ -21,7 +21,7 @@ import msgspec
 
 from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import InputError, Refusal
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
@@ -206,10 +206,18 @@ async def run_stage(
         if outputs is None:
             result.rejected[reason] += 1
             result.details.setdefault(reason, detail)
-        elif sink is None:
-            result.outputs.extend(decoder.decode(outputs))
+            continue
+        try:
+            made = decoder.decode(outputs)
+        except msgspec.MsgspecError as error:
+            raise InputError(
+                f"{journal.path}: what stage {name} has finished is of another version ({error}); delete the file to "
+                "begin anew"
+            ) from None
+        if sink is None:
+            result.outputs.extend(made)
         else:
-            for output in decoder.decode(outputs):
+            for output in made:
                 sink(output)
     return result
 
