@@ -98,7 +98,7 @@ class TrainingRun:
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
-        self._unchecked: list[tuple[int, Mapping[str, Any]]] = []
+        self._unchecked: list[tuple[int, Any, Any, Any]] = []
         self._tracing = False
         self._saving_seconds = 0.0
 

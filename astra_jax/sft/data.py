@@ -12,6 +12,7 @@ batch is cheap beside training on it.
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ class BatchIterator(Iterator[PackedBatch]):
         )
         batches = _pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch)
         if config.workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers))
+            options = grain.MultiprocessingOptions(num_workers=config.workers)
+            batches = batches.mp_prefetch(options, worker_init_fn=_without_interrupts)
         self._iterator = iter(batches)
 
     def __next__(self) -> PackedBatch:
@@ -253,6 +255,12 @@ def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
     rows = examples.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=64))
     lengths = {"tokens": config.seq_len, "loss_mask": config.seq_len}
     return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
+
+
+def _without_interrupts(worker: int, count: int) -> None:
+    """Ctrl-C reaches all processes at a terminal; whom it is meant for ends the others."""
+    del worker, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _to_batch(packed: dict[str, np.ndarray]) -> PackedBatch:

@@ -166,8 +166,8 @@ def load_config(name: str, *kinds: str) -> Any:
     classes = {"sft": SFTRun, "grpo": GRPORun}
     wanted = {kind: classes[kind] for kind in kinds or classes}
     if not isinstance(found, tuple(wanted.values())):
-        needs = " or ".join(f"an {one.__name__}, such as {kind}:14b" for kind, one in wanted.items())
-        raise UsageError(f"--config={name} is a {type(found).__name__}; this program takes {needs}")
+        needs = " or ".join(f"{one.__name__}, such as {kind}:14b" for kind, one in wanted.items())
+        raise UsageError(f"--config={name} is of type {type(found).__name__}; this program takes one of {needs}")
     return found
 
 

@@ -26,7 +26,7 @@ from synthesis.core.records import Message, ToolEnvironment, ToolServer, Traject
 from synthesis.core.terminal import printable
 
 _COLUMNS = 4
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "astra",
     "font.size": 8,
@@ -34,6 +34,7 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+"""Of matplotlib, for the page's pictures."""
 
 
 def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
@@ -44,13 +45,13 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
     samples = {name: _episodes(workdir, name) for name in MODELS}
     page = template("report.html.jinja", Path(__file__).parent)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         html = page.render(
             summary=summary,
             models=MODELS,
-            graph=_svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
-            losses=_svg(loss_curves(workdir)),
-            rewards=_svg(reward_curves(workdir)),
+            graph=svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
+            losses=svg(loss_curves(workdir)),
+            rewards=svg(reward_curves(workdir)),
             trajectory=_longest(trajectories),
             environment=max(environments, key=lambda e: (len(e.sub_questions), e.id)),
             episodes=[
@@ -143,7 +144,8 @@ def reward_curves(workdir: Path) -> Figure:
     return figure
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """The picture, for a page; texts in it are text, and escaped. The figure is closed."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     plt.close(figure)

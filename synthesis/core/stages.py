@@ -181,6 +181,7 @@ async def run_stage(
             progress.count(rejected=row[0] is None)
             if stopped is not None:  # others still finish what they have begun: it may be paid for
                 return
+            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
 
     todo = unfinished()
     ticking = asyncio.create_task(progress.ticking())

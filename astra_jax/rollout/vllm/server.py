@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -123,6 +124,8 @@ def _parameters(token_ids: Sequence[int], sampling: Sampling, on_tpus: bool) -> 
 def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | None) -> Draw:
     if len(tokens) != len(logprobs) or not tokens:
         raise PolicyError(f"a server returned {len(tokens)} tokens with {len(logprobs)} logprobs")
+    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs):
+        raise PolicyError("a server returned a logprob that is no finite number")
     return Draw(list(tokens), [float(one) for one in logprobs], versions)
 
 
