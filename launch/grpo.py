@@ -63,17 +63,17 @@ def main() -> None:
 
     config = cli.overridden(cli.load_config(models.CONFIG.value, "grpo"))
     profile = models.profiled_steps()
-    key = cli.token_of(_KEY_FILE)
-    environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
-    select_environments(environments, config.grpo)
-    tokenizer = models.checked(config.model)
-    sandbox = sandboxes.sandbox_from_flags()
-    workdir = models.workdir()
-    published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
+        key = cli.token_of(_KEY_FILE)
+        sandbox = sandboxes.sandbox_from_flags()
+        environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
+        select_environments(environments, config.grpo)
+        tokenizer = models.checked(config.model)
+        workdir = models.workdir()
+        published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
         if jax.process_count() > 1 and not _URLS.value:

@@ -18,6 +18,8 @@ Hugging Face folder of it.
 
 from __future__ import annotations
 
+import contextlib
+
 from absl import flags
 
 from launch.flags import cli, models
@@ -48,9 +50,6 @@ def main() -> None:
     config = cli.overridden(cli.load_config(models.CONFIG.value, "sft"))
     if not _DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset of trajectories, or --bench=STEPS")
-    for dataset in (_DATA.value, _HELD_OUT.value):
-        if dataset:
-            check_dataset(dataset, Trajectory)
     if _PREVIEW.value and _DATA.value:
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(_DATA.value, tokenizer, config.sft.data, _PREVIEW.value)
@@ -58,9 +57,14 @@ def main() -> None:
     profile = models.profiled_steps()
     if _BENCH.value:
         cli.local_folder(models.WORKDIR)
-    tokenizer = models.checked(config.model)
-    workdir = models.workdir()
-    with models.hosts(), models.held(workdir):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(models.hosts())
+        for dataset in (_DATA.value, _HELD_OUT.value):
+            if dataset:
+                check_dataset(dataset, Trajectory)
+        tokenizer = models.checked(config.model)
+        workdir = models.workdir()
+        stack.enter_context(models.held(workdir))
         mesh = models.mesh()
         params = models.load(config.model, mesh)
         if is_first():

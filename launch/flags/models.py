@@ -41,6 +41,8 @@ _LATER = 60.0
 def hosts() -> Iterator[None]:
     """Find the other hosts, before anything else of JAX is used; what is done inside ends when one of them is gone.
 
+    So what can be checked is checked inside: the others learn of it. One host wakes no device here.
+
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
     """
@@ -60,6 +62,9 @@ def hosts() -> Iterator[None]:
             _HOST.value,
             heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
         )
+    else:
+        yield
+        return
     with HostWatch(_DEADLINE.value):
         if jax.process_count() > 1 and not _MESH.value:
             raise cli.UsageError("several hosts want a --mesh of all their devices")
