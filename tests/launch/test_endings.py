@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from launch.flags import endings
-from launch.flags.cli import UsageError, load_config
+from launch.flags.cli import UsageError, load_config, print_rejected
 from synthesis.core.datasets import DatasetError
+from synthesis.core.progress import progress_bar, say_beside_bars
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import printable
 
@@ -126,6 +127,18 @@ def test_text_is_made_safe_and_stays_readable() -> None:
     assert printable("a\nb", lines=False) == "a\\nb"
     assert printable("\x1b]52;c;x\x07\u2066\x85\x7f\U000e0041") == r"\x1b]52;c;x\x07\u2066\x85\x7f\U000e0041"
     assert printable(None) == "None"
+
+
+def test_what_was_rejected_and_what_a_bar_is_called_are_one_safe_line(capsys, monkeypatch) -> None:
+    print_rejected({"normalize": {"no_tools": 2}}, {"normalize": {"no_tools": "\x1b[2J\nrejected by nobody: 1"}})
+    expected = "rejected by normalize: 2 no_tools, such as \\x1b[2J\\nrejected by nobody: 1\n"
+    assert capsys.readouterr().out == expected
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    progress_bar(total=1, desc="\x1b[2J\u202e").close()
+    say_beside_bars("left out \x1b]0;owned\x07")
+    said = out.getvalue()
+    assert r"\x1b[2J\u202e: " in said and "left out \\x1b]0;owned\\x07\n" in said and "\x1b" not in said
 
 
 @pytest.mark.parametrize(
