@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import traceback
 from logging import LogRecord
 from pathlib import Path
@@ -61,12 +62,26 @@ def prepare() -> None:
         if hasattr(stream, "reconfigure"):  # pytest's has not
             stream.reconfigure(errors="backslashreplace")
     logging.get_absl_handler().setFormatter(_PrintableFormatter())
+    sys.excepthook = _outside
+
+
+def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """An exception that no program catches: one that came before it, or of a library's callback in a thread of its
+    own, such as tensorstore's, for whom there is nobody to tell any more."""
+    del kind, trace
+    if threading.current_thread() is threading.main_thread():
+        code(error)
+    else:
+        say(f"a library's thread failed: {told_by(error)}", file=sys.stderr)
 
 
 class _PrintableFormatter(logging.PythonFormatter):
-    """Warnings quote servers, endpoints and files."""
+    """Warnings quote servers, endpoints and files. A library's traceback, as of Orbax's threads on a full disk, is of
+    an error that it raises as well: its first line will do, unless more was asked for."""
 
     def format(self, record: LogRecord) -> str:
+        if logging.get_verbosity() <= logging.WARNING:
+            record.exc_info = record.exc_text = None
         return printable(super().format(record))
 
 

@@ -179,9 +179,9 @@ async def run_stage(
             journal.add(name, item_key, *row)
             finished, dropped = finished + 1, dropped + (row[0] is None)
             progress.count(rejected=row[0] is None)
+            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
             if stopped is not None:  # others still finish what they have begun: it may be paid for
                 return
-            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
 
     todo = unfinished()
     ticking = asyncio.create_task(progress.ticking())
