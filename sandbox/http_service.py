@@ -22,6 +22,7 @@ from typing import ClassVar
 from aiohttp import web
 
 from sandbox.access import CHALLENGE, is_loopback, shows_token
+from sandbox.settings import Port, SecondsOrZero, SettingError, Settings
 
 OPEN_PATH = "/health"
 """What nobody has to show a token for, and what is answered to the last."""
@@ -46,7 +47,7 @@ class HttpRefusal(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReachConfig:
+class ReachConfig(Settings):
     """How a service is reached.
 
     Attributes:
@@ -62,23 +63,17 @@ class ReachConfig:
     """What the service's users know the token as."""
 
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Port = 0
     token: str | None = None
-    drain_seconds: float = 60.0
+    drain_seconds: SecondsOrZero = 60.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.token and not is_loopback(self.host):
-            raise ValueError(
+            raise SettingError(
                 f"{type(self).__name__}.host={self.host!r} can be reached from other machines, and no "
                 f"{self.TOKEN_NAME} is set: whoever reaches it could {self.RISK}; set one, or listen on 127.0.0.1"
             )
-        self.check_not_negative("drain_seconds")
-
-    def check_not_negative(self, *names: str) -> None:
-        """Raises `ValueError` for one of these fields that is negative or NaN."""
-        for name in names:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{type(self).__name__}.{name}={getattr(self, name)}: must be at least 0")
 
 
 class HttpService(abc.ABC):

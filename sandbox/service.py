@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
@@ -29,6 +29,7 @@ from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
+from sandbox.settings import Bound, CountOrZero, Port, Rate
 
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -49,19 +50,10 @@ class SandboxServiceConfig(ReachConfig):
 
     RISK = "run code"
 
-    port: int = 8700
-    max_waiting: int = 1024
-    caller_share: float = 0.75
-    caller_calls_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_not_negative("max_waiting")
-        if not 0 < self.caller_share <= 1:
-            raise ValueError(f"SandboxServiceConfig.caller_share={self.caller_share}: must be above 0 and at most 1")
-        rate = self.caller_calls_per_second
-        if rate is not None and not 0 < rate < math.inf:
-            raise ValueError(f"SandboxServiceConfig.caller_calls_per_second={rate}: must be finite and above 0")
+    port: Port = 8700
+    max_waiting: CountOrZero = 1024
+    caller_share: Annotated[float, Bound(above=0, most=1)] = 0.75
+    caller_calls_per_second: Rate | None = None
 
 
 class _Caller:

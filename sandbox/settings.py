@@ -95,8 +95,11 @@ SecondsOrZero = Annotated[float, Bound(least=0, most=366 * 86_400)]
 Rate = Annotated[float, Bound(above=0, most=1e12)]
 Amount = Annotated[float, Bound(least=0, most=1e12)]
 """Of money, or of a weight beside others."""
+Length = Annotated[int, Bound(least=1, most=2**24)]
+"""Of a sequence, in tokens."""
 Temperature = Annotated[float, Bound(least=0, most=100)]
 """Of sampling; 0 is greedy."""
+TopP = Annotated[float, Bound(above=0, most=1)]
 Seed = Annotated[int, Bound(least=0, most=2**32 - 1)]
 """Grain takes no larger one."""
 Port = Annotated[int, Bound(least=0, most=65_535)]

@@ -82,7 +82,7 @@ def test_an_override_replaces_one_leaf(config, name: str, text: str, value) -> N
         ("dialogue.data.rows", "8", "this setting is called --config.dialogue.batch_size now"),
         ("grpo.steps", "many", r"--config.grpo.steps=many: Expected `int`"),
         ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most: Invalid enum value"),
-        ("grpo.group_size", "1", r"--config.grpo.group_size=1: group_size is 1; .* use at least 2"),
+        ("grpo.group_size", "1", r"--config.grpo.group_size=1: GRPOConfig.group_size is 1; use a whole number from 2 "),
     ],
 )
 def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, message: str) -> None:

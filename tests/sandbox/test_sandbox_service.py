@@ -138,9 +138,9 @@ async def test_one_caller_does_not_take_what_others_need() -> None:
 
 async def test_shares_of_callers_are_checked() -> None:
     for name, value in (("caller_share", 0), ("caller_share", 1.1), ("caller_calls_per_second", 0)):
-        with pytest.raises(ValueError, match=f"SandboxServiceConfig.{name}={value}"):
+        with pytest.raises(ValueError, match=f"SandboxServiceConfig.{name} is {value}"):
             SandboxServiceConfig(**{name: value})
-    with pytest.raises(ValueError, match="caller_calls_per_second=nan"):
+    with pytest.raises(ValueError, match="caller_calls_per_second is nan"):
         SandboxServiceConfig(caller_calls_per_second=float("nan"))
 
 
