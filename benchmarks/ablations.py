@@ -18,9 +18,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import curves, rows
+from launch.flags import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
@@ -45,9 +46,7 @@ COLUMNS = {
 CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "rollout/recall": "recall"}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in map(int, _SEEDS.value)}
     for seed, run in runs.items():
         command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
@@ -117,4 +116,4 @@ async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import curves, rows
+from launch.flags import cli
 
 SFT_GAIN = 0.25
 GRPO_GAIN = 0.10
@@ -33,9 +34,7 @@ CURVES = {
 }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     reached, metrics = [], []
     for seed in _SEEDS.value:
         workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
@@ -64,4 +63,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

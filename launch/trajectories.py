@@ -14,24 +14,34 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, executors
+from launch.flags.numbers import number_flag
+from sandbox.settings import Seed
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.trajectories.config import TrajectoriesConfig
 
 flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
+
+
+def _settings() -> TrajectoriesConfig:
+    from synthesis.trajectories.config import TrajectoriesConfig
+
+    return TrajectoriesConfig()
 
 
 def main() -> None:
-    from synthesis.trajectories.config import TrajectoriesConfig
-
-    asyncio.run(_synthesize(cli.overridden(TrajectoriesConfig())))
+    asyncio.run(_synthesize(cli.overridden(_settings())))
 
 
-async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+async def _synthesize(config: TrajectoriesConfig) -> None:
     from synthesis.core.stages import Journal
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
@@ -52,7 +62,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
     cli.print_rejected(summary.rejected, summary.details)
 
 
-def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
+def _identity(config: TrajectoriesConfig, seed: int) -> str:
     """Names the journal: another configuration, seed or content of the files that are read starts anew."""
     import dataclasses
     import hashlib
@@ -80,4 +90,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=_settings)

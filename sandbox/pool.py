@@ -27,7 +27,7 @@ from sandbox.limits import Limits, LockPlan
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
-from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Total
+from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
 
 _UIDS = 1000
 # When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
@@ -66,9 +66,9 @@ class SandboxConfig(Settings):
     allow_unisolated: bool = False
     highest_tier: Annotated[str, OneOf(TIERS)] = "A"
     leave_out: tuple[Annotated[str, OneOf(LAYERS)], ...] = ()
-    max_slots: Annotated[int, Bound(least=1, most=65_536)] = 64
+    max_slots: Slots = 64
     spare_slots: Annotated[int, Bound(least=0, most=1_024)] = 1
-    concurrency: Annotated[int, Bound(least=1, most=65_536)] | None = None
+    concurrency: Slots | None = None
     limits: Limits = field(default_factory=Limits)
     memory_bytes: Total | None = None
     environment_memory_bytes: Total | None = None

@@ -92,11 +92,14 @@ TotalOrZero = Annotated[int, Bound(least=0, most=2**53)]
 Seconds = Annotated[float, Bound(above=0, most=366 * 86_400)]
 """Up to a year: clocks and event loops add it to the time."""
 SecondsOrZero = Annotated[float, Bound(least=0, most=366 * 86_400)]
+Minutes = Annotated[float, Bound(least=0.01, most=366 * 1_440)]
 Rate = Annotated[float, Bound(above=0, most=1e12)]
 Amount = Annotated[float, Bound(least=0, most=1e12)]
 """Of money, or of a weight beside others."""
 Length = Annotated[int, Bound(least=1, most=2**24)]
 """Of a sequence, in tokens."""
+Slots = Annotated[int, Bound(least=1, most=65_536)]
+"""What is open or decodes at once, where each takes memory ahead."""
 Temperature = Annotated[float, Bound(least=0, most=100)]
 """Of sampling; 0 is greedy."""
 TopP = Annotated[float, Bound(above=0, most=1)]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.config import LearningRate, TrainingConfig, WeightDecay
-from sandbox.settings import Bound, Count, CountOrZero, Length, Seconds, Seed, SettingError, Share
+from sandbox.settings import Bound, Count, CountOrZero, Length, Seconds, Seed, SettingError, Share, Slots
 
 Order = Literal["shuffled", "easy_first"]
 """Of the environments in each pass over them."""
@@ -60,7 +60,7 @@ class GRPOConfig(TrainingConfig):
     delta: Annotated[float, Bound(least=0, below=0.5, why=_DELTA)] = 0.01
     surplus_max_age: CountOrZero = 1
     oversample: Annotated[float, Bound(least=1, most=1_000)] = 1.25
-    concurrent_groups: Annotated[int, Bound(least=1, most=65_536)] = 64
+    concurrent_groups: Slots = 64
     deadline_seconds: Seconds | None = None
     async_steps: Literal[0, 1] = 0
     max_groups_per_step: Count | None = None

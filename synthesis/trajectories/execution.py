@@ -60,7 +60,12 @@ def failed(kind: str, message: str) -> ToolResult:
 
 @dataclass(frozen=True)
 class Failures(Settings):
-    """Failure injection: each call fails with probability `rate`, with a kind drawn evenly; seeded by run and call."""
+    """Failure injection, seeded by run and call.
+
+    Attributes:
+        rate: the probability with which each call fails.
+        kinds: names of `FAILURES`, of which one is drawn evenly; none is no failure.
+    """
 
     rate: Share = 0.2
     kinds: tuple[Annotated[str, OneOf(FAILURES)], ...] = tuple(FAILURES)

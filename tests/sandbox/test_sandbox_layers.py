@@ -156,5 +156,8 @@ async def test_leaving_one_layer_out_costs_its_tier(left_out: str, tier: str) ->
 
 
 async def test_an_unknown_layer_is_named() -> None:
-    with pytest.raises(ValueError, match=r"SandboxConfig.leave_out\[0\] is 'landlok'; use one of namespaces, landlock,.* nearest is landlock"):
+    with pytest.raises(
+        ValueError,
+        match=r"leave_out\[0\] is 'landlok'; use one of namespaces, .* nearest is landlock",
+    ):
         SandboxConfig(leave_out=("landlok",))

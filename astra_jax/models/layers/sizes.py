@@ -42,8 +42,12 @@ class Sizes(Settings):
     """A decoder's sizes, dense or with experts.
 
     Attributes:
+        vocab_size: rows of the embedding, padding included.
         d_model: width of the residual stream; need not be `n_heads * head_dim`.
-        n_kv_heads: divides `n_heads`.
+        n_layers: blocks of attention and feed-forward.
+        n_heads: of the queries.
+        n_kv_heads: of keys and values; divides `n_heads`.
+        head_dim: width of a head; even, for the rotary embedding.
         d_ff: width of the gated feed-forward; of one expert, where there are any.
         rope_theta: base of the rotary embedding.
         rms_eps: added to the mean square in every norm.

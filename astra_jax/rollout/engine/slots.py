@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 
 from astra_jax.rollout.policy import Sampling
-from sandbox.settings import Bound, Length, Settings
+from sandbox.settings import Length, Settings, Slots
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EngineConfig(Settings):
             longest row.
     """
 
-    slots: Annotated[int, Bound(least=1, most=65_536)] = 64
+    slots: Slots = 64
     max_length: Length = 2048
     prefill_chunk: Length = 64
     decode_chunk: Length = 16
