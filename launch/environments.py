@@ -36,11 +36,11 @@ def _settings() -> EnvironmentsConfig:
     return EnvironmentsConfig()
 
 
-def main() -> None:
-    asyncio.run(_synthesize(cli.overridden(_settings())))
+def main() -> int:
+    return asyncio.run(_synthesize(cli.overridden(_settings())))
 
 
-async def _synthesize(config: EnvironmentsConfig) -> None:
+async def _synthesize(config: EnvironmentsConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
@@ -53,6 +53,7 @@ async def _synthesize(config: EnvironmentsConfig) -> None:
         print(f"\n{workdir / split}\n{table(statistics)}")
     print()
     cli.print_rejected(summary.rejected, summary.details)
+    return cli.made(sum(summary.counts.values()), "an environment", wanted=config.count)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

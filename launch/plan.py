@@ -15,7 +15,7 @@ import os
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Length
 
@@ -52,14 +52,7 @@ def main() -> int:
         tokens = run.sft.data.seq_len
     else:
         tokens = run.grpo.episode.max_prompt_tokens + run.grpo.episode.max_response_tokens
-    mesh: dict[str, int] | None = None
-    if _MESH.value:
-        mesh = {}
-        for part in _MESH.value:
-            axis, _, size = part.partition("=")
-            if axis not in AXES or not size.lstrip("-").isdecimal():
-                raise cli.UsageError(f"--mesh has {part!r}; write AXIS=SIZE with an axis of {', '.join(AXES)}")
-            mesh[axis] = int(size)
+    mesh = meshes.axis_sizes(_MESH, AXES) or None
     slice_ = Slice.parse(_TOPOLOGY.value)
     if _SMALLEST.value:
         if mesh:

@@ -37,11 +37,11 @@ def _settings() -> TrajectoriesConfig:
     return TrajectoriesConfig()
 
 
-def main() -> None:
-    asyncio.run(_synthesize(cli.overridden(_settings())))
+def main() -> int:
+    return asyncio.run(_synthesize(cli.overridden(_settings())))
 
 
-async def _synthesize(config: TrajectoriesConfig) -> None:
+async def _synthesize(config: TrajectoriesConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
@@ -60,6 +60,7 @@ async def _synthesize(config: TrajectoriesConfig) -> None:
         print(f"{name:<32} {value}")
     print()
     cli.print_rejected(summary.rejected, summary.details)
+    return cli.made(summary.counts["trajectories"], "a trajectory", wanted=config.trajectories)
 
 
 def _identity(config: TrajectoriesConfig, seed: int) -> str:

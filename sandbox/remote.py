@@ -21,6 +21,7 @@ import aiohttp
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
+from sandbox.settings import SettingError
 
 _MOST_MODULES = 1024  # whose digests a client remembers
 _JSON = {"Content-Type": "application/json"}
@@ -60,7 +61,7 @@ class RemotePool:
         allow_unisolated: bool = False,
     ) -> None:
         if minimum_tier not in POLICIES:
-            raise ValueError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
+            raise SettingError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
         self._policy = minimum_tier, allow_unisolated
         self.url = url.rstrip("/")
         self._call_url = f"{self.url}/call"

@@ -255,6 +255,8 @@ def _wording(annotation: Any, limits: tuple[Any, ...]) -> str:
         return f"{'a whole number' if annotation is int else 'a number'} {bounds}".rstrip()
     if annotation is bool:
         return "true or false"
+    if isinstance(annotation, type) and (fields := declared(annotation)):
+        return f"{{{', '.join(f'{name}: {_wording(field, ())}' for name, field in fields.items())}}}"
     return f"a {getattr(annotation, '__name__', annotation)}"
 
 

@@ -77,7 +77,8 @@ class GRPOConfig(TrainingConfig):
         super().__post_init__()
         if self.batch_size % self.mini_batches:
             raise SettingError(
-                f"mini_batches is {self.mini_batches}, which does not divide batch_size ({self.batch_size})"
+                f"mini_batches is {self.mini_batches}, which does not divide batch_size ({self.batch_size}); "
+                "choose a divisor"
             )
         if self.max_groups_per_step is not None and self.max_groups_per_step < self.batch_size:
             raise SettingError(

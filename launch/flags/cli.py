@@ -327,3 +327,11 @@ def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[
         for reason, count in reasons.items():
             example = examples.get(stage, {}).get(reason, "")
             print(f"rejected by {stage}: {count} {reason}{f', such as {example[:200]}' if example else ''}")
+
+
+def made(count: int, noun: str, *, wanted: int) -> int:
+    """The exit code of a synthesis: 1, with a line, where all that was wanted was rejected."""
+    if count or not wanted:
+        return 0
+    print(f"error: none of {wanted:,} became {noun}; the reasons are above", file=sys.stderr)
+    return 1

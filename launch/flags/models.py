@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Seconds
 
@@ -95,18 +95,12 @@ def mesh() -> Mesh | None:
 
     Raises:
         UsageError: an axis that there is not, or no number.
+        SettingError: there are not as many devices.
     """
     from astra_jax.mesh import AXES, make_mesh
 
-    if not _MESH.value:
-        return None
-    sizes: dict[str, int] = {}
-    for item in _MESH.value:
-        axis, _, size = item.partition("=")
-        if axis not in AXES or not size.lstrip("-").isdigit():
-            raise cli.UsageError(f"--mesh={item}: write AXIS=SIZE, the axes are {', '.join(AXES)}")
-        sizes[axis] = int(size)
-    return make_mesh(*(sizes.get(axis, 1) for axis in AXES))
+    sizes = meshes.axis_sizes(_MESH, AXES)
+    return make_mesh(*(sizes.get(axis, 1) for axis in AXES)) if sizes else None
 
 
 def profiled_steps() -> tuple[int, int] | None:

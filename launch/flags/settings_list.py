@@ -51,9 +51,12 @@ def listing(config: Any, prefix: str) -> str:
     """
     paragraphs = []
     for name, value, allowed, meaning in _settings(config, ""):
-        about = textwrap.fill(meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-        paragraphs.append(f"{prefix}{name}={_written(value)}\n    [{allowed}]\n{about}")
+        paragraphs.append(f"{prefix}{name}={_written(value)}\n{_indented(f'[{allowed}]')}\n{_indented(meaning)}")
     return "\n".join(paragraphs)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _settings(config: Any, prefix: str) -> Iterator[tuple[str, Any, str, str]]:
