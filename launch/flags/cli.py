@@ -118,6 +118,8 @@ class _VersionFlag(flags.BooleanFlag):
 
 def _define_standard_flags(*, configurable: bool) -> None:
     """What every program has beside absl's own; they stand among its own in --help."""
+    if "version" in flags.FLAGS:
+        return
     flags.DEFINE_flag(_VersionFlag(), module_name=sys.argv[0])
     if configurable:
         about = f"List the settings that {_PREFIX}NAME=VALUE changes, what each may be and means, and stop."
