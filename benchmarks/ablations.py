@@ -22,10 +22,12 @@ from absl import flags
 
 from benchmarks import curves, rows
 from launch.flags import cli
+from launch.flags.numbers import numbers_of
+from sandbox.settings import Seed
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
-_PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+_PROFILE = flags.DEFINE_enum("profile", "quick", ["quick", "full", "ci"], "Profile of launch.quickstart.")
 _FIGURE = flags.DEFINE_string("figure", None, "Write the curves of all arms and seeds to this SVG file.")
 
 ARMS: dict[str, Callable[[Any], Any]] = {
@@ -47,7 +49,7 @@ CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "roll
 
 
 def main() -> None:
-    runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in map(int, _SEEDS.value)}
+    runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in numbers_of(_SEEDS, Seed)}
     for seed, run in runs.items():
         command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
         subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)

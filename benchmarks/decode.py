@@ -21,7 +21,7 @@ from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
 from launch.flags import cli
-from launch.flags.numbers import number_flag
+from launch.flags.numbers import number_flag, numbers_of
 from sandbox.settings import Count
 
 SIDES = ("engine", "transformers", "vllm")
@@ -99,7 +99,7 @@ def main() -> None:
                 raise cli.UsageError(f"--{flag.name}={name}: use some of {', '.join(known)}")
     names = [name for name in _SIDES.value if name != "vllm" or VLLM_PYTHON.exists()]
     for case in _CASES.value:
-        for row in compare(case, names, [int(one) for one in _BATCHES.value], _THREADS.value, _ROUNDS.value):
+        for row in compare(case, names, numbers_of(_BATCHES, Count), _THREADS.value, _ROUNDS.value):
             rows.report("decode", row, save=_SAVE.value)
 
 

@@ -18,7 +18,7 @@ from absl import flags
 
 from benchmarks import rows
 from launch.flags.cli import UsageError, run
-from launch.flags.numbers import number_flag
+from launch.flags.numbers import number_flag, numbers_of
 from sandbox.settings import Bound, Count
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def main() -> None:
     dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
     if _MODEL.value not in dense:
         raise UsageError(f"--model is {_MODEL.value!r}; use one of {', '.join(dense)}")
-    if not all(batch.isdigit() and int(batch) > 0 for batch in _BATCHES.value):
-        raise UsageError(f"--batches is {','.join(_BATCHES.value)!r}; use positive whole numbers")
+    batches = numbers_of(_BATCHES, Count)
     kind = jax.devices()[0].device_kind
     bandwidth = _BANDWIDTH.value
     if bandwidth is None:
@@ -103,7 +102,7 @@ def main() -> None:
             raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
         bandwidth = chip.hbm_bandwidth
     model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
-    for row in asyncio.run(compare(model, [int(batch) for batch in _BATCHES.value], bandwidth)):
+    for row in asyncio.run(compare(model, batches, bandwidth)):
         rows.report("decode_floor", row, save=_SAVE.value)
 
 

@@ -25,8 +25,8 @@ from benchmarks.shapes import SHAPES
 from benchmarks.texts import words
 from launch.flags import cli
 from launch.flags.cli import with_cpu_environment
-from launch.flags.numbers import number_flag
-from sandbox.settings import Bound
+from launch.flags.numbers import number_flag, numbers_of
+from sandbox.settings import Bound, CountOrZero
 
 _WORKERS = flags.DEFINE_list("workers", ["0", "2"], "Processes that make batches ahead; one measurement for each.")
 _ROUNDS = number_flag("rounds", 5, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns.")
@@ -119,10 +119,9 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    if not all(count.isdecimal() for count in _WORKERS.value):
-        raise cli.UsageError(f"--workers={','.join(_WORKERS.value)}: write numbers, such as 0,2")
+    workers = numbers_of(_WORKERS, CountOrZero)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), [int(count) for count in _WORKERS.value], _ROUNDS.value)
+        figures = measure(Path(folder), workers, _ROUNDS.value)
     rows.report("sft_input", figures, save=_SAVE.value)
 
 

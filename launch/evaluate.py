@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,9 +162,11 @@ def _sources() -> dict[str, Path]:
 
 
 def _extra() -> dict[str, Any]:
+    from synthesis.core.chat_format import parse_json
+
     try:
-        extra = json.loads(_EXTRA.value or "{}")
-    except json.JSONDecodeError as error:
+        extra = parse_json(_EXTRA.value or "{}")
+    except (ValueError, RecursionError) as error:  # NaN is none either: it would make the requests invalid
         raise cli.UsageError(f"--extra={_EXTRA.value} is not JSON ({error})") from None
     if not isinstance(extra, dict):
         raise cli.UsageError(f"--extra={_EXTRA.value} must be a JSON object, of fields of the request")

@@ -53,8 +53,8 @@ def hosts() -> Iterator[None]:
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
         raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
-    if _DEADLINE.value <= 0:
-        raise cli.UsageError(f"--host_deadline={_DEADLINE.value:g}: it is a number of seconds above 0")
+    if given and _HOST.value >= _HOSTS.value:
+        raise cli.UsageError(f"--host={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below")
     if given or _MULTIHOST.value:
         jax.distributed.initialize(
             _COORDINATOR.value,

@@ -47,6 +47,27 @@ class NumberParser(flags.ArgumentParser[Any]):
         return "int" if self._whole else "float"
 
 
+def numbers_of(flag: flags.FlagHolder[Any], declaration: Any) -> list[Any]:
+    """The numbers of a flag that is a list.
+
+    Args:
+        declaration: what each of them may be.
+
+    Raises:
+        SettingError: one is no number, or not one that the declaration allows.
+    """
+    parser = NumberParser(declaration, whole=declaration.__origin__ is int)
+    found = []
+    for text in flag.value or []:
+        try:
+            found.append(parser.parse(text))
+        except ValueError as error:
+            raise SettingError(
+                f"--{flag.name}={','.join(flag.value)}: {text!r} is not what it takes; {error}"
+            ) from None
+    return found
+
+
 def number_flag(name: str, default: int | float | None, declaration: Any, help: str) -> flags.FlagHolder[Any]:
     """Define a flag.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from launch.flags import cli
-from launch.flags.numbers import number_flag
+from launch.flags.numbers import number_flag, numbers_of
 from sandbox.settings import Amount, Count, Minutes, Rate, SettingError, TotalOrZero
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -74,11 +74,9 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
     if not url:
         return None
     path = Path(_RECORDING.value or workdir / "teacher.sqlite").absolute()
-    prices = _PRICES.value or ["0", "0"]
-    try:
-        price_prompt, price_completion = map(float, prices)
-    except ValueError:
-        raise cli.UsageError(f"--{_PRICES.name}={','.join(prices)}: write two numbers, as 0.5,2") from None
+    prices = numbers_of(_PRICES, Amount) or [0.0, 0.0]
+    if len(prices) != 2:
+        raise cli.UsageError(f"--{_PRICES.name}={','.join(_PRICES.value or [])}: write two numbers, as 0.5,2")
     try:
         config = OpenAITeacherConfig(
             url,
@@ -90,8 +88,8 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             outage_seconds=_OUTAGE.value * 60,
             token_budget=_TOKEN_BUDGET.value,
             money_budget=_MONEY_BUDGET.value,
-            price_prompt=price_prompt,
-            price_completion=price_completion,
+            price_prompt=prices[0],
+            price_completion=prices[1],
         )
     except SettingError as error:
         raise cli.UsageError(f"--teacher_*: {error}") from None

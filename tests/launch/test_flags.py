@@ -15,8 +15,8 @@ import pytest
 from absl import flags
 
 from launch.flags.meshes import axis_sizes
-from launch.flags.numbers import NumberParser, number_flag
-from sandbox.settings import Count, Port, Seconds, Share
+from launch.flags.numbers import NumberParser, number_flag, numbers_of
+from sandbox.settings import Amount, Count, Port, Seconds, SettingError, Share
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -146,6 +146,16 @@ def test_a_number_is_what_it_declares(declaration: Any, whole: bool, bad: list[s
     assert {text: parser.parse(text) for text in good} == good
     with pytest.raises(ValueError):
         parser.parse(math.nan if not whole else 2**70)
+
+
+def test_a_list_of_numbers_is_of_what_it_declares() -> None:
+    assert numbers_of(Given("0.5", "2"), Amount) == [0.5, 2.0]  # type: ignore[arg-type]
+    assert numbers_of(Given(), Amount) == []  # type: ignore[arg-type]
+    for items in (["1", "nan"], ["-1"], ["1", ""], ["1e999"]):
+        with pytest.raises(
+            SettingError, match=f"--mesh={','.join(items)}: '{items[-1]}' is not .*; use a number from 0"
+        ):
+            numbers_of(Given(*items), Amount)  # type: ignore[arg-type]
 
 
 def test_what_is_no_number_cannot_be_declared_as_one() -> None:
