@@ -21,8 +21,6 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sandbox.settings import SettingError
-
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH = ("data", "fsdp", "expert")
 """The axes over which a batch's rows are spread."""
@@ -44,7 +42,7 @@ def make_mesh(
     """A mesh of `data * fsdp * expert * context * tensor` devices; one axis may be -1: whatever is left.
 
     Raises:
-        SettingError: the sizes do not make up the number of devices.
+        ValueError: the sizes do not make up the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = dict(zip(AXES, (data, fsdp, expert, context, tensor), strict=True))
@@ -56,7 +54,7 @@ def make_mesh(
         sizes[free[0]] = product = len(devices) // product
         product = len(devices)
     if len(free) > 1 or product != len(devices) or min(sizes.values()) < 1:
-        raise SettingError(
+        raise ValueError(
             f"mesh {sizes} needs {product} devices, there are {len(devices)}; change the sizes, or set one axis to -1"
         )
     # A TPU slice's torus has other sides than the mesh: an axis may be part of a side.
@@ -87,16 +85,16 @@ def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
         field: the setting that gives `tokens`, for the message.
 
     Raises:
-        SettingError: names the axes and the numbers.
+        ValueError: names the axes and the numbers.
     """
     over_rows = int(np.prod([mesh.shape[axis] for axis in BATCH]))
     if rows % over_rows:
-        raise SettingError(
+        raise ValueError(
             f"a micro-batch has {rows} rows, which mesh axes {' x '.join(BATCH)} = {over_rows} do not divide; use "
             f"{-(-rows // over_rows) * over_rows} rows, or a smaller mesh axis"
         )
     if tokens % (pieces := _pieces(mesh.shape["context"])):
-        raise SettingError(
+        raise ValueError(
             f"{field} is {tokens}, which mesh axis 'context' of {mesh.shape['context']} devices cuts into {pieces} "
             f"chunks; use {-(-tokens // pieces) * pieces}"
         )

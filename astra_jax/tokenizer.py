@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sandbox.settings import SettingError
 from synthesis.core.chat_format import (
     CALL_END,
     CALL_START,
@@ -83,10 +82,10 @@ class ChatTokenizer:
             dir: gets `tokenizer.json` and `tokenizer_config.json`.
 
         Raises:
-            SettingError: `vocab_size` has no room for the bytes and the special tokens.
+            ValueError: `vocab_size` has no room for the bytes and the special tokens.
         """
         if vocab_size < _MIN_VOCAB:
-            raise SettingError(
+            raise ValueError(
                 f"vocab_size is {vocab_size}; 256 bytes and {len(SPECIAL_TOKENS)} special tokens need {_MIN_VOCAB}"
             )
         tokenizer = Tokenizer(models.BPE())
@@ -146,7 +145,7 @@ class ChatTokenizer:
     def check_fits(self, vocab_size: int) -> None:
         """Raises `ValueError`: a model with so many words has no row for some of the tokens."""
         if vocab_size < self.vocab_size:
-            raise SettingError(
+            raise ValueError(
                 f"the model's vocab_size is {vocab_size}, the tokenizer has {self.vocab_size} tokens; make the model's "
                 "at least as large"
             )

@@ -29,7 +29,6 @@ from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, platform_of, unzigzag
-from sandbox.settings import SettingError
 
 Array = jax.Array
 
@@ -59,10 +58,10 @@ def attention(
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 
     Raises:
-        SettingError: an unknown backend, or heads or a sequence that the mesh does not divide.
+        ValueError: an unknown backend, or heads or a sequence that the mesh does not divide.
     """
     if backend not in BACKENDS:
-        raise SettingError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
+        raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
     platform = platform_of(mesh)
     if backend == "auto":
         backend = _best(q_btnh.shape[-1], platform)
@@ -96,7 +95,7 @@ def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
     """`part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
     tensor = mesh.shape["tensor"]
     if k_btkh.shape[2] % tensor:
-        raise SettingError(
+        raise ValueError(
             f"n_kv_heads is {k_btkh.shape[2]}, which mesh axis 'tensor' of {tensor} devices does not divide; "
             "choose a divisor"
         )

@@ -9,7 +9,6 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox, SandboxError
-from sandbox.settings import SettingError
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment
 from synthesis.core.reward import solved_by
 
@@ -20,14 +19,14 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     """Those that a run trains on: all, or those whose recorded solve rate lies within `config.solve_rates`.
 
     Raises:
-        SettingError: an environment without a solve rate, where `solve_rates` or `order` needs one; none lies within.
+        ValueError: an environment without a solve rate, where `solve_rates` or `order` needs one; none lies within.
     """
     if config.solve_rates is None and config.order == "shuffled":
         return environments
     setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
     rates = [None if one.difficulty is None else one.difficulty.solve_rate for one in environments]
     if None in rates:
-        raise SettingError(
+        raise ValueError(
             f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
             f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
             "train on what it writes"
@@ -36,7 +35,7 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     lowest, highest = config.solve_rates or (0.0, 1.0)
     kept = [one for one, rate in zip(environments, known, strict=True) if lowest <= rate <= highest]
     if environments and not kept:
-        raise SettingError(
+        raise ValueError(
             f"{setting}, but no environment's recorded solve rate lies within: the {len(known)} go from {min(known):g} "
             f"to {max(known):g}; widen it, or measure them again, by the policy that is trained, with "
             "`python -m launch.difficulty`"

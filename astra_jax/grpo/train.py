@@ -47,7 +47,6 @@ from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.records import ToolEnvironment, encode
 
@@ -109,7 +108,7 @@ async def train(
     """
     longest = _check(config, model, tokenizer, mesh)
     if jax.process_count() > 1 and (policy is None or mesh is None):
-        raise SettingError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
+        raise ValueError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     given, environments = len(environments), select_environments(environments, config)
     if is_first():
         if progress and len(environments) < given:

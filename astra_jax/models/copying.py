@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from astra_jax.models.layers.sizes import Sizes
 from astra_jax.models.model import Params
-from sandbox.settings import SettingError
 
 _EMBEDDING_SCALE = 3.5
 _MLP_SCALE = 0.3
@@ -26,11 +25,11 @@ def copying_params(params: Params, model: Sizes) -> Params:
     embedding becomes 3.5 times as large and the MLPs' outputs 0.3 times, so that the residual stream keeps the tokens.
 
     Raises:
-        SettingError: n_kv_heads * head_dim is above d_model.
+        ValueError: n_kv_heads * head_dim is above d_model.
     """
     d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
     if k * h > d:
-        raise SettingError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
+        raise ValueError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
     attention, mlp = dict(params["layers"]["attention"]), dict(params["layers"]["mlp"])
     group = n // k
     for layer in {0, model.n_layers - 1}:

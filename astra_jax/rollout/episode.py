@@ -16,7 +16,7 @@ from astra_jax.rollout.policy import Policy, Sampling
 from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Settings, Temperature, TopP
+from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call, parse_assistant, render, tool_results_text
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
@@ -138,7 +138,7 @@ def make_task(
     segments = render([question], [tool.spec for tool in tools.values()], add_generation_prompt=True)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
-        raise SettingError(
+        raise ValueError(
             f"environment {environment.id}: its prompt has {len(prompt_ids)} tokens, max_prompt_tokens is "
             f"{config.max_prompt_tokens}; raise it, lower distractors_per_band, or drop the environment"
         )

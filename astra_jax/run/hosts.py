@@ -14,8 +14,6 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from sandbox.settings import SettingError
-
 _STATES = "astra_jax/hosts/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _BEATS = 10
@@ -50,7 +48,7 @@ class HostWatch:
 
     def __init__(self, deadline: float = 60.0) -> None:
         if deadline <= 0:
-            raise SettingError(f"HostWatch.deadline is {deadline:g}; it is a number of seconds above 0")
+            raise ValueError(f"HostWatch.deadline is {deadline:g}; it is a number of seconds above 0")
         self._deadline = deadline
         self._state = _RUNNING
         self._changed = threading.Event()

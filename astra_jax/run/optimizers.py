@@ -19,7 +19,6 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run.config import OptimizerName, TrainingConfig
-from sandbox.settings import SettingError
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -32,11 +31,11 @@ def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedu
         learning_rate: of all parameters; Muon's updates are scaled to AdamW's usual root mean square of 0.2.
 
     Raises:
-        SettingError: an unknown name.
+        ValueError: an unknown name.
     """
     name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
     if name not in OPTIMIZERS:
-        raise SettingError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
     optimizer = optax.adamw(
         learning_rate, b1=settings.b1, b2=settings.b2, eps=eps, weight_decay=weight_decay, mask=_decayed
     )

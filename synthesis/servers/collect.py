@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sandbox.settings import SettingError
 from synthesis.core.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
@@ -155,14 +154,14 @@ def fact_documents(
         emulated: ids of servers of which only the document is taken: their calls go to the stateful emulator.
 
     Raises:
-        SettingError: an id that no fact server has.
+        ValueError: an id that no fact server has.
     """
     documents: list[ServerDocument] = []
     for language in languages:
         servers = {server.id.removesuffix(f"_{language}"): server for server in fact_servers(language)}
         for field, ids in (("only", only), ("emulated", emulated)):
             if unknown := [one for one in ids if one not in servers]:
-                raise SettingError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
+                raise ValueError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
         for name, server in servers.items():
             if only and name not in only:
                 continue

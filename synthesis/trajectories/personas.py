@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.settings import SettingError
 from synthesis.core.records import Language
 from synthesis.pipeline.languages import language_of
 
@@ -73,11 +72,11 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
     """The personas of a file by language; a row's language is its `language`, else that of its texts.
 
     Raises:
-        SettingError: there is no such file, a row is broken, or there is none; the message names the file and the line.
+        ValueError: there is no such file, a row is broken, or there is none; the message names the file and the line.
     """
     path = Path(path)
     if not path.is_file():
-        raise SettingError(f"personas: there is no file {path}; give JSON lines with `occupation`, or leave it empty")
+        raise ValueError(f"personas: there is no file {path}; give JSON lines with `occupation`, or leave it empty")
     found: dict[Language, list[Persona]] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -86,10 +85,10 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
             try:
                 persona = _persona(msgspec.json.decode(line, type=_Row))
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                raise SettingError(f"personas: {path}:{number}: {error}; correct the line or delete it") from None
+                raise ValueError(f"personas: {path}:{number}: {error}; correct the line or delete it") from None
             found.setdefault(persona.language, []).append(persona)
     if not found:
-        raise SettingError(f"personas: {path} is empty; give JSON lines with `occupation`, or leave the field empty")
+        raise ValueError(f"personas: {path} is empty; give JSON lines with `occupation`, or leave the field empty")
     return found
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import networkx as nx
 
-from sandbox.settings import SettingError
 from synthesis.core.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.stages import Journal, rng_for
 from synthesis.pipeline.executors import Executor, Workers
@@ -131,7 +130,7 @@ class _Run:
             if done.server is not None:
                 self.servers[done.server.id] = done.server
         if not self.servers:
-            raise SettingError(
+            raise ValueError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
         self.track.reject("normalize", reasons, details)
@@ -218,7 +217,7 @@ def task_seeds(
             pools[server.language, isinstance(server.execution, McpExecution)].append(server)
     languages = [language for language in config.languages if (language, False) in pools or (language, True) in pools]
     if not languages:
-        raise SettingError("no chain passed verification; allow more walks or fewer operators")
+        raise ValueError("no chain passed verification; allow more walks or fewer operators")
     seeds: list[TaskSeed] = []
     for index in range(wanted):
         rng = rng_for(seed, "task_seed", index)

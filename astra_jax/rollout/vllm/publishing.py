@@ -26,7 +26,6 @@ from etils import epath
 from astra_jax.models.hf_checkpoint import save_hf, write_config
 from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import manager_options
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
 
@@ -96,7 +95,7 @@ class FolderPublisher:
     ) -> None:
         _check_keep(keep)
         if in_bucket(dir):
-            raise SettingError(
+            raise ValueError(
                 f"weights are published to {dir}, and vLLM's reload reads them from a disk: give a folder of the "
                 "servers' machine, or use Publisher, whose plugin reads buckets"
             )
@@ -148,7 +147,7 @@ class FolderPublisher:
 
 def _check_keep(keep: int) -> None:
     if keep < 2:
-        raise SettingError(f"keep is {keep}; a server may still read the version before: keep at least 2")
+        raise ValueError(f"keep is {keep}; a server may still read the version before: keep at least 2")
 
 
 @partial(jax.jit, static_argnames="dtype")

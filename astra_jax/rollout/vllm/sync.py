@@ -21,7 +21,6 @@ from astra_jax.head import token_logprobs
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
-from sandbox.settings import SettingError
 from synthesis.core.stages import rng_for
 
 Way = Literal["plugin", "reload"]
@@ -69,14 +68,14 @@ def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str) 
     """The way of a name.
 
     Raises:
-        SettingError: the publisher writes what the other way reads, or the model cannot be synced in this way.
+        ValueError: the publisher writes what the other way reads, or the model cannot be synced in this way.
     """
     if way == "plugin" and isinstance(publisher, Publisher):
         return PluginSync(publisher, vocabulary)
     if way == "reload" and isinstance(publisher, FolderPublisher):
         return ReloadSync(publisher)
     wanted = {"plugin": Publisher, "reload": FolderPublisher}[way]
-    raise SettingError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
+    raise ValueError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
 
 
 def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
@@ -142,12 +141,12 @@ class ReloadSync:
     not one version from the next; which is why tied models are refused, whose head vLLM 0.32 leaves behind on CPUs.
 
     Raises:
-        SettingError: the model's embeddings are tied.
+        ValueError: the model's embeddings are tied.
     """
 
     def __init__(self, publisher: FolderPublisher) -> None:
         if publisher.model.tie_embeddings:
-            raise SettingError(
+            raise ValueError(
                 "VLLMConfig.sync='reload' of a model with tied embeddings: vLLM's reload leaves the head of such a "
                 "model at its old weights on some backends (CPU, 0.32), which nothing tells from outside; use "
                 f"sync='plugin' with {PLUGIN} on the servers"
