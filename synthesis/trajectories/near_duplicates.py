@@ -7,8 +7,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
-from sandbox.settings import SettingError
-
 SHINGLE = 3
 """Words in a row. The text's ends count as words, so a change of the last word weighs as much as any other."""
 _PERMUTATIONS = 128
@@ -38,10 +36,10 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
             right at the threshold, and the fewer the closer two texts are.
 
     Raises:
-        SettingError: the threshold is out of bounds.
+        ValueError: the threshold is out of bounds.
     """
     if not 0 < threshold <= 1:
-        raise SettingError(f"near_duplicate: {threshold} is no similarity; use a number above 0, up to 1")
+        raise ValueError(f"near_duplicate: {threshold} is no similarity; use a number above 0, up to 1")
     from datasketch import MinHash, MinHashLSH  # half a second, and only this stage needs it
 
     rows, bands = _bands(threshold)
