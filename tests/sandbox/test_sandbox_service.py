@@ -420,7 +420,7 @@ async def test_the_program_drains_on_sigterm() -> None:
     [
         (["--host=0.0.0.0"], "no token is set"),
         (["--token_file=/nowhere"], "--token_file=/nowhere is no file with a token"),
-        (["--concurrency=9", "--max_slots=2"], "must be from 1 to max_slots=2"),
+        (["--concurrency=9", "--max_slots=2"], "concurrency is 9; use at most max_slots, which is 2"),
     ],
 )
 async def test_bad_flags_end_in_one_line(flags: list[str], words: str) -> None:
