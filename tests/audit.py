@@ -26,6 +26,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "astra-jax"
+_MOST_SECONDS = 180  # of waiting for advisories
 PERMISSIVE = {
     *("0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "hpnd", "isc", "mit", "mit-0", "mit-cmu"),
     *("psf-2.0", "python-2.0", "unlicense", "zlib"),
@@ -117,7 +118,12 @@ def ask_for_advisories(versions: Mapping[str, str]) -> str | None:
         file.write("".join(f"{name}=={version}\n" for name, version in versions.items()))
         file.flush()
         options = ["--requirement", file.name, "--no-deps", "--disable-pip", "--format=json", "--progress-spinner=off"]
-        done = subprocess.run([*program, *options, "--timeout=10"], capture_output=True, text=True)
+        command = [*program, *options, "--timeout=10"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"no advisory database could be reached: no answer after {_MOST_SECONDS} s")
+            return None
     if not done.stdout:
         print(f"no advisory database could be reached: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     return done.stdout or None
