@@ -14,7 +14,7 @@ class Limits(Settings):
 
     Attributes:
         cpu_seconds: decides (`cpu_timeout`); whole seconds, as the kernel counts them.
-        wall_seconds: backstop for calls that wait for ever; counts as infrastructure because it depends on load.
+        wall_seconds: backstop, for when the machine is too busy; counts as infrastructure, but for calls that waited.
         memory_bytes: address space, the interpreter's own ~100 MiB included; beyond it `MemoryError`.
         result_bytes: largest JSON value returned (`too_large`).
         stdout_bytes: what is kept of standard output; the rest is cut and marked.

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import SlotClient, SlotError, ZygoteClient
 from sandbox.limits import Limits, LockPlan
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
@@ -33,7 +33,6 @@ _UIDS = 1000
 # When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
 # one): the first try loses that slot, the second asks a zygote that will not answer, the third finds it gone.
 _TRIES_TO_OPEN = 3
-_CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 _CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
 
 
@@ -282,7 +281,7 @@ class SandboxPool:
 
     async def _attempt(self, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
         if self._plan is None:
-            return _CLOSED
+            return CLOSED
         entry = self._entry(code)
         entry.users += 1
         try:
@@ -291,14 +290,14 @@ class SandboxPool:
             if len(self._spares) < self.config.spare_slots:  # once this call is on its way
                 asyncio.get_running_loop().call_soon(self._open_spares)
             result = await slot.call(request, more_cpu_seconds)
-            return _CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
+            return CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
         except SlotError as error:
             if self._plan is None:
-                return _CLOSED
+                return CLOSED
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
         except asyncio.CancelledError:
             if entry.opening.cancelled() and self._plan is None:
-                return _CLOSED
+                return CLOSED
             raise
         finally:
             entry.users -= 1

@@ -15,6 +15,7 @@ With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
 import time
@@ -43,7 +44,8 @@ class SandboxServiceConfig(ReachConfig):
 
     Attributes:
         max_waiting: calls that may wait for a permit; one more is answered 429.
-        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address): what
+        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address, or the
+            64 bits of an IPv6 network): what
             is above waits, or is answered 429, though others would be taken. At least one of each.
         caller_calls_per_second: of one caller over ten seconds; more is answered 429. None for no limit.
     """
@@ -180,7 +182,7 @@ class SandboxService(HttpService):
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
     def _caller(self, request: web.Request) -> _Caller:
-        address = request.remote or ""
+        address = _network(request.remote or "")
         if address not in self._callers:
             self._callers = {name: caller for name, caller in self._callers.items() if not caller.idle}
             running = max(1, int(self._pool.config.calls_at_once * self.config.caller_share))
@@ -225,6 +227,15 @@ class SandboxService(HttpService):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What comes in, what goes out
+
+
+def _network(address: str) -> str:
+    """What callers are told apart by: the address, of IPv6 its first 64 bits, below which one caller has all."""
+    try:
+        one = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # a socket of this machine
+        return address
+    return str(ipaddress.ip_network((one, 64), strict=False)) if one.version == 6 else address
 
 
 async def _body(request: web.Request, fields: dict[str, type], defaults: dict[str, Any]) -> dict[str, Any]:

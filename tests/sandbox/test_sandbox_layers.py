@@ -84,6 +84,14 @@ PROBES = textwrap.dedent(
 
     def user():
         return os.getuid()
+
+    def mark_descriptors():
+        import fcntl
+        return [fcntl.fcntl(number, fcntl.F_SETFL, os.O_APPEND) for number in (0, 1, 2)]
+
+    def see_marks():
+        import fcntl
+        return [fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND for number in (0, 1, 2)]
     """
 )
 ALONE: dict[str, dict[str, object]] = {
@@ -134,6 +142,14 @@ async def test_without_any_layer_the_probes_do_reach_what_the_layers_keep_from_t
         for probe in ("read_host_file", "list_processes", "open_socket", "probe_parent", "write_file"):
             assert (await pool.call(PROBES, probe, {})).value.startswith("reached"), probe
         assert (await pool.call(PROBES, "see_host_name", {})).value == os.uname().nodename
+
+
+async def test_no_two_environments_share_an_open_file() -> None:
+    """Not even without seccomp, which keeps calls from changing what the descriptors 0 to 2 lead to."""
+    async with SandboxPool(only("rlimits")) as pool:
+        assert (await pool.call(PROBES, "mark_descriptors", {})).value == [0, 0, 0]
+        assert (await pool.call(PROBES, "see_marks", {})).value == [os.O_APPEND] * 3
+        assert (await pool.call(f"{PROBES}# another\n", "see_marks", {})).value == [0, 0, 0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give slots other user ids")
