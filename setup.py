@@ -84,12 +84,15 @@ setup(
         # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
         "bench": ["accelerate", "datasets", "trl"],
         "test": [
+            "detect-secrets",
             "gcp-storage-emulator",
             "gcsfs",
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",
             "mypy",
+            "packaging",
+            "pip-audit",
             "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",

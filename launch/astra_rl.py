@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, Seed
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -21,12 +23,8 @@ if TYPE_CHECKING:
 
 _FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset of environments.")
 _TO = flags.DEFINE_string("to", None, "Folder of the dataset to write, or file.")
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Order of the tools of an exported record.", lower_bound=0, upper_bound=2**32 - 1
-)
-_CALLS = flags.DEFINE_integer(
-    "calls_per_answer", 512, "Most calls tried for one gold answer in a round.", lower_bound=1
-)
+_SEED = number_flag("seed", 0, Seed, "Order of the tools of an exported record.")
+_CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
 
 
 def main() -> None:

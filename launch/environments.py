@@ -13,25 +13,35 @@ command again after an interruption: finished work is not done again.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, executors
+from launch.flags.numbers import number_flag
+from sandbox.settings import Seed
 from synthesis.core.terminal import say
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.environments.config import EnvironmentsConfig
 
 flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0, upper_bound=2**32 - 1)
+_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
 
 
-def main() -> None:
+def _settings() -> EnvironmentsConfig:
     from synthesis.environments.config import EnvironmentsConfig
 
-    asyncio.run(_synthesize(cli.overridden(EnvironmentsConfig())))
+    return EnvironmentsConfig()
 
 
-async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+def main() -> int:
+    return asyncio.run(_synthesize(cli.overridden(_settings())))
+
+
+async def _synthesize(config: EnvironmentsConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked
     from synthesis.environments.pipeline import synthesize
@@ -48,7 +58,8 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
         say(f"\n{workdir / split}\n{table(statistics)}")
     say()
     cli.print_rejected(summary.rejected, summary.details)
+    return cli.made(sum(summary.counts.values()), "an environment", wanted=config.count)
 
 
 if __name__ == "__main__":
-    cli.run(main, again="finished work is not done again")
+    cli.run(main, again="finished work is not done again", settings=_settings)

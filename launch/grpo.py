@@ -61,7 +61,7 @@ def main() -> None:
     from synthesis.core.datasets import read_dataset
     from synthesis.core.records import ToolEnvironment
 
-    config = cli.overridden(cli.load_config(models.CONFIG.value, "grpo"))
+    config = cli.overridden(models.config("grpo"))
     profile = models.profiled_steps()
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
@@ -141,4 +141,6 @@ async def _train(
 
 
 if __name__ == "__main__":
-    cli.run(main, again="it goes on from its last checkpoint")
+    cli.run(
+        main, again="it goes on from its last checkpoint", settings=lambda: models.config("grpo", example="grpo:0.6b")
+    )

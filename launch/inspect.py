@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, sandboxes, services
+from launch.flags.numbers import number_flag
+from sandbox.settings import Port
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import say
 
@@ -30,7 +32,7 @@ _DATASET = flags.DEFINE_string(
     "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
-_PORT = flags.DEFINE_integer("port", 8800, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
+_PORT = number_flag("port", 8800, Port, "0 takes a free one.")
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that people must show.")
 
 
@@ -47,10 +49,7 @@ async def _serve() -> int:
     if not _DATASET.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
     token = cli.token_of(_TOKEN_FILE)
-    try:
-        config = ViewerConfig(host=_HOST.value, port=_PORT.value, token=token)
-    except ValueError as error:
-        raise cli.UsageError(str(error)) from None
+    config = ViewerConfig(host=_HOST.value, port=_PORT.value, token=token)
     told = services.told_to_stop()
     card = read_card(_DATASET.value)
     async with AsyncExitStack() as stack:
@@ -90,7 +89,7 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
             raise InputError(
                 f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records"
             )
-    except ValueError as error:
+    except InputError as error:
         raise cli.UsageError(f"--dataset={path}: {error}") from None
     sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
     return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"

@@ -92,11 +92,17 @@ TotalOrZero = Annotated[int, Bound(least=0, most=2**53)]
 Seconds = Annotated[float, Bound(above=0, most=366 * 86_400)]
 """Up to a year: clocks and event loops add it to the time."""
 SecondsOrZero = Annotated[float, Bound(least=0, most=366 * 86_400)]
+Minutes = Annotated[float, Bound(least=0.01, most=366 * 1_440)]
 Rate = Annotated[float, Bound(above=0, most=1e12)]
 Amount = Annotated[float, Bound(least=0, most=1e12)]
 """Of money, or of a weight beside others."""
+Length = Annotated[int, Bound(least=1, most=2**24)]
+"""Of a sequence, in tokens."""
+Slots = Annotated[int, Bound(least=1, most=65_536)]
+"""What is open or decodes at once, where each takes memory ahead."""
 Temperature = Annotated[float, Bound(least=0, most=100)]
 """Of sampling; 0 is greedy."""
+TopP = Annotated[float, Bound(above=0, most=1)]
 Seed = Annotated[int, Bound(least=0, most=2**32 - 1)]
 """Grain takes no larger one."""
 Port = Annotated[int, Bound(least=0, most=65_535)]
@@ -249,6 +255,8 @@ def _wording(annotation: Any, limits: tuple[Any, ...]) -> str:
         return f"{'a whole number' if annotation is int else 'a number'} {bounds}".rstrip()
     if annotation is bool:
         return "true or false"
+    if isinstance(annotation, type) and (fields := declared(annotation)):
+        return f"{{{', '.join(f'{name}: {_wording(field, ())}' for name, field in fields.items())}}}"
     return f"a {getattr(annotation, '__name__', annotation)}"
 
 

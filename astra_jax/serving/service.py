@@ -33,7 +33,9 @@ from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
-from sandbox.http_service import HttpService, ReachConfig
+from sandbox.access import ReachConfig
+from sandbox.http_service import HttpService
+from sandbox.settings import CountOrZero, Port
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,9 @@ class ServingConfig(ReachConfig):
 
     model: str
     _: KW_ONLY
-    port: int = 8000
-    max_waiting: int = 1024
-    max_body_bytes: int = 16 << 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_not_negative("max_waiting", "max_body_bytes")
+    port: Port = 8000
+    max_waiting: CountOrZero = 1024
+    max_body_bytes: CountOrZero = 16 << 20
 
 
 class OpenAIService(HttpService):

@@ -481,7 +481,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mcp_timeout_seconds": 0}, "mcp_timeout_seconds: 0 is not positive"),
+        ({"mcp_timeout_seconds": 0}, "mcp_timeout_seconds is 0; use a number above 0"),
         ({"max_tools": 2}, "min_tools 3, max_tools 2: need min <= max"),
     ],
 )

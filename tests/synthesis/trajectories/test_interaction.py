@@ -126,7 +126,7 @@ async def test_a_run_over_its_tokens_is_rejected(tmp_path):
             await play(agent, connections, max_tokens=documents + 500)
         with pytest.raises(Rejected, match="token_limit.* at turn 1"):
             await play(agent, connections, max_tokens=documents)
-    with pytest.raises(ValueError, match="max_tokens: 0"):
+    with pytest.raises(ValueError, match="max_tokens is 0"):
         TrajectoriesConfig(max_tokens=0)
 
 
