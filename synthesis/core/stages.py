@@ -249,7 +249,7 @@ class _Keys:
 
     def add(self, key: str) -> str:
         if key in self.seen:
-            raise ValueError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
+            raise InputError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
         self.seen.add(key)
         self.order.append(key)
         return key

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import aiohttp
 
 from astra_jax.rollout.policy import Sampling
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import rng_for
 
 
@@ -204,7 +204,7 @@ class RolloutServer:
         """
         status, text = await self._exchange("POST", path, body, seconds)
         if status == 400:
-            raise ValueError(f"{self.url}{path} refuses: {text}")
+            raise InputError(f"{self.url}{path} refuses: {text}")
         if status != 200:
             raise NotServing(f"{path} answers {status}: {text[:500]}")
         try:
