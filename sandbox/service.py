@@ -26,8 +26,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.access import ReachConfig
-from sandbox.http_service import HttpRefusal, HttpService
+from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall

@@ -33,8 +33,7 @@ from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
-from sandbox.access import ReachConfig
-from sandbox.http_service import HttpService
+from sandbox.http_service import HttpService, ReachConfig
 from sandbox.settings import CountOrZero, Port
 
 
