@@ -8,6 +8,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_names.py": (),
     "test_paths.py": (),
     "test_selection.py": (),
+    "test_settings.py": (),
     "synthesis/core/test_chat_format.py": (),
     "synthesis/core/test_datasets.py": (),
     "synthesis/core/test_matching.py": (),
