@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesis.core.matching import dates_in, fold, whole_date
+from synthesis.core.dates import dates_in, whole_date
+from synthesis.core.matching import fold
 from synthesis.core.quantities import numerals, quantities
 from synthesis.core.records import CodeTool
 
