@@ -15,7 +15,7 @@ from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
-from synthesis.core.tool_results import UncheckableSchema, argument_error
+from synthesis.core.tool_schemas import UncheckableSchema, argument_error
 from synthesis.environments.context import EnvironmentContext
 
 if TYPE_CHECKING:
