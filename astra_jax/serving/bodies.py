@@ -13,7 +13,8 @@ from sandbox.protocol import MOST_NESTING
 from synthesis.core.chat_format import parse_json
 
 MOST_VALUES = 1 << 18
-"""Of a body: eight prompts of 32k token ids. So many empty objects take 60 ms to read, 16 MiB of text 50 ms."""
+"""Of a body, an array or object counting as four: eight prompts of 32k token ids. Reading them takes 35 ms, 16 MiB of
+text as long."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def _check_count(body: bytes) -> None:
     while start < len(body):
         opened = body.find(b'"', start)
         opened = len(body) if opened < 0 else opened
-        count += 1 + sum(body.count(mark, start, opened) for mark in (b",", b"[", b"{"))
+        count += 1 + body.count(b",", start, opened)
+        count += 4 * (body.count(b"[", start, opened) + body.count(b"{", start, opened))
         if count > MOST_VALUES:
             raise InvalidRequest(f"the body has more than {MOST_VALUES} values; ask in parts")
         start = opened + 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
 from astra_jax.serving.sampled import beginning
+from astra_jax.serving.strict import Check, check_of
 from sandbox.outcomes import nests_too_deeply
 from synthesis.core.chat_format import (
     CALL_END,
@@ -38,10 +39,12 @@ def conversation_of(request: ChatRequest) -> tuple[list[Message], list[ToolSpec]
     """The messages, and the tools that the model is shown.
 
     Raises:
-        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
+        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text; a strict
+            function whose schema cannot be enforced.
     """
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    check_of(request.tools)
     return messages, tools if offers_tools(request) else []
 
 
@@ -106,9 +109,10 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} is no function with a name; only functions are offered here", param=where)
-    if function.get("strict"):
+    if function.get("strict") not in (None, True, False):
         raise InvalidRequest(
-            f"{where}.function.strict is true; a schema cannot be enforced here", param=f"{where}.function"
+            f"{where}.function.strict is {shown(function['strict'])}; send true or false",
+            param=f"{where}.function.strict",
         )
     if not _NAME.fullmatch(function["name"]):
         raise InvalidRequest(
@@ -128,13 +132,14 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
 # Out
 
 
-def message_of(text: str, *, tools: bool) -> dict[str, Any]:
+def message_of(text: str, *, tools: bool, check: Check | None = None) -> dict[str, Any]:
     """A whole turn as the message of an answer.
 
     Args:
         tools: whether tools were offered; without, nothing is a call.
+        check: of strict functions' calls.
     """
-    turn = _parse(text, tools=tools)
+    turn = _parse(text, tools=tools, check=check)
     message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
@@ -143,8 +148,16 @@ def message_of(text: str, *, tools: bool) -> dict[str, Any]:
     return message
 
 
-def _parse(text: str, *, tools: bool) -> AssistantTurn:
-    return parse_assistant(text, keep_malformed=True) if tools else AssistantTurn(*split_reasoning(text))
+def _parse(text: str, *, tools: bool, check: Check | None) -> AssistantTurn:
+    if not tools:
+        return AssistantTurn(*split_reasoning(text))
+
+    def problem(call: ToolCall) -> str:
+        if nests_too_deeply(call.arguments):
+            return "the arguments nest too deeply"
+        return "" if check is None else check(call)
+
+    return parse_assistant(text, keep_malformed=True, check=problem)
 
 
 def _calls(turn: AssistantTurn) -> list[ToolCall]:
@@ -168,6 +181,7 @@ class TurnDeltas:
     """
 
     tools: bool
+    check: Check | None = None
     _text: str = ""
     _settled: int = 0  # end of the last whole call
     _reasoning: str = ""
@@ -185,7 +199,7 @@ class TurnDeltas:
         if not text or THINK_START.startswith(self._text.lstrip("\n")):
             return
         stable = self._text[: self._stable()]
-        turn = _parse(stable, tools=self.tools)
+        turn = _parse(stable, tools=self.tools, check=self.check)
         open_thought = stable.lstrip("\n").startswith(THINK_START) and THINK_END not in stable
         if open_thought:
             held = beginning(turn.reasoning, THINK_END)
@@ -197,7 +211,7 @@ class TurnDeltas:
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Deltas of what waited."""
-        yield from self._growth(_parse(self._text, tools=self.tools))
+        yield from self._growth(_parse(self._text, tools=self.tools, check=self.check))
 
     def _stable(self) -> int:
         """How much of the text has no open call in it."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,12 +174,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn:
+def parse_assistant(
+    text: str, *, keep_malformed: bool = False, check: Callable[[ToolCall], str] | None = None
+) -> AssistantTurn:
     """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
 
     Args:
         text: the turn's text, with or without the closing `<|im_end|>`.
         keep_malformed: what is no call stays in the content as it was written, instead of becoming a `MalformedCall`.
+        check: says of a call why it is none all the same, or the empty string.
 
     Returns:
         Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read, has no
@@ -193,6 +196,8 @@ def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn
     position = end = 0
     while (start := text.find(CALL_START, end)) >= 0:
         call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
+        if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
+            call = MalformedCall(text[start + len(CALL_START) : end].removesuffix(CALL_END).strip(), problem)
         if keep_malformed and isinstance(call, MalformedCall):
             continue
         # The template puts exactly one newline between text and a call; that one is not content.
