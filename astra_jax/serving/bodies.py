@@ -24,7 +24,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         InvalidRequest: it is no JSON in UTF-8, has a name twice, a number beyond a float's range, half a character
             (a lone surrogate), more than `MOST_VALUES` values or more than `MOST_NESTING` levels; or it is no object.
     """
-    if len(body) > 2 * MOST_VALUES:  # less cannot hold more
+    if len(body) > MOST_VALUES // 4:  # less cannot hold more
         _check_count(body)
     try:
         value = parse_json(body.decode("utf-8"), unique_names=True)

@@ -13,6 +13,10 @@ from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRe
 from astra_jax.tokenizer import ChatTokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_BYTES = 4
+"""Of a character in UTF-8; a token has one byte at least."""
+_MOST_PENDING = 8
+"""More tokens than that are no beginning of a character."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,21 @@ class Detokenizer:
             self._pending.append(token_id)
         text = self._tokenizer.decode(self._pending) if self._pending else ""
         if text.endswith(_INCOMPLETE):
-            return ""
-        self._pending.clear()
-        return self._advance(text, last=False)
+            text, self._pending = self._settled(text)
+        else:
+            self._pending = []
+        return self._advance(text, last=False) if text else ""
+
+    def _settled(self, text: str) -> tuple[str, list[int]]:
+        """Of pending tokens whose text ends within a character: what no further byte changes, and the tokens behind it.
+        A model may say bytes that are no text for as long as it likes."""
+        if len(self._pending) > _MOST_PENDING:
+            for last in range(_MOST_BYTES - 1, 0, -1):
+                before, behind = self._pending[:-last], self._pending[-last:]
+                whole = self._tokenizer.decode(before)
+                if whole + self._tokenizer.decode(behind) == text:  # no character begins before and ends behind
+                    return whole, behind
+        return "", self._pending
 
     def finish(self) -> str:
         """What was held back."""
