@@ -149,21 +149,18 @@ class OpenAIService(HttpService):
     ) -> web.StreamResponse:
         try:
             body = await request.read()
-            asked = await self._aside(body, lambda: parse(read_object(body), kind))
+            threads = self._short if len(body) < _LONG else self._long
+            asked = await _aside(threads, lambda: parse(read_object(body), kind))
             model, limits = self._model(asked), self._policy.limits
             samplings = samplings_of(asked, asked.choices, limits, self._turn_ends)
             with self._admitted(asked.choices):
-                prompts = await self._aside(body, lambda: prompts_of(asked, self._tokenizer, limits))
-                return await self._answer(request, body, response(asked, model, self._tokenizer, prompts), samplings)
+                prompts = await _aside(threads, lambda: prompts_of(asked, self._tokenizer, limits))
+                answer = response(asked, model, self._tokenizer, prompts)
+                return await self._answer(request, answer, samplings)
         except (http_service.HttpRefusal, web.HTTPException, ConnectionError):
             raise
         except Exception as error:
             raise self._failed(error) from error
-
-    async def _aside(self, body: bytes, work: Callable[[], T]) -> T:
-        """The result of work on a request, in a thread."""
-        threads = self._short if len(body) < _LONG else self._long
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _failed(self, error: Exception) -> InvalidRequest:
         """What is said of something that is not the client's fault. The policy says it to whoever waits for it."""
@@ -183,14 +180,14 @@ class OpenAIService(HttpService):
         return self.config.model
 
     async def _answer(
-        self, request: web.Request, body: bytes, answer: Response[Any], samplings: Sequence[Sampling]
+        self, request: web.Request, answer: Response[Any], samplings: Sequence[Sampling]
     ) -> web.StreamResponse:
         async with contextlib.aclosing(self._sampled(answer, samplings)) as parts:
             if answer.request.stream:
                 return await self._streamed(request, answer, parts)
             async for choice, part in parts:
                 choice.parts.append(part)
-        whole = await self._aside(body, lambda: msgspec.json.encode(answer.whole()))
+        whole = await _aside(self._short, lambda: msgspec.json.encode(answer.whole()))
         return web.Response(body=whole, content_type="application/json")
 
     async def _streamed(
@@ -283,3 +280,8 @@ class OpenAIService(HttpService):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _aside(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """The result of work on a request, beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

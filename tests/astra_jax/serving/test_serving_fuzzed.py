@@ -156,7 +156,7 @@ class World:
         self.run(self._start(folder))
 
     def run(self, work: Any) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 120))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 300))
 
     async def _start(self, folder: Any) -> None:
         tokenizer = make_tokenizer(folder)
