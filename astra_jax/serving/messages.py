@@ -15,7 +15,7 @@ from typing import Any
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
 from astra_jax.serving.sampled import beginning
 from astra_jax.serving.strict import Check, check_of
-from sandbox.outcomes import nests_too_deeply
+from sandbox.protocol import nests_too_deeply
 from synthesis.core.chat_format import (
     CALL_END,
     CALL_START,
