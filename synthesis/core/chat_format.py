@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ _TAG = re.compile(r"<(?=\|\w+\|>|/?(?:think|tool_call|tool_response)>)")
 _NO_SPACE = re.compile(r"\S")
 _FIRST_PIECE = 4_096
 _LONGEST_WORD = len("\\ud83d\\ude00")  # of those that mean something else when they are cut
+_PIECE = 1 << 20
+"""Characters that a regular expression goes over at a time: 20 ms where there is a `<` at every place."""
 
 _ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
 _TOOLS_HEADER = (
@@ -142,7 +144,14 @@ def tool_results_text(outputs: Sequence[str]) -> str:
 
 def escape_tags(text: str) -> str:
     """The text without a tag of the chat format: the `<` of each becomes `\\u003c`. What is escaped stays as it is."""
-    return _TAG.sub(r"\\u003c", text)
+    # In pieces, so that no other thread waits for all of a long text. Each ends before a `<`, so no tag is cut.
+    pieces, start = [], 0
+    while start < len(text):
+        end = text.find("<", start + _PIECE)
+        end = len(text) if end < 0 else end
+        pieces.append(_TAG.sub(r"\\u003c", text[start:end]))
+        start = end
+    return "".join(pieces)
 
 
 def without_tags(value: Any) -> Any:
@@ -154,14 +163,17 @@ def without_tags(value: Any) -> Any:
     return [without_tags(one) for one in value] if isinstance(value, list) else value
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, unique_names: bool = False) -> Any:
     """A JSON value.
+
+    Args:
+        unique_names: refuse an object that has a name twice, of which otherwise the last counts.
 
     Raises:
         ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
         RecursionError: it is nested too deeply.
     """
-    return _DECODER.decode(text)
+    return (_STRICT_DECODER if unique_names else _DECODER).decode(text)
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
@@ -180,12 +192,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn:
+def parse_assistant(
+    text: str, *, keep_malformed: bool = False, check: Callable[[ToolCall], str] | None = None
+) -> AssistantTurn:
     """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
 
     Args:
         text: the turn's text, with or without the closing `<|im_end|>`.
         keep_malformed: what is no call stays in the content as it was written, instead of becoming a `MalformedCall`.
+        check: says of a call why it is none all the same, or the empty string.
 
     Returns:
         Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read, has no
@@ -199,6 +214,8 @@ def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn
     position = end = 0
     while (start := text.find(CALL_START, end)) >= 0:
         call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
+        if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
+            call = MalformedCall(text[start + len(CALL_START) : end].removesuffix(CALL_END).strip(), problem)
         if keep_malformed and isinstance(call, MalformedCall):
             continue
         # The template puts exactly one newline between text and a call; that one is not content.
@@ -355,4 +372,14 @@ def _finite(text: str) -> float:
     return number
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for name, inner in pairs:
+        if name in value:
+            raise ValueError(f"the name {name[:80]!r} is in one object twice")
+        value[name] = inner
+    return value
+
+
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)

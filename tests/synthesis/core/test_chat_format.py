@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from template_world import qwen3_template
 
+from synthesis.core import chat_format
 from synthesis.core.chat_format import (
+    CALL_END,
+    CALL_START,
     AssistantTurn,
     MalformedCall,
     Segment,
     escape_tags,
     parse_arguments,
     parse_assistant,
+    parse_json,
     render,
     tool_results_text,
 )
@@ -385,6 +389,40 @@ def test_arguments_are_a_json_object(text, problem):
     with pytest.raises(ValueError, match=problem):
         parse_arguments(text)
     assert parse_arguments(' {"x": [1, "\\u003c"]} ') == {"x": [1, "<"]}
+
+
+def test_a_name_that_is_there_twice_is_refused_where_that_is_asked_for():
+    text = '{"a": [{"b": 1, "c": 2, "b": 3}]}'
+    assert parse_json(text) == {"a": [{"b": 3, "c": 2}]}
+    with pytest.raises(ValueError, match="the name 'b' is in one object twice"):
+        parse_json(text, unique_names=True)
+    assert parse_json('{"a": {"b": 1}, "b": [{"b": 2}]}', unique_names=True) == {"a": {"b": 1}, "b": [{"b": 2}]}
+
+
+def test_a_call_that_does_not_pass_the_check_is_malformed():
+    text = f"Hm.\n{CALL_START}{GOOD}{CALL_END}\n{CALL_START}{GOOD}{CALL_END}"
+    asked: list[ToolCall] = []
+
+    def check(call: ToolCall) -> str:
+        asked.append(call)
+        return "" if len(asked) % 2 else "not again"
+
+    first, second = parse_assistant(text, check=check).calls
+    assert (first, second) == (asked[0], MalformedCall(GOOD, "not again"))
+    turn = parse_assistant(text, keep_malformed=True, check=check)
+    assert turn.calls == [first] and turn.content == f"Hm.\n{CALL_START}{GOOD}{CALL_END}"
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from([*FRAME, *OTHERS, "<", "|>", "|", "a", "<|", "im_end", "</"]), max_size=20).map("".join)
+)
+def test_a_long_text_is_escaped_piece_by_piece_as_a_whole_one_is(text):
+    whole = escape_tags(text)
+    for piece in (1, 3, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chat_format, "_PIECE", piece)
+            assert escape_tags(text) == whole
 
 
 pieces = st.sampled_from(
