@@ -137,7 +137,7 @@ async def run_episodes(
     async def one(environment: ToolEnvironment, number: int) -> None:
         async with gate:
             rng = rng_for(config.seed, "evaluate", environment.id, number)
-            task = make_task(environment, tokenizer, limits, seed=rng.getrandbits(32))
+            task = await asyncio.to_thread(make_task, environment, tokenizer, limits, seed=rng.getrandbits(32))
             seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
             episode = await run_episode(engine, sandbox, task, tokenizer, limits, seed=seed, session=session)
             bar.update()

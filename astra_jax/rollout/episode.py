@@ -6,6 +6,7 @@ they were sampled, and only the new tool outputs are rendered and encoded, O(new
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -238,8 +239,9 @@ class _PolicyAgent:
             shown, name = result.record.output, result.record.name
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
-    def observe(self, outputs: Sequence[str]) -> bool:
-        observation = self._tokenizer.encode(tool_results_text(list(outputs)))
+    async def observe(self, outputs: Sequence[str]) -> bool:
+        # A turn's outputs may be a megabyte: a second of tokenising, which no other episode waits for.
+        observation = await asyncio.to_thread(lambda: self._tokenizer.encode(tool_results_text(list(outputs))))
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
         self._append(observation, [0.0] * len(observation), mask=0)

@@ -53,7 +53,7 @@ class EngineConfig(Settings):
 
 @dataclass
 class EngineStats:
-    """Running totals; `snapshot` and subtract for a phase."""
+    """Running totals; `snapshot` and subtract for a phase. `failed` counts requests that were given up."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -61,6 +61,8 @@ class EngineStats:
     copied_tokens: int = 0
     decoded_tokens: int = 0
     evictions: int = 0
+    failed: int = 0
+    failed_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
