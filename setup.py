@@ -32,7 +32,6 @@ setup(
         "httpx2",
         "jax>=0.8",
         "jinja2>=3.1",
-        "jsonschema>=4.18",
         "matplotlib>=3.9",
         "mcp>=2",
         "mcp-server-git",
@@ -90,6 +89,8 @@ setup(
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",
+            # What the check of arguments is compared with.
+            "jsonschema>=4.18",
             "mypy",
             "packaging",
             "pip-audit",

@@ -27,6 +27,7 @@ from synthesis.core.chat_format import (
     split_reasoning,
 )
 from synthesis.core.records import Message, ToolCall, ToolSpec
+from synthesis.core.tool_schemas import UncheckableSchema, check_size
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # OpenAI's, and `ToolSpec`'s
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -124,6 +125,11 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
+    try:
+        check_size(parameters)
+    except UncheckableSchema as error:
+        where = f"{where}.function.parameters"
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
     description = _text(function.get("description"), f"{where}.function.description")
     return ToolSpec(function["name"], description, parameters)
 

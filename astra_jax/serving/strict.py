@@ -14,7 +14,7 @@ from typing import Any
 
 from astra_jax.serving.protocol import InvalidRequest, shown
 from synthesis.core.records import ToolCall
-from synthesis.core.tool_results import UncheckableSchema, argument_error
+from synthesis.core.tool_schemas import UncheckableSchema, argument_error
 
 MOST_SCHEMAS, MOST_LEVELS = 1_000, 32
 """Beside each other and inside each other, in one function, after references are followed."""

@@ -18,6 +18,7 @@ from synthesis.core import tool_results
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
+from synthesis.core.tool_schemas import UncheckableSchema
 from synthesis.pipeline.teacher import Teacher, TeacherError
 from synthesis.servers.collect import connected
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
@@ -165,7 +166,7 @@ class Session:
         specs = {tool.name: tool for tool in self.server.tools}
         try:
             refused = tool_results.refusal(call, specs)
-        except tool_results.UncheckableSchema as problem:
+        except UncheckableSchema as problem:
             raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem}") from problem
         if refused:
             return failed(*refused)

@@ -81,7 +81,7 @@ class Outer(Settings):
         ("flag", 1, "Outer.flag is 1; use true or false"),
         ("groups", 1, "Outer.groups is 1; use a whole number from 2 to 64: advantages are relative to the group"),
         ("plain", Plain(9), "Outer.plain.level is 9; use a whole number from 1 to 5"),
-        ("inner", Plain(), r"Outer.inner is Plain\(level=3\); use a Inner"),
+        ("inner", Plain(), r"Outer.inner is Plain\(level=3\); use {rate: a number above 0 and below 1}"),
     ],
 )
 def test_what_is_not_declared_is_refused_by_name(field: str, value: Any, message: str) -> None:

@@ -358,6 +358,12 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
             "send a JSON object as a string",
         ),
         (CHAT, {**HELLO, "tools": [{"type": "retrieval"}]}, "tools[0]", "only functions are offered here"),
+        (
+            CHAT,
+            {**HELLO, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [0] * 9_000}}}]},
+            "tools[0].function.parameters",
+            "more than 5000 values",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(server, path, body, param, message):

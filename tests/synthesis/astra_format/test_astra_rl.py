@@ -237,6 +237,10 @@ async def test_a_right_record(pool: SandboxPool) -> None:
         (price("24.5", schemas=[PRICE, {"name": "x", "parameters": {"required": ["y"]}}]), ["bad_schema"]),
         (price("24.5", schemas=[PRICE, {"name": "x", "parameters": {"type": "dict"}}]), ["bad_schema"]),
         (price("24.5", schemas=[PRICE, 3]), ["bad_schema"]),
+        (
+            price("24.5", schemas=[{"name": "get_price", "parameters": {"properties": {"item": {"$ref": "#/x"}}}}]),
+            ["bad_schema"],
+        ),
         (price(" ", schemas=[PRICE, PRICE, ORDERING]), ["colliding_names", "missing_tool", "empty_answer"]),
     ],
 )

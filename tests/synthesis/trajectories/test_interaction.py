@@ -168,7 +168,7 @@ async def test_a_lone_surrogate_can_be_written_down(tmp_path):
 
 
 async def test_a_schema_that_cannot_be_checked_rejects_the_run(tmp_path):
-    odd = {"type": "object", "properties": {"country": {"type": "string", "pattern": "("}}}
+    odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     server = msgspec.structs.replace(EMULATED, tools=[ToolSpec("capital_of_country", "The capital of it.", odd)])
     async with McpConnections(cwd=tmp_path) as connections:
         with pytest.raises(Rejected, match="bad_schema: .*capital_of_country"):
