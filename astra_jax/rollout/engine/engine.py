@@ -57,7 +57,7 @@ class Engine:
         self.stats = EngineStats()
         self._written_out = cpu.decodes_written_out(params)
         self._params = params
-        self._cache = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        self._cache: Any = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
         self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
@@ -220,8 +220,8 @@ class Engine:
             if lost:
                 # Nobody may get these keys and values next: a NaN passes the mask that leaves it out (0 x NaN).
                 await _whole(self._start_over)
-            for slot, error in lost:
-                self._lose(slot, error)
+            for slot, why in lost:
+                self._lose(slot, why)
 
     def _lose(self, slot: CacheSlot, error: Exception) -> None:
         """Give one request up."""
