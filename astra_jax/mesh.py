@@ -21,6 +21,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from synthesis.core.refusals import InputError
+
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH = ("data", "fsdp", "expert")
 """The axes over which a batch's rows are spread."""
@@ -54,7 +56,7 @@ def make_mesh(
         sizes[free[0]] = product = len(devices) // product
         product = len(devices)
     if len(free) > 1 or product != len(devices) or min(sizes.values()) < 1:
-        raise ValueError(
+        raise InputError(
             f"mesh {sizes} needs {product} devices, there are {len(devices)}; change the sizes, or set one axis to -1"
         )
     # A TPU slice's torus has other sides than the mesh: an axis may be part of a side.
@@ -89,12 +91,12 @@ def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
     """
     over_rows = int(np.prod([mesh.shape[axis] for axis in BATCH]))
     if rows % over_rows:
-        raise ValueError(
+        raise InputError(
             f"a micro-batch has {rows} rows, which mesh axes {' x '.join(BATCH)} = {over_rows} do not divide; use "
             f"{-(-rows // over_rows) * over_rows} rows, or a smaller mesh axis"
         )
     if tokens % (pieces := _pieces(mesh.shape["context"])):
-        raise ValueError(
+        raise InputError(
             f"{field} is {tokens}, which mesh axis 'context' of {mesh.shape['context']} devices cuts into {pieces} "
             f"chunks; use {-(-tokens // pieces) * pieces}"
         )
@@ -111,7 +113,7 @@ def zigzag_order(length: int, context: int) -> np.ndarray:
         ValueError: `length` is not a multiple of `2 * context`.
     """
     if length % _pieces(context):
-        raise ValueError(f"a sequence of {length} does not divide into {2 * context} chunks; see mesh.check_batch")
+        raise InputError(f"a sequence of {length} does not divide into {2 * context} chunks; see mesh.check_batch")
     return np.asarray(zigzag(np.arange(length, dtype=np.int32)[None], context))[0]
 
 

@@ -30,6 +30,7 @@ from synthesis.core.chat_format import (
 )
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, write_text
+from synthesis.core.refusals import InputError, Refusal
 
 PAD = "<|endoftext|>"
 # The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.
@@ -48,7 +49,7 @@ _SHRINKING = 3
 """Unicode's composition makes at most so many bytes one: of U+212A's three a K, of nine for U+0DDD three."""
 
 
-class TokenizerError(Exception):
+class TokenizerError(Refusal):
     """A folder holds no usable tokenizer; the message says what is missing."""
 
 
@@ -99,7 +100,7 @@ class ChatTokenizer:
             ValueError: `vocab_size` has no room for the bytes and the special tokens.
         """
         if vocab_size < _MIN_VOCAB:
-            raise ValueError(
+            raise InputError(
                 f"vocab_size is {vocab_size}; 256 bytes and {len(SPECIAL_TOKENS)} special tokens need {_MIN_VOCAB}"
             )
         tokenizer = Tokenizer(models.BPE())
@@ -159,7 +160,7 @@ class ChatTokenizer:
     def check_fits(self, vocab_size: int) -> None:
         """Raises `ValueError`: a model with so many words has no row for some of the tokens."""
         if vocab_size < self.vocab_size:
-            raise ValueError(
+            raise InputError(
                 f"the model's vocab_size is {vocab_size}, the tokenizer has {self.vocab_size} tokens; make the model's "
                 "at least as large"
             )

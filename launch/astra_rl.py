@@ -16,6 +16,7 @@ from absl import flags
 from launch.flags import cli, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seed
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,22 +31,29 @@ def main() -> None:
     import asyncio
     from pathlib import Path
 
+    from synthesis.core.workdir import locked_target
+
     if not _FROM.value or not _TO.value:
         raise cli.UsageError("give --from=FILE and --to=DIR to import, or --from=DIR and --to=FILE.jsonl to export")
     source, target = Path(_FROM.value), Path(_TO.value)
     if not source.exists():
         raise cli.UsageError(f"--from={source}: there is no such file or folder")
-    if target.exists():
-        raise cli.UsageError(f"--to={target} is there already; give a new name")
-    if source.is_dir():
-        from synthesis.astra_format.rl import write_records
-        from synthesis.core.datasets import read_dataset
-        from synthesis.core.records import ToolEnvironment
+    with locked_target(target):
+        if target.exists():
+            raise cli.UsageError(f"--to={target} is there already; give a new name")
+        if source.is_dir():
+            _export(source, target)
+        else:
+            asyncio.run(_import(source, target))
 
-        count = write_records(target, read_dataset(source, ToolEnvironment), _SEED.value)
-        print(f"{target}: {count} records")
-    else:
-        asyncio.run(_import(source, target))
+
+def _export(source: Path, target: Path) -> None:
+    from synthesis.astra_format.rl import write_records
+    from synthesis.core.datasets import read_dataset
+    from synthesis.core.records import ToolEnvironment
+
+    count = write_records(target, read_dataset(source, ToolEnvironment), _SEED.value)
+    say(f"{target}: {count} records")
 
 
 async def _import(source: Path, target: Path) -> None:
@@ -75,17 +83,10 @@ async def _import(source: Path, target: Path) -> None:
     }
     write_dataset(target, ToolEnvironment, imported.environments, card=card)
     journal_path.unlink()  # the dataset is whole; a further import is to start anew
-    print(f"{target}: {len(imported.environments)} of {imported.rows} records")
+    say(f"{target}: {len(imported.environments)} of {imported.rows} records")
     for reason, count in imported.rejected.most_common():
-        print(f"  {count} rejected, {reason}: {imported.details[reason]}")
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-
-    return (DatasetError, SandboxError, ValueError)
+        say(f"  {count} rejected, {reason}: {imported.details[reason]}")
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished work is not done again")

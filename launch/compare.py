@@ -15,6 +15,7 @@ from pathlib import Path
 from absl import flags
 
 from launch.flags import cli
+from synthesis.core.terminal import say
 
 _RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
 _OUTPUT = flags.DEFINE_string("output", None, "Page to write, a self-contained .html file.")
@@ -31,7 +32,7 @@ def main() -> None:
     from synthesis.core.files import write_text
 
     compared = compare({name: load_evaluation(folder) for name, folder in folders.items()})
-    print(comparison_markdown(compared))
+    say(comparison_markdown(compared))
     if _OUTPUT.value:
         write_comparison(Path(_OUTPUT.value), compared)
     if _JSON.value:
@@ -53,12 +54,5 @@ def _runs() -> dict[str, Path]:
     return runs
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.evaluation.suite import EvaluationError
-    from synthesis.core.datasets import DatasetError
-
-    return DatasetError, EvaluationError
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main)

@@ -14,6 +14,7 @@ from absl import flags
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
+from synthesis.core.terminal import say
 
 _FROM_HF = flags.DEFINE_string("from_hf", None, "Directory with config.json and *.safetensors.")
 _TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
@@ -30,6 +31,7 @@ def main() -> None:
 
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import weights
+    from synthesis.core.workdir import locked_target
 
     given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_ORBAX, _TO_HF) if flag.value]
     if given not in (["from_hf", "to_orbax"], ["from_orbax", "to_hf"]):
@@ -37,29 +39,22 @@ def main() -> None:
     from_hf = "from_hf" in given
     source = cli.local_folder(_FROM_HF) if from_hf else cli.folder(_FROM_ORBAX)
     target = cli.folder(_TO_ORBAX, written=True) if from_hf else cli.local_folder(_TO_HF)
-    if target.exists() and any(target.iterdir()):
-        raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
     stored = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
     model = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
-    if from_hf:
-        params = hf_checkpoint.load_hf(source, model)
-        weights.save_orbax(params, model, target)
-    else:
-        params = weights.load_orbax(source, stored, step=_STEP.value)
-        params = jax.tree.map(lambda x: x.astype(model.param_dtype), params)
-        hf_checkpoint.save_hf(params, model, target)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    copied = hf_checkpoint.copy_tokenizer(source, target)
-    print(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.models.hf_checkpoint import WeightsError
-    from astra_jax.run.checkpoints import CheckpointError
-    from synthesis.core.files import StorageError
-
-    return (CheckpointError, StorageError, ValueError, WeightsError)
+    with locked_target(target):
+        if target.exists() and any(target.iterdir()):
+            raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
+        if from_hf:
+            params = hf_checkpoint.load_hf(source, model)
+            weights.save_orbax(params, model, target)
+        else:
+            params = weights.load_orbax(source, stored, step=_STEP.value)
+            params = jax.tree.map(lambda x: x.astype(model.param_dtype), params)
+            hf_checkpoint.save_hf(params, model, target)
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        copied = hf_checkpoint.copy_tokenizer(source, target)
+    say(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="what was begun is no checkpoint yet; delete it, or give a new folder")

@@ -21,6 +21,7 @@ from absl import flags
 from launch.flags import cli, policies, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Length, Seed, Slots, Temperature
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
@@ -49,7 +50,7 @@ _DISTRACTORS = number_flag("distractors_per_band", 2, CountOrZero, "Irrelevant t
 def main() -> None:
     import asyncio
 
-    print(asyncio.run(_measure()))
+    say(asyncio.run(_measure()))
 
 
 async def _measure() -> str:
@@ -62,8 +63,10 @@ async def _measure() -> str:
     from synthesis.core.datasets import read_card, read_dataset, write_dataset
     from synthesis.core.records import ToolEnvironment
     from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked_target
 
     target = _target()
+    sandbox = sandboxes.sandbox_from_flags()
     environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
     card = read_card(_ENVIRONMENTS.value)
     model, tokenizer = policies.read()
@@ -73,24 +76,25 @@ async def _measure() -> str:
     settings = {"dtype": model.dtype, **asdict(config)}
     del settings["concurrency"]  # results do not depend on it
     run = _run_name(settings, card["digest"], tokenizer.vocabulary_digest)
-    params = policies.load(model)
-    with Journal(target.with_name(f"{target.name}.journal.sqlite")) as journal:
-        async with (
-            sandboxes.sandbox_from_flags() as sandbox,
-            Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine,
-        ):
-            await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
-            measured = await measure(engine, environments, tokenizer, sandbox, config=config, journal=journal, run=run)
-    records = [recorded(one, found, name) for one, found in zip(environments, measured, strict=True)]
-    how = {
-        "policy": name,
-        "episodes": config.episodes_per_environment,
-        "temperature": config.temperature,
-        "settings": settings,
-        "environments": card["digest"],
-    }
-    found = statistics(measured)
-    write_dataset(target, ToolEnvironment, records, card={**card, "solve_rates": {**how, **found}})
+    with locked_target(target):
+        async with sandbox as opened:
+            await check_environments(environments, tokenizer, opened, config.episode, seed=config.seed)
+            params = policies.load(model)
+            with Journal(target.with_name(f"{target.name}.journal.sqlite")) as journal:
+                async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
+                    measured = await measure(
+                        engine, environments, tokenizer, opened, config=config, journal=journal, run=run
+                    )
+        records = [recorded(one, found, name) for one, found in zip(environments, measured, strict=True)]
+        how = {
+            "policy": name,
+            "episodes": config.episodes_per_environment,
+            "temperature": config.temperature,
+            "settings": settings,
+            "environments": card["digest"],
+        }
+        found = statistics(measured)
+        write_dataset(target, ToolEnvironment, records, card={**card, "solve_rates": {**how, **found}})
     return (
         f"{target}: {len(records)} environments, mean solve rate {found['mean']:.3f} of {name}; "
         f"{found['never_solved']} never solved, {found['always_solved']} always, {found['voided']} voided"
@@ -143,7 +147,8 @@ def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -
     source, step = policies.source(), policies.step()
     weights: list[object]
     if in_bucket(source):
-        weights = [(source / "config.json").read_text(), (source / "params" / str(step) / SAVED).read_text()]
+        saved = source / "params" / str(step) / SAVED
+        weights = [file.read_text(encoding="utf-8") for file in (source / "config.json", saved)]
     else:
         folder = Path(source)
         files = sorted(folder.glob("*.safetensors") if step is None else (folder / "params" / str(step)).rglob("*"))
@@ -153,13 +158,6 @@ def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -
     return f"difficulty {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-
-    return (*policies.user_errors(), DatasetError, SandboxError)
-
-
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.difficulty")
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished episodes are not run again")

@@ -20,6 +20,7 @@ from absl import flags
 from launch.flags import cli, executors
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.environments.config import EnvironmentsConfig
@@ -42,29 +43,23 @@ def main() -> int:
 
 async def _synthesize(config: EnvironmentsConfig) -> int:
     from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
 
     workdir = cli.local_folder(_WORKDIR)
-    async with executors.executor_from_flags(workdir) as executor:
-        with Journal(workdir / "journal.sqlite") as journal:
-            summary = await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value)
+    with locked(workdir):
+        async with executors.executor_from_flags(workdir) as executor:
+            with Journal(workdir / "journal.sqlite") as journal:
+                summary = await synthesize(
+                    config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value
+                )
     for split, statistics in summary.statistics.items():
-        print(f"\n{workdir / split}\n{table(statistics)}")
-    print()
+        say(f"\n{workdir / split}\n{table(statistics)}")
+    say()
     cli.print_rejected(summary.rejected, summary.details)
     return cli.made(sum(summary.counts.values()), "an environment", wanted=config.count)
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-    from synthesis.core.stages import Stopped
-    from synthesis.pipeline.embedding import EmbeddingError
-    from synthesis.pipeline.ray_executor import RayUnavailable
-
-    return (DatasetError, EmbeddingError, RayUnavailable, SandboxError, Stopped, ValueError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors, settings=_settings)
+    cli.run(main, again="finished work is not done again", settings=_settings)

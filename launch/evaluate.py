@@ -24,8 +24,12 @@ from absl import flags
 from launch.flags import cli, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Length, Minutes, Seed, Temperature
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
+    from collections.abc import Mapping
+
+    from astra_jax.evaluation.run import RunConfig
     from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
 
 flags.adopt_module_key_flags(sandboxes)
@@ -61,23 +65,12 @@ _SEED = number_flag("seed", 0, Seed, "Of sampling and of all else that is drawn.
 
 
 def main() -> None:
-    print(asyncio.run(_evaluate()))
+    say(asyncio.run(_evaluate()))
 
 
 async def _evaluate() -> str:
-    import msgspec
-
-    from astra_jax.evaluation import preflight
-    from astra_jax.evaluation.endpoint_agent import endpoint_of
-    from astra_jax.evaluation.grids import as_json, markdown
-    from astra_jax.evaluation.run import RunConfig, run_suites
-    from astra_jax.evaluation.saved import Evaluation, SuiteRun, save_evaluation
-    from astra_jax.evaluation.suite import SuiteContext
-    from astra_jax.evaluation.suites import make
-    from astra_jax.evaluation.table import tabulate
-    from launch.viewer.evaluation_page import write_evaluation
-    from synthesis.core.files import write_text
-    from synthesis.core.stages import Journal
+    from astra_jax.evaluation.run import RunConfig
+    from synthesis.core.workdir import locked
 
     workdir = cli.local_folder(_WORKDIR)
     if twice := [name for name in _SUITES.value if _SUITES.value.count(name) > 1]:
@@ -91,6 +84,27 @@ async def _evaluate() -> str:
         extra=_extra(),
         concurrency=_CONCURRENCY.value,
     )
+    sources = _sources()
+    with locked(workdir):
+        return await _run(workdir, config, sources)
+
+
+async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) -> str:
+    """Evaluate in a workdir that is held; the table."""
+    import msgspec
+
+    from astra_jax.evaluation import preflight
+    from astra_jax.evaluation.endpoint_agent import endpoint_of
+    from astra_jax.evaluation.grids import as_json, markdown
+    from astra_jax.evaluation.run import run_suites
+    from astra_jax.evaluation.saved import Evaluation, SuiteRun, save_evaluation
+    from astra_jax.evaluation.suite import SuiteContext
+    from astra_jax.evaluation.suites import make
+    from astra_jax.evaluation.table import tabulate
+    from launch.viewer.evaluation_page import write_evaluation
+    from synthesis.core.files import write_text
+    from synthesis.core.stages import Journal
+
     policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
     models: dict[Role, ModelEndpoint] = {}
     if _USER.value:
@@ -107,7 +121,7 @@ async def _evaluate() -> str:
             endpoint=endpoint,
             models=models,
             harnesses=Path(_HARNESSES.value).expanduser().absolute(),
-            sources=_sources(),
+            sources=sources,
             logs=workdir / "logs",
             sandbox=sandbox,
             timeout_seconds=seconds,
@@ -189,13 +203,5 @@ def _identity(policy, models, config) -> str:  # type: ignore[no-untyped-def]
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.evaluation.suite import EvaluationError
-    from sandbox import SandboxError
-    from synthesis.core.stages import Stopped
-
-    return (EvaluationError, SandboxError, Stopped, ValueError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, again="finished items are not run again")

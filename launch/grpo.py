@@ -16,12 +16,15 @@ On several hosts run the same command on each, with --multihost on TPUs, or with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, models, sandboxes
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from astra_jax.models.model import Params
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
+    from sandbox import Sandbox
     from synthesis.core.records import ToolEnvironment
 
 flags.adopt_module_key_flags(models)
@@ -50,52 +54,76 @@ _PUBLISH = flags.DEFINE_string(
 def main() -> None:
     import jax
 
+    from astra_jax.grpo.environments import select_environments
     from astra_jax.models.hf_checkpoint import copy_tokenizer
     from astra_jax.run.hosts import is_first
     from astra_jax.run.record import write_run_record
     from synthesis.core.datasets import read_dataset
     from synthesis.core.records import ToolEnvironment
 
-    config = cli.overridden(models.config())
-    workdir = models.workdir()
-    published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
+    config = cli.overridden(models.config("grpo"))
+    profile = models.profiled_steps()
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
-    with models.hosts():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(models.hosts())
+        key = cli.token_of(_KEY_FILE)
+        sandbox = sandboxes.sandbox_from_flags()
+        environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
+        select_environments(environments, config.grpo)
+        tokenizer = models.checked(config.model)
+        workdir = models.workdir()
+        published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
+        for folder in [workdir, *([published] if _PUBLISH.value else [])]:
+            stack.enter_context(models.held(folder))
         if jax.process_count() > 1 and not _URLS.value:
             raise cli.UsageError("several hosts want --rollout_urls")
         mesh = models.mesh()
-        params, tokenizer = models.load(config.model, mesh)
-        environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
+        params = models.load(config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
-        result = asyncio.run(_train(config, params, environments, tokenizer, workdir, published, mesh))
+        result = asyncio.run(
+            _train(
+                params,
+                mesh,
+                config=config,
+                environments=environments,
+                tokenizer=tokenizer,
+                sandbox=sandbox,
+                key=key,
+                workdir=workdir,
+                published=published,
+                profile=profile,
+            )
+        )
         if not is_first():
             return
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
-        print(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
+        say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
 
 
 async def _train(
-    config: GRPORun,
     params: Params,
+    mesh: Mesh | None,
+    *,
+    config: GRPORun,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
+    sandbox: AbstractAsyncContextManager[Sandbox],
+    key: str | None,
     workdir: epath.Path,
     published: epath.Path,
-    mesh: Mesh | None,
+    profile: tuple[int, int] | None,
 ) -> GRPOResult:
-    from contextlib import AsyncExitStack
-
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
     from astra_jax.rollout.vllm.sync import Way
 
-    async with AsyncExitStack() as stack:
-        sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
+    async with contextlib.AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(sandbox)
         policy = None
         if _URLS.value:
             publishes = FolderPublisher if _SYNC.value == "reload" else Publisher
@@ -103,21 +131,16 @@ async def _train(
             stack.callback(publisher.close)
             episode = config.grpo.episode
             way: Way = "reload" if _SYNC.value == "reload" else "plugin"
-            servers = VLLMConfig(urls=tuple(_URLS.value), api_key=cli.token_of(_KEY_FILE), sync=way)
+            servers = VLLMConfig(urls=tuple(_URLS.value), api_key=key, sync=way)
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
                 VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
             )
-        arguments = (config.grpo, config.model, params, environments, tokenizer, sandbox, workdir)
-        return await grpo.train(*arguments, policy=policy, mesh=mesh, profile=models.profiled_steps())
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.rollout.vllm.policy import PolicyError
-    from sandbox import SandboxError
-
-    return (*models.user_errors(), PolicyError, SandboxError)
+        arguments = (config.grpo, config.model, params, environments, tokenizer, opened, workdir)
+        return await grpo.train(*arguments, policy=policy, mesh=mesh, profile=profile)
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors, settings=lambda: models.config("grpo:0.6b"))
+    cli.run(
+        main, again="it goes on from its last checkpoint", settings=lambda: models.config("grpo", example="grpo:0.6b")
+    )

@@ -20,6 +20,8 @@ from absl import flags
 from launch.flags import cli, sandboxes, services
 from launch.flags.numbers import number_flag
 from sandbox.settings import Port
+from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.service import Pages
@@ -55,7 +57,7 @@ async def _serve() -> int:
         service = ViewerService(pages, card, config)
         await services.listen(service, _HOST.value, _PORT.value)
         host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-        print(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}", flush=True)
+        say(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
@@ -84,21 +86,14 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
         if kind == "ToolEnvironment":
             catalogue = Catalogue(read_dataset(path, ToolEnvironment))
         else:
-            raise ValueError(
+            raise InputError(
                 f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records"
             )
-    except ValueError as error:
+    except InputError as error:
         raise cli.UsageError(f"--dataset={path}: {error}") from None
     sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
     return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-
-    return (DatasetError, SandboxError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors, argument=_DATASET)
+    cli.run(main, argument=_DATASET)

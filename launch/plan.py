@@ -18,6 +18,7 @@ from absl import flags
 from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Length
+from synthesis.core.terminal import say
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -44,7 +45,7 @@ def main() -> int:
 
     if _CONFIG.value is None:
         raise cli.UsageError("--config is missing; give a preset, for example sft:14b, or a file")
-    run = cli.overridden(cli.load_config(_CONFIG.value))
+    run = cli.overridden(cli.load_config(_CONFIG.value, "sft", "grpo"))
     job = run.sft if isinstance(run, SFTRun) else run.grpo
     if _TOKENS.value is not None:
         tokens = _TOKENS.value
@@ -60,18 +61,12 @@ def main() -> int:
         plan = smallest(run.model, job, slice_, tokens=tokens)
     else:
         plan = make_plan(run.model, job, slice_, tokens=tokens, mesh=mesh)
-    print(describe(plan))
+    say(describe(plan))
     if _JSON.value:
-        print(json.dumps(dataclasses.asdict(plan)))
+        say(json.dumps(dataclasses.asdict(plan)))
     return 0
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.planner.hardware import PlanError
-
-    return (PlanError, ValueError)
 
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
-    cli.run(main, user_errors=_user_errors, settings=lambda: cli.load_config(_CONFIG.value or "sft:0.6b"))
+    cli.run(main, settings=lambda: cli.load_config(_CONFIG.value or "sft:0.6b"))

@@ -14,6 +14,7 @@ from absl import flags
 from launch.flags import cli, services
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero, Port, SecondsOrZero, Slots
+from synthesis.core.terminal import say
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = number_flag("port", 8700, Port, "0 takes a free one.")
@@ -55,17 +56,11 @@ async def _serve() -> int:
         service = SandboxService(pool, service_config)
         await services.listen(service, _HOST.value, _PORT.value)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
-        print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
+        say(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "calls")
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-
-    return (SandboxError,)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main)

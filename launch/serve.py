@@ -17,6 +17,7 @@ from absl import flags
 from launch.flags import cli, policies, services
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, CountOrZero, Port, SecondsOrZero, Slots
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(policies)
 
@@ -58,12 +59,13 @@ async def _serve() -> int:
     model, tokenizer = policies.read()
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
+    services.check_address(_HOST.value, _PORT.value)
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = OpenAIService(engine, tokenizer, serving)
         await services.listen(service, _HOST.value, _PORT.value)
-        print(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
+        say(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots")
         gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
         await told.wait()
         cut = await service.stop()
@@ -72,4 +74,4 @@ async def _serve() -> int:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.serve")
-    cli.run(main, user_errors=policies.user_errors)
+    cli.run(main)

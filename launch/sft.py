@@ -18,11 +18,14 @@ Hugging Face folder of it.
 
 from __future__ import annotations
 
+import contextlib
+
 from absl import flags
 
 from launch.flags import cli, models
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
+from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(models)
 
@@ -43,8 +46,10 @@ def main() -> None:
     from astra_jax.sft import bench, preview
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
+    from synthesis.core.datasets import check_dataset
+    from synthesis.core.records import Trajectory
 
-    config = cli.overridden(models.config())
+    config = cli.overridden(models.config("sft"))
     if not _DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset of trajectories, or --bench=STEPS")
     if _PREVIEW.value and _DATA.value:
@@ -54,24 +59,30 @@ def main() -> None:
     profile = models.profiled_steps()
     if _BENCH.value:
         cli.local_folder(models.WORKDIR)
-    workdir = models.workdir()
-    with models.hosts():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(models.hosts())
+        for dataset in (_DATA.value, _HELD_OUT.value):
+            if dataset:
+                check_dataset(dataset, Trajectory)
+        tokenizer = models.checked(config.model)
+        workdir = models.workdir()
+        stack.enter_context(models.held(workdir))
         mesh = models.mesh()
-        params, tokenizer = models.load(config.model, mesh)
+        params = models.load(config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
         if _BENCH.value:
             row = bench.run(config.sft, config.model, params, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
             if is_first():
-                print(row)
+                say(row)
             return
         assert _DATA.value is not None
         arguments = (config.sft, config.model, params, _DATA.value, tokenizer, workdir)
         result = sft.train(*arguments, held_out=_HELD_OUT.value, mesh=mesh, profile=profile)
         if is_first():
             stats = result.stats
-            print(
+            say(
                 f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}, loss {result.final_loss:.4f}; "
                 f"{len(stats.lengths)} conversations, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
                 f"{jax.default_backend()}"
@@ -80,4 +91,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.sft")
-    cli.run(main, user_errors=models.user_errors, settings=lambda: models.config("sft:0.6b"))
+    cli.run(
+        main, again="it goes on from its last checkpoint", settings=lambda: models.config("sft", example="sft:0.6b")
+    )

@@ -21,6 +21,7 @@ from absl import flags
 from launch.flags import cli, executors
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.trajectories.config import TrajectoriesConfig
@@ -43,22 +44,24 @@ def main() -> int:
 
 async def _synthesize(config: TrajectoriesConfig) -> int:
     from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
 
     workdir = cli.local_folder(_WORKDIR)
     journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
-    async with executors.executor_from_flags(workdir) as executor:
-        with Journal(journal_file) as journal:
-            summary = await synthesize(
-                config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
-            )
+    with locked(workdir):
+        async with executors.executor_from_flags(workdir) as executor:
+            with Journal(journal_file) as journal:
+                summary = await synthesize(
+                    config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
+                )
     for name, folder in summary.datasets.items():
-        print(f"{folder}: {summary.counts[name]:,}")
-    print()
+        say(f"{folder}: {summary.counts[name]:,}")
+    say()
     for name, value in table_rows(summary.statistics["trajectories"]).items():
-        print(f"{name:<32} {value}")
-    print()
+        say(f"{name:<32} {value}")
+    say()
     cli.print_rejected(summary.rejected, summary.details)
     return cli.made(summary.counts["trajectories"], "a trajectory", wanted=config.trajectories)
 
@@ -82,13 +85,5 @@ def _identity(config: TrajectoriesConfig, seed: int) -> str:
     return digest.hexdigest()[:12]
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    from sandbox import SandboxError
-    from synthesis.core.stages import Stopped
-    from synthesis.pipeline.ray_executor import RayUnavailable
-
-    return (RayUnavailable, SandboxError, Stopped, ValueError)
-
-
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors, settings=_settings)
+    cli.run(main, again="finished work is not done again", settings=_settings)

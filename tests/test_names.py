@@ -76,3 +76,22 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
                 assert by & asked, (
                     f"{path} imports {name}, of {' or '.join(sorted(by))}, which setup.py does not ask for"
                 )
+
+
+def test_nothing_reaches_a_terminal_but_by_what_makes_it_safe() -> None:
+    """`synthesis/core/terminal.py`; a terminal obeys what it is sent, and nearly all text is a stranger's."""
+    may = {
+        "synthesis/core/terminal.py",  # it is what makes text safe
+        "synthesis/core/progress.py",  # bars and their log, whose labels it makes safe
+        "astra_jax/sft/preview.py",  # colours around text that it makes safe
+        "launch/bootstrap.py",  # before anything is installed; it shows nobody's text
+        "sandbox/zygote.py",  # the lowest floor; an error of the operating system's, to the pool's log
+    }
+    for path, tree in trees():
+        if path.as_posix() in may or path.as_posix().startswith(ELSEWHERE):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                loud = called in ("print", "tqdm.write") or re.fullmatch(r"sys\.std(out|err)\.write", called)
+                assert not loud, f"{path}:{node.lineno} calls {called}; use synthesis.core.terminal.say"

@@ -29,6 +29,7 @@ from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, platform_of, unzigzag
+from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
@@ -61,7 +62,7 @@ def attention(
         ValueError: an unknown backend, or heads or a sequence that the mesh does not divide.
     """
     if backend not in BACKENDS:
-        raise ValueError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
+        raise InputError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
     platform = platform_of(mesh)
     if backend == "auto":
         backend = _best(q_btnh.shape[-1], platform)
@@ -95,7 +96,7 @@ def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
     """`part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
     tensor = mesh.shape["tensor"]
     if k_btkh.shape[2] % tensor:
-        raise ValueError(
+        raise InputError(
             f"n_kv_heads is {k_btkh.shape[2]}, which mesh axis 'tensor' of {tensor} devices does not divide; "
             "choose a divisor"
         )

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.mesh import zigzag_order
+from synthesis.core.refusals import InputError
 
 Array = jax.Array
 Kernel = splash_attention_kernel.SplashAttentionKernel
@@ -57,7 +58,7 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
     """
     if context > 1 and length % (2 * context * BLOCK):
         step = 2 * context * BLOCK
-        raise ValueError(
+        raise InputError(
             f"rows of {length} tokens over a context axis of {context}: splash attention needs a multiple of {step}; "
             f"use {-(-length // step) * step}"
         )

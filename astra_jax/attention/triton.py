@@ -22,6 +22,7 @@ from jax.experimental.pallas import triton as plt
 
 from astra_jax.attention.blockwise import MASKED, Places, pad_tokens, visible_pairs
 from astra_jax.attention.residuals import RESIDUALS
+from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
@@ -58,7 +59,7 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, inter
     b, t, n, h = q_btnh.shape
     k = k_bskh.shape[2]
     if not supports(h):
-        raise ValueError(f"head_dim is {h}; attention backend 'triton' needs a power of two from 16; use 'blockwise'")
+        raise InputError(f"head_dim is {h}; attention backend 'triton' needs a power of two from 16; use 'blockwise'")
     longest = max(max(pair) for pair in BLOCKS)
     more_t, more_s = -t % longest, -k_bskh.shape[1] % longest
     segments_q, segments_k, positions_q, positions_k = places

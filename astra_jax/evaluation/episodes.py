@@ -17,6 +17,7 @@ from sandbox import Sandbox
 from sandbox.settings import Count, Seed, Settings, Temperature
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import f1_reward
 from synthesis.core.stages import rng_for
 
@@ -85,7 +86,7 @@ async def evaluate(
     """
     config = config or EvalConfig()
     if not environments:
-        raise ValueError("evaluate needs at least one environment; the dataset is empty or its split has none")
+        raise InputError("evaluate needs at least one environment; the dataset is empty or its split has none")
     episodes: dict[tuple[str, int], Episode] = {}
 
     def keep(environment: ToolEnvironment, number: int, episode: Episode) -> None:
@@ -163,7 +164,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
     needed = {environment.id: {tool.spec.name for tool in environment.tools} for environment in environments}
     scored = [(environment_id, e, e.score) for environment_id, e in episodes if e.score is not None]
     if not scored:
-        raise ValueError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
+        raise InputError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
     f1 = [f1_reward(solved=s.solved, needed=s.needed, calls=s.calls).value for _, _, s in scored]
     by_environment: dict[str, list[float]] = defaultdict(list)
     by_structure: dict[str, list[float]] = defaultdict(list)

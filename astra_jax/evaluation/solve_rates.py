@@ -17,6 +17,7 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import f1_reward
 from synthesis.core.stages import Journal
 from synthesis.environments.dependency_graph import difficulty_of
@@ -68,10 +69,10 @@ async def measure(
         ValueError: no environments, two of one id, or the infrastructure voided every episode.
     """
     if not environments:
-        raise ValueError("there is no environment to measure; the dataset is empty or its split has none")
+        raise InputError("there is no environment to measure; the dataset is empty or its split has none")
     (repeated, count), *_ = Counter(environment.id for environment in environments).most_common(1)
     if count > 1:
-        raise ValueError(f"{count} environments have the id {repeated!r}; ids must be unique: synthesise them again")
+        raise InputError(f"{count} environments have the id {repeated!r}; ids must be unique: synthesise them again")
     decoder = msgspec.json.Decoder(Measured)
     found = {key: decoder.decode(row) for key, (row, _, _) in journal.load(run).items() if row is not None}
     under_way: dict[str, dict[int, float | None]] = {}
@@ -102,7 +103,7 @@ async def measure(
     measured = [found[environment.id] for environment in environments]
     if not any(one.rewards for one in measured):
         episodes = sum(one.voided for one in measured)
-        raise ValueError(f"the infrastructure voided all {episodes} episodes; check the sandbox's self-test")
+        raise InputError(f"the infrastructure voided all {episodes} episodes; check the sandbox's self-test")
     return measured
 
 

@@ -10,6 +10,7 @@ from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox, SandboxError
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
 
 _AT_ONCE = 64
@@ -26,7 +27,7 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
     rates = [None if one.difficulty is None else one.difficulty.solve_rate for one in environments]
     if None in rates:
-        raise ValueError(
+        raise InputError(
             f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
             f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
             "train on what it writes"
@@ -35,7 +36,7 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     lowest, highest = config.solve_rates or (0.0, 1.0)
     kept = [one for one, rate in zip(environments, known, strict=True) if lowest <= rate <= highest]
     if environments and not kept:
-        raise ValueError(
+        raise InputError(
             f"{setting}, but no environment's recorded solve rate lies within: the {len(known)} go from {min(known):g} "
             f"to {max(known):g}; widen it, or measure them again, by the policy that is trained, with "
             "`python -m launch.difficulty`"
@@ -58,7 +59,7 @@ async def check_environments(
         SandboxError: the sandbox failed on a call, twice.
     """
     if not environments:
-        raise ValueError("train needs at least one environment; the dataset is empty or its split has none")
+        raise InputError("train needs at least one environment; the dataset is empty or its split has none")
     tasks = [await asyncio.to_thread(make_task, one, tokenizer, config, seed=seed) for one in environments]
     gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -83,10 +84,10 @@ async def check_environments(
         needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
         for call in environment.reference_calls:
             if call.tool not in tools:
-                raise ValueError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
+                raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
             if call.sub_question in needed:
                 calls.append((task, call, tools[call.tool]))
     problems = [problem for problem in await asyncio.gather(*(check(*call) for call in calls)) if problem]
     if problems:
         more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
-        raise ValueError(f"{problems[0]}{more}; synthesise such environments again, or drop them")
+        raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")

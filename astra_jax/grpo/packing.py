@@ -10,6 +10,7 @@ from flax import struct
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.run.batch import PackedBatch
+from synthesis.core.refusals import InputError
 
 Array = Any
 
@@ -41,7 +42,7 @@ def bucket_for(length: int, buckets: Sequence[int]) -> int:
     """
     fitting = [bucket for bucket in buckets if bucket >= length]
     if not fitting:
-        raise ValueError(f"an episode of {length} tokens fits no row; raise the largest row bucket ({max(buckets)})")
+        raise InputError(f"an episode of {length} tokens fits no row; raise the largest row bucket ({max(buckets)})")
     return min(fitting)
 
 

@@ -66,7 +66,7 @@ def update_step(
             ([with_old_logps(params, batch, **options) for batch in batches], total) for batches, total in mini_batches
         ]
 
-    loss, parts, norms = 0.0, [], []
+    loss, parts, taken = 0.0, [], []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params)
         for batch in batches:
@@ -77,16 +77,17 @@ def update_step(
             gradients, (part, sums) = accumulate(params, gradients, batch, **options)
             loss += part / total
             parts.append(sums)
-        params, opt_state, norm = take_step(params, opt_state, gradients, jnp.float32(total), config=config)
-        norms.append(norm)
+        params, opt_state, said = take_step(params, opt_state, gradients, jnp.float32(total), config=config)
+        taken.append(said)
 
-    fetched, loss, norms = jax.device_get((parts, loss, norms))
+    fetched, loss, taken = jax.device_get((parts, loss, taken))
     objective, entropies, routers = zip(*fetched, strict=True)
     of_batch = jax.tree.map(lambda *xs: float(sum(xs)), *objective)
     every = [batch for batches, _ in mini_batches for batch in batches]
     metrics = {
         "loss": float(loss) / config.mini_batches,
-        "gradient_norm": sum(map(float, norms)) / config.mini_batches,
+        "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / config.mini_batches,
+        "weights_finite": all(one["weights_finite"] for one in taken),
         "entropy": float(sum(entropies)) / of_batch.tokens,
         "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
         "mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
@@ -178,7 +179,7 @@ def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
 @partial(jax.jit, static_argnames=("config",), donate_argnames=("params", "opt_state"))
 def take_step(
     params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig
-) -> tuple[Params, Any, Array]:
+) -> tuple[Params, Any, dict[str, Array]]:
     """One optimizer step, see `optimizers.apply_gradients`."""
     optimizer = grpo_optimizer(config)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -31,7 +30,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
@@ -48,7 +46,9 @@ from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import ToolEnvironment, encode
+from synthesis.core.refusals import InputError
 
 _FREE = ("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds")
 """May change when a run goes on, beside what may in every loop."""
@@ -108,12 +108,12 @@ async def train(
     """
     longest = _check(config, model, tokenizer, mesh)
     if jax.process_count() > 1 and (policy is None or mesh is None):
-        raise ValueError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
+        raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     given, environments = len(environments), select_environments(environments, config)
     if is_first():
         if progress and len(environments) < given:
             kept = f"{len(environments)} of {given} environments"
-            tqdm.write(f"{kept} have a solve rate within {config.solve_rates}", file=sys.stderr)
+            say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
         await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
     settings = settings_of(config, free=_FREE)
     identity = run_identity(grpo=settings, model=dataclasses.asdict(model), environments=_digest(environments))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from astra_jax.models.layers.sizes import Sizes
 from astra_jax.models.model import Params
+from synthesis.core.refusals import InputError
 
 _EMBEDDING_SCALE = 3.5
 _MLP_SCALE = 0.3
@@ -29,7 +30,7 @@ def copying_params(params: Params, model: Sizes) -> Params:
     """
     d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
     if k * h > d:
-        raise ValueError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
+        raise InputError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
     attention, mlp = dict(params["layers"]["attention"]), dict(params["layers"]["mlp"])
     group = n // k
     for layer in {0, model.n_layers - 1}:

@@ -32,6 +32,7 @@ from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
 from astra_jax.models.model import Cache, Caches, Params
+from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
@@ -135,7 +136,7 @@ class Decoder(Sizes):
             ValueError: `tokens` is above `max_positions`.
         """
         if tokens > self.max_positions:
-            raise ValueError(
+            raise InputError(
                 f"{field} is {tokens}, the model's max_positions is {self.max_positions}; make it shorter, or stretch "
                 f"the model with YaRN (rope_scaling in config.json, or {type(self).__name__}.stretched)"
             )
@@ -198,7 +199,7 @@ class Decoder(Sizes):
     ) -> tuple[Array, RouterSums | None]:
         """See `Model.forward`; the hidden states are those after the final norm."""
         if remat not in REMAT_POLICIES:
-            raise ValueError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
+            raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
         x_btd = _embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
         unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from synthesis.core.refusals import InputError
+
 if TYPE_CHECKING:
     from astra_jax.models.model import Model
 
@@ -24,6 +26,6 @@ def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: s
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(f"model_type is {kind!r}; this port reads {', '.join(map(repr, FAMILIES))}")
+        raise InputError(f"model_type is {kind!r}; this port reads {', '.join(map(repr, FAMILIES))}")
     module, name = FAMILIES[kind]
     return getattr(importlib.import_module(module), name).from_hf(config, dtype=dtype, param_dtype=param_dtype)

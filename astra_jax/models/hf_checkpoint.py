@@ -25,12 +25,13 @@ from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_bytes, write_text
+from synthesis.core.refusals import Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
 """Of a safetensors file that is written; as Hugging Face does."""
 
 
-class WeightsError(Exception):
+class WeightsError(Refusal):
     """A checkpoint does not hold this model; the message names the tensor, what was expected and what was found."""
 
 
@@ -57,16 +58,24 @@ def read_config(directory: Folder, **dtypes: str) -> Model:
         WeightsError: there is no `config.json`.
         ValueError: see `families.from_hf`.
     """
-    return from_hf(_config_json(location(directory)), **dtypes)
+    content = _config_json(location(directory))
+    try:
+        return from_hf(content, **dtypes)
+    except (KeyError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise WeightsError(f"{directory}/config.json is no model's ({said}); copy the checkpoint again") from error
 
 
 def _config_json(directory: epath.Path) -> dict[str, Any]:
     try:
-        return json.loads((directory / "config.json").read_bytes())
+        content = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise WeightsError(f"{directory} has no config.json; give the directory of a checkpoint") from None
-    except json.JSONDecodeError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
+    if not isinstance(content, dict):
+        raise WeightsError(f"{directory}/config.json is no JSON object; copy the checkpoint again")
+    return content
 
 
 def stored_dtype(directory: Folder) -> str:
@@ -205,7 +214,11 @@ def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: i
 
     def flush() -> None:
         if writes and pending:
-            save_file(pending, directory / f"part-{len(files):05d}.safetensors", metadata={"format": "pt"})
+            file = directory / f"part-{len(files):05d}.safetensors"
+            try:
+                save_file(pending, file, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise WeightsError(f"{file} could not be written ({error}); make room there, and try again") from None
         files.append({name: tensor.nbytes for name, tensor in pending.items()})
         pending.clear()
 

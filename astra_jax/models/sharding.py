@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from astra_jax import axes
 from astra_jax.mesh import WIDTH
 from astra_jax.models.model import Params
+from synthesis.core.refusals import InputError
 
 Axis = str | tuple[str, ...] | None
 
@@ -72,7 +73,7 @@ def param_shardings(abstract: Params, mesh: Mesh, rules: Rules | None = None) ->
             devices = int(np.prod([mesh.shape[name] for name in _names(axis)]))
             if size % devices:
                 used = " x ".join(name for name in _names(axis) if mesh.shape[name] > 1)
-                raise ValueError(
+                raise InputError(
                     f"{jax.tree_util.keystr(path)}: dimension {dimension} is {size}, which mesh axis {used!r} of "
                     f"{devices} devices does not divide; choose a divisor"
                 )

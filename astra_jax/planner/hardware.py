@@ -9,6 +9,7 @@ from typing import Any
 
 from astra_jax.attention.splash import BLOCK
 from astra_jax.run.chips import CHIPS, Chip
+from synthesis.core.refusals import Refusal
 
 _HOPPER = """
 gpu_device_info {
@@ -31,7 +32,7 @@ _MOST_CHIPS = 131_072
 INSTALL_GPU = "pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version"
 
 
-class PlanError(Exception):
+class PlanError(Refusal):
     """The plan cannot be made; the message says what to change."""
 
 

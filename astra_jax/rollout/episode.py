@@ -21,6 +21,7 @@ from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temper
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call, parse_assistant, render, tool_results_text
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
 from synthesis.core.stages import rng_for
 from synthesis.core.tool_results import MAX_CHARACTERS
@@ -122,7 +123,7 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
     rng.shuffle(offered)
     tools = {tool.spec.name: tool for tool in offered}
     if len(tools) != len(offered):
-        raise ValueError(f"environment {environment.id}: two tools have one name; make the names unique")
+        raise InputError(f"environment {environment.id}: two tools have one name; make the names unique")
     return tools
 
 
@@ -139,7 +140,7 @@ def make_task(
     segments = render([question], [tool.spec for tool in tools.values()], add_generation_prompt=True)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
-        raise ValueError(
+        raise InputError(
             f"environment {environment.id}: its prompt has {len(prompt_ids)} tokens, max_prompt_tokens is "
             f"{config.max_prompt_tokens}; raise it, lower distractors_per_band, or drop the environment"
         )

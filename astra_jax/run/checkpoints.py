@@ -25,6 +25,7 @@ from etils import epath
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location
+from synthesis.core.refusals import Refusal
 
 PyTree = Any
 
@@ -32,7 +33,7 @@ SAVED = "_CHECKPOINT_METADATA"
 """A file of each step, which says when it was saved."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(Refusal):
     """There is no such checkpoint, or it does not fit what it is to be restored into; the message says why."""
 
 

@@ -14,6 +14,8 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
+from synthesis.core.terminal import say
+
 _STATES = "astra_jax/hosts/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _BEATS = 10
@@ -68,9 +70,7 @@ class HostWatch:
         first = next(iter(str(error).strip().splitlines()), "")
         if isinstance(error, JaxRuntimeError):
             # A broken collective says nothing of who broke it: the watch finds out, and ends this process.
-            print(
-                f"error: host {jax.process_index()}: {first}; looking which host is gone", file=sys.stderr, flush=True
-            )
+            say(f"error: host {jax.process_index()}: {first}; looking which host is gone", file=sys.stderr)
             time.sleep(1.5 * self._deadline)
         self._say(f"{_FAILED}{type(error).__name__}: {first}")
         # At exit JAX would wait for hosts that wait for this one.
@@ -111,7 +111,7 @@ class HostWatch:
 
     def _leave(self, reason: str) -> None:
         again = "start all hosts again, they go on from the last checkpoint"
-        print(f"error: {reason}; {again}", file=sys.stderr, flush=True)
+        say(f"error: {reason}; {again}", file=sys.stderr)
         if is_first():
             # JAX aborts all others the moment that their meeting place is gone: they must have found out before.
             time.sleep(3 * self._deadline / _BEATS)

@@ -15,13 +15,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from synthesis.core.datasets import Folder
-from synthesis.core.files import copy_files, in_bucket, location, write_text
-
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+from synthesis.core.files import copy_files, in_bucket, location, naming, write_text
+from synthesis.core.refusals import InputError
 
 FILE = "metrics.jsonl"
 
@@ -44,7 +42,7 @@ class MetricWriter:
         self._flushed = time.monotonic()
         self._path = self._folder / FILE
         self._file: TextIO | None = None
-        self._board: SummaryWriter | None = None
+        self._board: _Board | None = None
         self._purge: int | None = None
         if (self.dir / FILE).exists():
             rows = read_metrics(self.dir)
@@ -56,13 +54,12 @@ class MetricWriter:
         row = {name: float(value) for name, value in values.items()}
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
-        board = self._opened_board()
-        for name, value in row.items():
-            board.add_scalar(name, value, step)
         finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
-        # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._opened_board().scalars(step, row)
+            # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
+            self._file.flush()
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
@@ -73,17 +70,20 @@ class MetricWriter:
 
         Raises:
             StorageError: they could not be written to the bucket; what was there before still is.
+            OSError: or to the disk.
         """
+        if self._board is not None:
+            with naming(self._path):
+                self._board.flush()
         if self._staging is None:
             return
-        if self._board is not None:
-            self._board.flush()
         copy_files(self._folder, self.dir)
         self._flushed = time.monotonic()
 
     def write_text(self, step: int, name: str, text: str) -> None:
         """Show a text in TensorBoard; it is in no row."""
-        self._opened_board().add_text(name, "\n".join("    " + line for line in text.splitlines()), step)  # as it is
+        with naming(self._path):  # indented, it is shown as it is
+            self._opened_board().text(step, name, "\n".join("    " + line for line in text.splitlines()))
 
     def truncate(self, step: int) -> None:
         """Forget rows after `step`; call it when training resumes from there."""
@@ -93,12 +93,14 @@ class MetricWriter:
         self._purge = step + 1
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        file, self._file = self._file, None
+        board, self._board = self._board, None
+        with naming(self._path):
+            if file is not None:
+                file.close()
+            if board is not None:
+                board.close()
+        if board is not None:
             self.flush()
 
     def __enter__(self) -> MetricWriter:
@@ -107,14 +109,9 @@ class MetricWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _opened_board(self) -> SummaryWriter:
+    def _opened_board(self) -> _Board:
         if self._board is None:
-            # Not at a program's start: not every program or host gets here.
-            with _without_torch():
-                from tensorboardX import SummaryWriter
-
-            # purge_step makes TensorBoard hide what an earlier process wrote for the steps that come again.
-            self._board = SummaryWriter(str(self._folder), purge_step=self._purge)
+            self._board = _Board(self._folder, self._purge)
         return self._board
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
@@ -135,6 +132,44 @@ def _without_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
+class _Board:
+    """TensorBoard's file of events, written here and now.
+
+    `tensorboardX.SummaryWriter` writes in a thread, which a full disk ends; then it waits for that thread for ever.
+
+    Args:
+        purge: TensorBoard hides what an earlier process wrote for this step and those after, which come again.
+    """
+
+    def __init__(self, folder: Path, purge: int | None) -> None:
+        # Not at a program's start: not every program or host gets here.
+        with _without_torch():
+            from tensorboardX import summary
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+
+        self._kinds, self._summary = event_pb2, summary
+        self._events = EventsWriter(str(folder / "events"))
+        if purge is not None:
+            self._add(purge, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def scalars(self, step: int, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            self._add(step, summary=self._summary.scalar(name, value))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._add(step, summary=self._summary.text(name, text))
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _add(self, step: int, **what: Any) -> None:
+        self._events.write_event(self._kinds.Event(wall_time=time.time(), step=step, **what))
+
+
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:
     """The complete rows of `dir/metrics.jsonl`, each `{"step": int, name: float | None, …}`; empty without a file.
 
@@ -148,7 +183,10 @@ def read_metrics(dir: Folder) -> list[dict[str, Any]]:
     complete, rows = lines[:-1], []  # what follows the last newline is empty, or a line that a crash cut off
     for number, line in enumerate(complete, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
+            raise InputError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise InputError(f"{path}, line {number} is no row of metrics; delete the line")
+        rows.append(row)
     return rows

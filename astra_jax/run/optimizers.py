@@ -19,6 +19,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run.config import OptimizerName, TrainingConfig
+from synthesis.core.refusals import InputError
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -35,7 +36,7 @@ def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedu
     """
     name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
     if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
+        raise InputError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
     optimizer = optax.adamw(
         learning_rate, b1=settings.b1, b2=settings.b2, eps=eps, weight_decay=weight_decay, mask=_decayed
     )
@@ -98,15 +99,20 @@ def apply_gradients(
     *,
     optimizer: optax.GradientTransformation,
     rounding: Literal["nearest", "stochastic"],
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[Any, Any, dict[str, jax.Array]]:
     """One optimizer step; where a gradient is not finite, weights and state stay as they are.
+
+    Whether the new weights are finite is known only when they are there, in the place of the old ones: to keep both
+    would take a float32 copy of all weights more. So a step from finite gradients that breaks a weight is told, and
+    nothing that came of it may be kept; with finite settings it takes a weight beyond its type's range.
 
     Args:
         gradients: sums over all micro-batches; one NaN among them would reach every weight through the clip.
         total: what they are divided by, here and nowhere else.
 
     Returns:
-        (params, optimizer state, the gradients' norm before clipping: not finite when nothing was changed).
+        (params, optimizer state, `gradient_norm` before clipping: not finite when nothing was changed, and
+        `weights_finite`, whether all of the new weights are).
     """
     gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / total, gradients)
     norm = optax.tree.norm(gradients)
@@ -117,7 +123,14 @@ def apply_gradients(
     def unless_broken(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(norm), x, y), new, old)
 
-    return unless_broken(new_params, params), unless_broken(new_state, opt_state), norm
+    params, opt_state = unless_broken(new_params, params), unless_broken(new_state, opt_state)
+    return params, opt_state, {"gradient_norm": norm, "weights_finite": all_finite(params)}
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether all numbers of a tree of arrays are finite, a scalar; on several hosts the same on each."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
 def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from etils import epath
 
 import astra_jax
 from synthesis.core.files import write_text
+from synthesis.core.workdir import WorkdirError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "array-record", "tokenizers", "numpy")
 
@@ -26,9 +27,15 @@ def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
 
     Args:
         config: a dataclass, all of whose settings are JSON.
+
+    Raises:
+        WorkdirError: the file that is there is none.
     """
     path = workdir / "run.json"
-    starts = json.loads(path.read_bytes())["starts"] if path.exists() else []
+    try:
+        starts = json.loads(path.read_bytes())["starts"] if path.exists() else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkdirError(f"{path} is no record of a run ({error}); delete it, it is only for people") from None
     record = {
         "config": asdict(config),
         "starts": [*starts, start_of_run()],

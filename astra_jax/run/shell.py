@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -34,11 +35,12 @@ from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import check_same_run
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter
-from astra_jax.run.optimizers import initial_state
+from astra_jax.run.optimizers import all_finite, initial_state
 from astra_jax.run.preemption import Preemption
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
 from synthesis.core.progress import progress_bar
+from synthesis.core.refusals import Refusal
 from synthesis.core.workdir import locked
 
 Stopped = Literal["finished", "preempted", "exhausted"]
@@ -48,8 +50,8 @@ Stopped = Literal["finished", "preempted", "exhausted"]
 _LOOK_SECONDS = 0.2
 
 
-class NonFiniteError(Exception):
-    """A loss or gradient was not finite; the weights are those of before, and nothing was saved since."""
+class NonFiniteError(Refusal):
+    """A loss, a gradient or a weight was not finite; nothing was saved since."""
 
 
 class TrainingRun:
@@ -96,7 +98,7 @@ class TrainingRun:
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
-        self._unchecked: list[tuple[int, Mapping[str, Any]]] = []
+        self._unchecked: list[tuple[int, Any, Any, Any]] = []
         self._tracing = False
         self._saving_seconds = 0.0
 
@@ -124,6 +126,9 @@ class TrainingRun:
 
         Returns:
             (steps done, params, optimizer state, what was saved with them, or None).
+
+        Raises:
+            NonFiniteError: a weight is not finite: nothing that is made of them can be saved.
         """
         shardings = None if mesh is None else self.model.param_shardings(mesh)
         params, opt_state = initial_state(params, optimizer, shardings)
@@ -135,6 +140,9 @@ class TrainingRun:
         if (found := self.checkpointer.restore_latest((params, opt_state), check)) is not None:
             step, params, opt_state, extra = found
             self.saved = step
+        if broken := _not_finite(params):
+            where = "the weights to start from" if found is None else f"{self.checkpointer.dir}, step {step}"
+            raise NonFiniteError(f"{where}: {broken} holds numbers that are not finite; give other weights")
         if is_first():
             write_config(self.model, self.folder / "checkpoints")  # so that launch.convert can read them
             self.writer = MetricWriter(self.folder / "metrics")
@@ -175,30 +183,35 @@ class TrainingRun:
         if self._profile is not None and step >= self._profile[1]:
             self._end_trace()
 
-    def check(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Note a step's `loss` and `gradient_norm`, of which `settle` asks whether they were finite."""
-        self._unchecked.append((step, {name: metrics[name] for name in ("loss", "gradient_norm")}))
+    def check(self, step: int, metrics: dict[str, Any]) -> None:
+        """Note a step's `loss`, `gradient_norm` and `weights_finite`, which is taken out of the metrics; `settle` looks
+        at them."""
+        whole = metrics.pop("weights_finite")
+        self._unchecked.append((step, metrics["loss"], metrics["gradient_norm"], whole))
 
     def settle(self) -> None:
         """Fetch what `check` has noted; before anything is logged or saved.
 
         Raises:
-            NonFiniteError: a step's loss or gradient was not finite, and `on_nonfinite` is `stop`.
+            NonFiniteError: a step's loss or gradient was not finite, and `on_nonfinite` is `stop`; or a weight is not.
         """
         noted, self._unchecked = self._unchecked, []
-        for step, values in jax.device_get(noted):
-            if all(abs(float(value)) < float("inf") for value in values.values()):
+        for step, loss, norm, whole in jax.device_get(noted):
+            loss, norm = float(loss), float(norm)
+            saved = "nothing was saved yet" if self.saved is None else f"the checkpoint of step {self.saved} is whole"
+            lower = f"Lower learning_rate (it is {self.config.learning_rate})"
+            if not whole:  # there is nothing that a later step could go on from
+                raise NonFiniteError(
+                    f"step {step} made weights that are not finite, of loss {loss} and gradient_norm {norm}; they are "
+                    f"given up: {saved}. {lower}, or see to the other settings of the optimizer"
+                )
+            if math.isfinite(loss) and math.isfinite(norm):
                 continue
             self.skipped += 1
             if self.config.on_nonfinite == "stop":
-                said = ", ".join(f"{name} is {float(value)}" for name, value in values.items())
-                saved = (
-                    "nothing was saved yet" if self.saved is None else f"the checkpoint of step {self.saved} is whole"
-                )
                 raise NonFiniteError(
-                    f"step {step}: {said}, so the step was not taken; {saved}. Lower learning_rate (it is "
-                    f"{self.config.learning_rate}), see to the data of that step, or set on_nonfinite=skip to leave "
-                    "such steps out"
+                    f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step was not taken; {saved}. {lower}"
+                    ", see to the data of that step, or set on_nonfinite=skip to leave such steps out"
                 )
 
     def log(self, step: int, row: Mapping[str, float]) -> dict[str, float]:
@@ -233,3 +246,10 @@ class TrainingRun:
         finally:
             if self.writer is not None:
                 self.writer.close()
+
+
+def _not_finite(params: Params) -> str:
+    """The first weight with a number that is not finite, or ""; on several hosts the same on each."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    sound = jax.device_get(jax.jit(lambda xs: [all_finite(x) for x in xs])([leaf for _, leaf in leaves]))
+    return next((jax.tree_util.keystr(path) for (path, _), fine in zip(leaves, sound, strict=True) if not fine), "")

@@ -41,6 +41,16 @@ def stored_step(directory: Folder, step: int | None = None) -> int | None:
         return checkpointer.params_steps()[-1] if step is None else step
 
 
+def check_stored(directory: Folder) -> None:
+    """See that a folder of either kind has weights, without reading them or waking a device.
+
+    Raises:
+        WeightsError: it has none.
+    """
+    if not _is_hf(directory) and not any(_steps(directory)):
+        raise _missing(directory)
+
+
 def _is_hf(directory: Folder) -> bool:
     """Whether a folder is Hugging Face's. Raises `WeightsError`: it is, and in a bucket."""
     found = any(location(directory).glob("*.safetensors"))
@@ -85,13 +95,22 @@ def load_orbax(directory: Folder, model: Model, *, shardings: Any = None, step: 
 @contextmanager
 def _checkpoints(directory: Folder) -> Iterator[Checkpointer]:
     """A folder of Orbax checkpoints with at least one step of weights. Raises `WeightsError`."""
-    missing = WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
     if not (location(directory) / "params").is_dir():
-        raise missing
+        raise _missing(directory)
     checkpointer = Checkpointer(directory, reading=True)
     try:
         if not checkpointer.params_steps():
-            raise missing
+            raise _missing(directory)
         yield checkpointer
     finally:
         checkpointer.close()
+
+
+def _steps(directory: Folder) -> Iterator[str]:
+    """The names of the steps in a folder of Orbax checkpoints, those that are being saved left out."""
+    folder = location(directory) / "params"
+    return (entry.name for entry in (folder.iterdir() if folder.is_dir() else ()) if entry.name.isdecimal())
+
+
+def _missing(directory: Folder) -> WeightsError:
+    return WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")

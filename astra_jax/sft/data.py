@@ -12,8 +12,9 @@ batch is cheap beside training on it.
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import render
-from synthesis.core.datasets import DatasetError, Folder, read_card, records_file
+from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, read_card, reading, records_file
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 
@@ -123,13 +124,6 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
 
 
-def trajectories(path: Folder) -> Iterator[Trajectory]:
-    """A dataset's trajectories in its order, each read when it is asked for. Raises `DatasetError` as `scan` does."""
-    source = _source(path)
-    for index in range(len(source)):
-        yield _decode(path, index, source[index])
-
-
 def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
     """Tokenise the whole dataset once and count.
 
@@ -137,7 +131,7 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
         DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
     """
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
-    for trajectory in trajectories(path):
+    for trajectory in each_record(path, Trajectory):
         example = tokenise(trajectory, tokenizer, config)
         if example.dropped:
             dropped[example.dropped] += 1
@@ -174,14 +168,14 @@ class BatchIterator(Iterator[PackedBatch]):
     """
 
     def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig, batch_size: int) -> None:
-        source = _source(path)
+        source = _Source(path)
         if len(source) == 0:
             raise DatasetError(f"{path}: the dataset is empty")
 
         # Lazy: a record is read, renamed and tokenised when its shuffled turn comes.
         examples = (
             grain.MapDataset.source(source)
-            .map_with_index(lambda i, data: _decode(path, i, data))
+            .map_with_index(source.trajectory)
             .seed(config.seed)
             .shuffle()
             .repeat()
@@ -189,7 +183,8 @@ class BatchIterator(Iterator[PackedBatch]):
         )
         batches = _pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch)
         if config.workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=config.workers))
+            options = grain.MultiprocessingOptions(num_workers=config.workers)
+            batches = batches.mp_prefetch(options, worker_init_fn=_without_interrupts)
         self._iterator = iter(batches)
 
     def __next__(self) -> PackedBatch:
@@ -213,25 +208,38 @@ class BatchIterator(Iterator[PackedBatch]):
         self.close()
 
 
-def _source(path: Folder) -> Sequence[bytes]:
-    card = read_card(path)
-    if card["kind"] != Trajectory.__name__:
-        raise DatasetError(f"{path} holds {card['kind']} records; SFT needs {Trajectory.__name__} records")
-    if card["count"] == 0:
-        return []
-    source = grain.sources.ArrayRecordDataSource(records_file(path))
-    if len(source) != card["count"]:
-        raise DatasetError(
-            f"{path} is corrupt: {len(source)} records, its card says {card['count']}; synthesise it again"
-        )
-    return source
+class _Source:
+    """The records of a dataset by their place, for Grain; those of its reader's errors that a file causes name it.
 
+    Raises:
+        DatasetError: missing, of another kind, or of another number of records than its card says.
+    """
 
-def _decode(path: Folder, index: int, data: bytes) -> Trajectory:
-    try:
-        return decode(data, Trajectory)
-    except msgspec.MsgspecError as error:
-        raise DatasetError(f"{path}: record {index} is corrupt ({error}); synthesise the dataset again") from None
+    def __init__(self, path: Folder) -> None:
+        check_dataset(path, Trajectory)
+        count = read_card(path)["count"]
+        self.path, self._records = path, None
+        if count:  # an ArrayRecord without any has no footer that the reader accepts
+            with reading(path):
+                self._records = grain.sources.ArrayRecordDataSource(records_file(path))
+                found = len(self._records)
+            if found != count:
+                raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")
+
+    def __len__(self) -> int:
+        return 0 if self._records is None else len(self._records)
+
+    def __getitem__(self, index: int) -> bytes:
+        assert self._records is not None
+        with reading(self.path):
+            return self._records[index]
+
+    def trajectory(self, index: int, data: bytes) -> Trajectory:
+        """The record of these bytes. Raises `DatasetError`: they are none."""
+        try:
+            return decode(data, Trajectory)
+        except msgspec.MsgspecError as error:
+            raise DatasetError(f"{self.path}: record {index} is corrupt ({error}); synthesise it again") from None
 
 
 def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
@@ -239,6 +247,12 @@ def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
     rows = examples.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=64))
     lengths = {"tokens": config.seq_len, "loss_mask": config.seq_len}
     return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
+
+
+def _without_interrupts(worker: int, count: int) -> None:
+    """Ctrl-C reaches all processes at a terminal; whom it is meant for ends the others."""
+    del worker, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _to_batch(packed: dict[str, np.ndarray]) -> PackedBatch:

@@ -11,6 +11,7 @@ from astra_jax.sft.data import DataConfig, tokenise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_dataset
 from synthesis.core.records import Trajectory
+from synthesis.core.terminal import printable
 
 _TRAINED, _PLAIN, _TITLE, _END = "\x1b[32m", "\x1b[90m", "\x1b[1m", "\x1b[0m"
 
@@ -28,11 +29,11 @@ def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int,
         example = tokenise(trajectory, tokenizer, config)
         trained, total = int(example.loss_mask.sum()), len(example.tokens)
         state = f"dropped: {example.dropped}" if example.dropped else f"{trained} of {total} tokens are trained on"
-        title = f"{trajectory.id}: {state}{', cut' if example.cut else ''}"
+        title = printable(f"{trajectory.id}: {state}{', cut' if example.cut else ''}", lines=False)
         print(f"{_TITLE}{title}{_END}" if colour else title, file=out)
         pairs = zip(example.tokens.tolist(), example.loss_mask.tolist(), strict=True)
         for mask, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
-            text = tokenizer.decode([token for token, _ in run])
+            text = printable(tokenizer.decode([token for token, _ in run]))
             if colour:
                 out.write(f"{_TRAINED if mask else _PLAIN}{text}{_END}")
             else:

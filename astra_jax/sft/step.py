@@ -72,10 +72,10 @@ def train_step(
     loss_of = partial(loss_sums, model=model, remat=config.remat, mesh=mesh)
     gradients, (loss, (count, router)) = accumulated(loss_of, params, batch)
     optimizer = sft_optimizer(config, steps)
-    params, opt_state, norm = apply_gradients(
+    params, opt_state, taken = apply_gradients(
         params, opt_state, gradients, count, optimizer=optimizer, rounding=config.rounding
     )
-    metrics = {"loss": loss / count, "trained_tokens": count, "gradient_norm": norm}
+    metrics = {"loss": loss / count, "trained_tokens": count, **taken}
     if router is not None:
         metrics |= router_metrics(router)
     return params, opt_state, metrics

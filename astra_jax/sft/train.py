@@ -31,12 +31,14 @@ from astra_jax.run.batch import PackedBatch, to_device
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataStats, scan, steps_for_epochs, trajectories
+from astra_jax.sft.data import BatchIterator, DataStats, scan, steps_for_epochs
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.datasets import Folder, read_card
+from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text
+from synthesis.core.records import Trajectory
+from synthesis.core.refusals import InputError
 
 _FREE = ("log_every", "epochs", "eval_every", "eval_batches", "sample_every", "samples", "sample_tokens")
 """May change when a run goes on, beside what may in every loop. (What `epochs` came to is in `steps`.)"""
@@ -193,7 +195,7 @@ def _sampler(
     if not config.sample_every:
         return None
     limits = {"count": config.samples, "max_tokens": config.sample_tokens}
-    return Sampler(trajectories(path), tokenizer, model, config.data, mesh=mesh, **limits)
+    return Sampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
 
 
 def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
     real = batch.segment_ids_bt > 0
     mask_share = float(batch.loss_mask_bt[real].mean())
     if mask_share in (0.0, 1.0):
-        raise ValueError(
+        raise InputError(
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
             "and not all: check the dataset's messages and the tokenizer"
         )

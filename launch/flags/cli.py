@@ -24,8 +24,10 @@ from absl import app, flags, logging
 import astra_jax
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
-from launch.flags import settings_list
+from launch.flags import endings, settings_list
 from sandbox.settings import SettingError
+from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.terminal import printable, say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -42,7 +44,7 @@ _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 _overrides: list[tuple[str, str]] = []
 
 
-class UsageError(Exception):
+class UsageError(Refusal):
     """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
 
 
@@ -63,21 +65,21 @@ def with_cpu_environment(module: str) -> None:
 def run(
     main: Callable[[], int | None],
     *,
-    user_errors: Callable[[], tuple[type[Exception], ...]] = tuple,
     argument: flags.FlagHolder[str | None] | None = None,
     settings: Callable[[], Any] | None = None,
+    again: str = "",
 ) -> None:
     """Parse the command line and run a program.
 
-    Exits with what `main` returns (None is 0), with 0 after `--help`, `--version` and `--help_config`, and with 2 after
-    a one-line message for flags that there are not or that have bad values, for `SettingError`, `UsageError` and the
-    errors that `user_errors()` lists.
+    Exits with what `main` returns (None is 0), with 0 after `--help`, `--version` and `--help_config`, with 2 after a
+    one-line message for flags that there are not or that have bad values, and as `endings.code` says for what was
+    raised.
 
     Args:
-        user_errors: the exceptions whose messages already say what to do; called only when something was raised.
         argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --dataset=DIR`.
         settings: the configuration that `--config.NAME=VALUE` changes, for `--help_config`; called when the flags are
             parsed. None: the program has none, and refuses such arguments.
+        again: what the same command does after Ctrl-C, such as "it goes on from its last checkpoint".
     """
     _define_standard_flags(configurable=settings is not None)
     if argument is not None:
@@ -95,13 +97,16 @@ def run(
                 takes = "flags only" if argument is None else f"one argument, --{argument.name}, next to its flags"
                 raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
             return main()
-        except Exception as error:
-            if isinstance(error, (SettingError, UsageError, *user_errors())):
-                print(f"error: {error}", file=sys.stderr)
-                return 2
-            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if flags.FLAGS.pdb_post_mortem:
+                raise
+            return endings.code(error, again=again)
 
-    app.run(guarded, flags_parser=partial(_parse, settings=settings))
+    endings.prepare()
+    try:
+        app.run(guarded, flags_parser=partial(_parse, settings=settings))
+    except KeyboardInterrupt as error:  # while flags are parsed
+        sys.exit(endings.code(error, again=again))
 
 
 class _VersionFlag(flags.BooleanFlag):
@@ -112,7 +117,7 @@ class _VersionFlag(flags.BooleanFlag):
 
     def parse(self, arg: Any) -> None:
         if self._parse(arg):
-            print(f"astra_jax {astra_jax.__version__}")
+            say(f"astra_jax {astra_jax.__version__}")
             sys.exit(0)
 
 
@@ -140,14 +145,13 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
                 raise UsageError(_in_our_words(error)) from None
             rest = kept[:1]
         if settings is not None and flags.FLAGS[_HELP_CONFIG].value:
-            print(settings_list.listing(overridden(settings()), _PREFIX))
+            say(settings_list.listing(overridden(settings()), _PREFIX))
             sys.exit(0)
         return rest
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except SystemExit as ended:
         sys.exit(0 if ended.code == _ABSL_HELPED else ended.code)
+    except Exception as error:
+        sys.exit(endings.code(error))
 
 
 def _in_our_words(error: flags.Error) -> str:
@@ -197,8 +201,9 @@ def folder(flag: flags.FlagHolder[str | None], *, written: bool = False) -> epat
     try:
         found = location(flag.value or "")
         if written:
+            endings.note_folder(flag.name, flag.value or "")
             check_writable(found)
-    except (StorageError, ValueError) as error:
+    except (InputError, StorageError) as error:
         raise UsageError(f"--{flag.name}={error}") from None
     return found
 
@@ -211,20 +216,34 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
     """
     if "://" in (flag.value or ""):
         raise UsageError(f"--{flag.name}={flag.value} is no folder, and cannot be a bucket; give one on this machine")
+    endings.note_folder(flag.name, flag.value or "")
     return Path(flag.value or "").absolute()
 
 
-def load_config(name: str) -> Any:
+def load_config(name: str, *kinds: str) -> Any:
     """A preset of `configs/training.py`, for example `sft:14b`, or the `CONFIG` of a user's own file.
+
+    Args:
+        kinds: `sft`, `grpo`, or both: what the program can use.
 
     Raises:
         UsageError: it is neither (names the nearest preset, or the one that an earlier version's file became), or the
-            file defines no `CONFIG`, or one of settings that there are not.
+            file fails, defines no `CONFIG`, or one of settings that there are not, or it is of another kind.
     """
-    from configs.training import PRESETS  # here, so that --help does not wait for it
+    from configs.training import PRESETS, GRPORun, SFTRun  # here, so that --help does not wait for it
 
-    if name in PRESETS:
-        return PRESETS[name]()
+    found = PRESETS[name]() if name in PRESETS else _config_of_file(name)
+    classes = {"sft": SFTRun, "grpo": GRPORun}
+    wanted = {kind: classes[kind] for kind in kinds or classes}
+    if not isinstance(found, tuple(wanted.values())):
+        needs = " or ".join(f"{one.__name__}, such as {kind}:14b" for kind, one in wanted.items())
+        raise UsageError(f"--config={name} is of type {type(found).__name__}; this program takes one of {needs}")
+    return found
+
+
+def _config_of_file(name: str) -> Any:
+    from configs.training import PRESETS
+
     file = Path(name)
     if not file.is_file():
         old = _OLD_PRESET.fullmatch(file.name)
@@ -235,8 +254,9 @@ def load_config(name: str) -> Any:
         raise UsageError(f"--config={name} is neither a preset nor a file; the nearest preset is {near}")
     try:
         defined = runpy.run_path(str(file))
-    except (ImportError, TypeError, ValueError) as error:  # such as a module or a setting of an earlier version
-        raise UsageError(f"--config={name}: {error}; docs/architecture.md says what is where") from error
+    except Exception as error:  # whatever a file of one's own raises, such as for a setting of an earlier version
+        said = endings.told_by(error, in_file=str(file))
+        raise UsageError(f"--config={name}: {said}; docs/architecture.md says what is where") from error
     if "CONFIG" not in defined:
         raise UsageError(f"--config={name} defines no CONFIG, an SFTRun or a GRPORun of configs/training.py")
     return defined["CONFIG"]
@@ -328,12 +348,13 @@ def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[
     for stage, reasons in rejected.items():
         for reason, count in reasons.items():
             example = examples.get(stage, {}).get(reason, "")
-            print(f"rejected by {stage}: {count} {reason}{f', such as {example[:200]}' if example else ''}")
+            shown = f", such as {printable(example[:200], lines=False)}" if example else ""
+            say(f"rejected by {stage}: {count} {reason}{shown}")
 
 
 def made(count: int, noun: str, *, wanted: int) -> int:
     """The exit code of a synthesis: 1, with a line, where all that was wanted was rejected."""
     if count or not wanted:
         return 0
-    print(f"error: none of {wanted:,} became {noun}; the reasons are above", file=sys.stderr)
+    say(f"error: none of {wanted:,} became {noun}; the reasons are above", file=sys.stderr)
     return 1

@@ -43,6 +43,8 @@ _LATER = 60.0
 def hosts() -> Iterator[None]:
     """Find the other hosts, before anything else of JAX is used; what is done inside ends when one of them is gone.
 
+    So what can be checked is checked inside: the others learn of it. One host wakes no device here.
+
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
     """
@@ -62,22 +64,26 @@ def hosts() -> Iterator[None]:
             _HOST.value,
             heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
         )
+    else:
+        yield
+        return
     with HostWatch(_DEADLINE.value):
         if jax.process_count() > 1 and not _MESH.value:
             raise cli.UsageError("several hosts want a --mesh of all their devices")
         yield
 
 
-def config(example: str | None = None) -> Any:
+def config(kind: str, *, example: str | None = None) -> Any:
     """The configuration of --config, before --config.NAME=VALUE.
 
     Args:
+        kind: see `cli.load_config`.
         example: the preset to take where there is no --config.
 
     Raises:
-        UsageError: there is no such configuration.
+        UsageError: there is no such configuration, or it is of another kind.
     """
-    return cli.load_config(CONFIG.value if CONFIG.present or example is None else example)
+    return cli.load_config(CONFIG.value if CONFIG.present or example is None else example, kind)
 
 
 def workdir() -> epath.Path:
@@ -114,12 +120,27 @@ def profiled_steps() -> tuple[int, int] | None:
     return int(first), int(last)
 
 
-def load(model: Model, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
-    """The weights of --weights on their devices, and the tokenizer.
+@contextlib.contextmanager
+def held(folder: epath.Path) -> Iterator[None]:
+    """The workdir, held by the first host for all of them.
+
+    Raises:
+        WorkdirError: another process works in it.
+    """
+    from astra_jax.run.hosts import is_first
+    from synthesis.core.workdir import locked
+
+    with locked(folder) if is_first() else contextlib.nullcontext():
+        yield
+
+
+def checked(model: Model) -> ChatTokenizer:
+    """The tokenizer; all that can be known without reading the weights is looked at, before a device is.
 
     Raises:
         UsageError: the weights are of another model than the configuration's.
-        WeightsError, CheckpointError, TokenizerError: they cannot be read.
+        WeightsError, TokenizerError: there are none, or they cannot be read.
+        InputError: the tokenizer has more tokens than the model.
     """
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import weights
@@ -132,21 +153,19 @@ def load(model: Model, mesh: Mesh | None) -> tuple[Params, ChatTokenizer]:
         wanted = getattr(model, name)
         if found != wanted and name not in ("max_positions", "yarn", "dtype", "param_dtype"):
             raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
+    weights.check_stored(source)
+    tokenizer = ChatTokenizer.load(tokenizer_folder())
+    tokenizer.check_fits(model.vocab_size)
+    return tokenizer
+
+
+def load(model: Model, mesh: Mesh | None) -> Params:
+    """The weights of --weights on their devices; ask `checked` before.
+
+    Raises:
+        WeightsError, CheckpointError: they cannot be read.
+    """
+    from astra_jax.run import weights
+
     shardings = None if mesh is None else model.param_shardings(mesh)
-    return weights.load(source, model, shardings=shardings), ChatTokenizer.load(tokenizer_folder())
-
-
-def user_errors() -> tuple[type[Exception], ...]:
-    """Errors of all of these whose messages say what to do."""
-    from astra_jax.models.hf_checkpoint import WeightsError
-    from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.run.shell import NonFiniteError
-    from astra_jax.tokenizer import TokenizerError
-    from synthesis.core.datasets import DatasetError
-    from synthesis.core.files import StorageError
-    from synthesis.core.workdir import WorkdirError
-
-    return (
-        *(CheckpointError, DatasetError, NonFiniteError, StorageError),
-        *(TokenizerError, ValueError, WeightsError, WorkdirError),
-    )
+    return weights.load(cli.folder(_WEIGHTS), model, shardings=shardings)

@@ -77,12 +77,3 @@ def load(model: Model) -> Params:
     from astra_jax.run import weights
 
     return weights.load(source(), model, step=step())
-
-
-def user_errors() -> tuple[type[Exception], ...]:
-    """Errors of all of these whose messages say what to do."""
-    from astra_jax.models.hf_checkpoint import WeightsError
-    from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.tokenizer import TokenizerError
-
-    return (CheckpointError, TokenizerError, ValueError, WeightsError)

@@ -19,6 +19,7 @@ from absl import flags
 from launch.flags import cli, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from configs.quickstart import QuickstartConfig
@@ -56,23 +57,10 @@ def main() -> None:
         report.write(workdir, result)
     finally:
         ledger.close()
-    print(summary.table(result))
-    print(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from astra_jax.run.checkpoints import CheckpointError
-    from astra_jax.run.shell import NonFiniteError
-    from astra_jax.tokenizer import TokenizerError
-    from sandbox import SandboxError
-    from synthesis.core.datasets import DatasetError
-    from synthesis.core.stages import Stopped
-    from synthesis.core.workdir import WorkdirError
-
-    ours = (CheckpointError, DatasetError, NonFiniteError, SandboxError, Stopped, TokenizerError, WorkdirError)
-    return (*ours, ValueError)
+    say(summary.table(result))
+    say(f"{workdir / 'summary.json'}\n{workdir / 'report.html'}")
 
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.quickstart")
-    cli.run(main, user_errors=_user_errors, settings=_settings)
+    cli.run(main, again="finished work is not done again", settings=_settings)

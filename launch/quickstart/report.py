@@ -23,15 +23,18 @@ from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.files import write_text
 from synthesis.core.html import template
 from synthesis.core.records import Message, ToolEnvironment, ToolServer, Trajectory
+from synthesis.core.terminal import printable
 
 _COLUMNS = 4
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "astra",
     "font.size": 8,
+    "text.parse_math": False,  # a tool's title may hold dollars and backslashes
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+"""Of matplotlib, for the page's pictures."""
 
 
 def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
@@ -42,13 +45,13 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
     samples = {name: _episodes(workdir, name) for name in MODELS}
     page = template("report.html.jinja", Path(__file__).parent)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         html = page.render(
             summary=summary,
             models=MODELS,
-            graph=_svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
-            losses=_svg(loss_curves(workdir)),
-            rewards=_svg(reward_curves(workdir)),
+            graph=svg(tool_graph(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers)),
+            losses=svg(loss_curves(workdir)),
+            rewards=svg(reward_curves(workdir)),
             trajectory=_longest(trajectories),
             environment=max(environments, key=lambda e: (len(e.sub_questions), e.id)),
             episodes=[
@@ -86,7 +89,7 @@ def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
 
 def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
     """One drawing a server: its tools, and an arrow for each step that chains take, as wide as it is frequent."""
-    titles = {server.id: server.title for server in servers}
+    titles = {server.id: printable(server.title, lines=False) for server in servers}
     rows = -(-len(paths) // _COLUMNS)
     figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11, 2.3 * rows), squeeze=False)
     for axis in axes.flat:
@@ -103,7 +106,7 @@ def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
         for node, (x, y) in layout.items():  # labels point away from the circle, so that neighbours' do not meet
             side = 1 if x >= -0.01 else -1
             align = "left" if side > 0 else "right"
-            axis.text(x + 0.12 * side, y + 0.08, node, fontsize=5.5, ha=align, va="center")
+            axis.text(x + 0.12 * side, y + 0.08, printable(node, lines=False), fontsize=5.5, ha=align, va="center")
         axis.set_title(titles.get(path.stem, path.stem), fontsize=9)
         axis.set(xlim=(-3, 3), ylim=(-1.3, 1.3))  # the circle has radius 1; its labels need room
     figure.subplots_adjust(left=0.02, right=0.98, bottom=0.02, top=0.94, wspace=0.1, hspace=0.2)
@@ -141,7 +144,8 @@ def reward_curves(workdir: Path) -> Figure:
     return figure
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """The picture, for a page; texts in it are text, and escaped. The figure is closed."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     plt.close(figure)

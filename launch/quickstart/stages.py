@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import resource
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -21,7 +20,6 @@ from typing import Any
 
 import jax
 import msgspec
-from tqdm import tqdm
 
 import synthesis.environments.pipeline
 import synthesis.trajectories.pipeline
@@ -40,6 +38,7 @@ from launch.quickstart.ledger import Ledger
 from sandbox import Sandbox
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import read_dataset
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
 from synthesis.offline.teacher import OfflineTeacher
@@ -77,9 +76,9 @@ class Quickstart:
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
                 if (done := self.ledger.result(name)) is not None:
-                    _say(f"{title}: finished earlier, in {done['seconds']:.0f} s")
+                    say_beside_bars(f"{title}: finished earlier, in {done['seconds']:.0f} s")
                     continue
-                _say(title)
+                say_beside_bars(title)
                 started = time.perf_counter()
                 result = await stage()
                 seconds = time.perf_counter() - started
@@ -100,7 +99,7 @@ class Quickstart:
                 seed=self.config.seed,
             )
         for reason, count in sorted(summary.rejected["normalize"].items()):
-            _say(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
+            say_beside_bars(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
         return _result(summary, summary.statistics["trajectories"])
 
     async def environments(self) -> Result:
@@ -224,11 +223,6 @@ def _result(summary: Summary, statistics: Result) -> Result:
     """What the ledger keeps of a synthesis run."""
     names = ("counts", "digests", "rejected", "details")
     return {**{name: getattr(summary, name) for name in names}, "statistics": statistics}
-
-
-def _say(line: str) -> None:
-    """Beside the progress bars, which are on standard error; standard output is for the result."""
-    tqdm.write(line, file=sys.stderr)
 
 
 def peak_rss_bytes() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from launch.viewer.listing import Page, part
 from synthesis.core.matching import match
 from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by, sub_tasks_by_tool
 
 
@@ -91,7 +92,7 @@ class Catalogue:
         self._by_id: dict[str, ToolEnvironment] = {}
         for one in environments:
             if self._by_id.setdefault(one.id, one) is not one:
-                raise ValueError(f"two environments have the id {one.id!r}; synthesise or import the dataset again")
+                raise InputError(f"two environments have the id {one.id!r}; synthesise or import the dataset again")
         self.structures = sorted({one.structure for one in environments})
         self.languages = sorted({one.language for one in environments})
 

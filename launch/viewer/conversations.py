@@ -16,6 +16,7 @@ import msgspec
 from launch.viewer.listing import Page, part
 from synthesis.core.datasets import each_record, read_record
 from synthesis.core.records import Message, Trajectory
+from synthesis.core.refusals import InputError
 from synthesis.core.tool_results import server_text
 from synthesis.trajectories.execution import FAILURES
 from synthesis.trajectories.judge import AXES
@@ -87,7 +88,7 @@ class Conversations:
         self._index: dict[str, int] = {}
         for index, one in enumerate(each_record(path, Trajectory)):
             if self._index.setdefault(one.id, index) != index:
-                raise ValueError(f"two trajectories have the id {one.id!r}; synthesise the dataset again")
+                raise InputError(f"two trajectories have the id {one.id!r}; synthesise the dataset again")
             self._entries.append(_entry(one))
         self.domains = sorted({one.domain for one in self._entries})
         self.languages = sorted({one.language for one in self._entries})

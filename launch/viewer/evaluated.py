@@ -14,6 +14,7 @@ from astra_jax.evaluation.results import ItemResult
 from launch.viewer.conversations import TOO_DEEP, Asked, Said, Turn, arguments_text, arranged, result_of
 from launch.viewer.listing import Page, part
 from synthesis.core.datasets import DatasetError, each_record, read_card, read_record
+from synthesis.core.refusals import InputError
 
 SCORES = ("0", "between", "1")
 _PROBLEM_CHARACTERS = 300
@@ -108,7 +109,7 @@ class Evaluated:
             name = entry.name
             if self._index.setdefault(name, index) != index:
                 where = f"{name.suite}, {name.category}, {name.item!r}"
-                raise ValueError(f"two results are trial {name.trial} of {where}; evaluate again")
+                raise InputError(f"two results are trial {name.trial} of {where}; evaluate again")
             self._entries.append(entry)
             self._trials.setdefault((name.suite, name.category, name.item), []).append(entry)
         self.model = str(read_card(path).get("model", ""))

@@ -24,6 +24,7 @@ import msgspec
 from synthesis.core.matching import contains
 from synthesis.core.quantities import quantities
 from synthesis.core.records import Answer, ToolSpec
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema, check_size
 from synthesis.environments.implement import check_source
@@ -77,7 +78,7 @@ def read_records(path: Path | str) -> list[AstraRecord]:
     try:
         return [parse(data, row, path) for row, data in enumerate(read_rows(path))]
     except Rejected as rejection:
-        raise ValueError(rejection.detail) from None
+        raise InputError(rejection.detail) from None
 
 
 def read_rows(path: Path | str) -> list[bytes]:
@@ -88,9 +89,9 @@ def read_rows(path: Path | str) -> list[bytes]:
     """
     path = Path(path)
     if not path.name.endswith(SUFFIXES):
-        raise ValueError(f"{path}: the suffix says what a file is; give one of {', '.join(SUFFIXES)}")
+        raise InputError(f"{path}: the suffix says what a file is; give one of {', '.join(SUFFIXES)}")
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; give the released records as one file")
+        raise InputError(f"{path}: there is no such file; give the released records as one file")
     try:
         if path.suffix == ".parquet":
             rows = parquet(path).read_table(path).to_pylist()
@@ -103,7 +104,7 @@ def read_rows(path: Path | str) -> list[bytes]:
         # msgspec's and pyarrow's errors are ValueErrors; so is our own about pyarrow, which says enough.
         if str(path) in str(error):
             raise
-        raise ValueError(f"{path} cannot be read ({error}); fetch or write it again") from None
+        raise InputError(f"{path} cannot be read ({error}); fetch or write it again") from None
 
 
 def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
@@ -114,7 +115,7 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
+        raise InputError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
@@ -144,7 +145,7 @@ def parquet(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(f"{path}: .parquet needs pyarrow; pip install pyarrow, or give a .jsonl file") from None
+        raise InputError(f"{path}: .parquet needs pyarrow; pip install pyarrow, or give a .jsonl file") from None
     return pyarrow.parquet
 
 

@@ -35,6 +35,7 @@ from synthesis.core.records import (
     ToolSpec,
     Trajectory,
 )
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.languages import language_of
 
@@ -130,7 +131,7 @@ def write_records(
             chats = ({name: json.dumps(value, ensure_ascii=False) for name, value in one.items()} for one in chats)
         return write_rows(path, chats)
     if form != "qwen":
-        raise ValueError(f"form: unknown {form!r}; use qwen or openai")
+        raise InputError(f"form: unknown {form!r}; use qwen or openai")
     by_server, by_task = servers or {}, tasks or {}
     return write_rows(
         path,

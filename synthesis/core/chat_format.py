@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from synthesis.core.records import Message, ToolCall, ToolSpec
+from synthesis.core.refusals import InputError
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 THINK_START, THINK_END = "<think>", "</think>"
@@ -109,7 +110,7 @@ def render(
         ValueError: there is no message.
     """
     if not messages:
-        raise ValueError("render needs at least one message")
+        raise InputError("render needs at least one message")
     pieces = [Segment(_header(messages[0], tools), trainable=False)]
     last_query = -1 if keep_reasoning else _last_query(messages)
     for i, message in enumerate(messages):

@@ -8,6 +8,7 @@ They are written to disk and read from there or from Google Cloud Storage (`gs:/
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
+from synthesis.core.refusals import Refusal
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 
 RECORDS_FILE = "records.array_record"
@@ -33,7 +35,7 @@ Folder = str | os.PathLike[str]
 """Where a dataset is: a folder, or gs://bucket/folder."""
 
 
-class DatasetError(Exception):
+class DatasetError(Refusal):
     """A dataset is missing, corrupt or of another kind or schema; the message says which and how to mend it."""
 
 
@@ -53,6 +55,8 @@ def write_dataset(
 
     Raises:
         TypeError: a record is not a `kind`.
+        DatasetError: it could not be written; one that was there still is.
+        OSError: as well.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
@@ -60,7 +64,8 @@ def write_dataset(
     partial.mkdir(parents=True)
     digest, count = hashlib.sha256(), 0
     # group_size:1 makes every record readable on its own, which Grain's data source requires.
-    writer = array_record_module.ArrayRecordWriter(str(partial / RECORDS_FILE), "group_size:1")
+    with _writing(path):
+        writer = array_record_module.ArrayRecordWriter(str(partial / RECORDS_FILE), "group_size:1")
     try:
         for record in records:
             if not isinstance(record, kind):
@@ -68,10 +73,12 @@ def write_dataset(
                 raise TypeError(f"write_dataset({path.name!r}): record {count} is a {found}, not a {kind.__name__}")
             data = encode(record)
             digest.update(len(data).to_bytes(8, "big") + data)
-            writer.write(data)
+            with _writing(path):
+                writer.write(data)
             count += 1
     finally:
-        writer.close()
+        with _writing(path):
+            writer.close()
     full_card = {
         **card,
         "kind": kind.__name__,
@@ -79,8 +86,9 @@ def write_dataset(
         "count": count,
         "digest": digest.hexdigest(),
     }
-    with open(partial / CARD_FILE, "w", encoding="utf-8") as file:
-        json.dump(full_card, file, indent=2, ensure_ascii=False, sort_keys=True)
+    text = json.dumps(full_card, indent=2, ensure_ascii=False, sort_keys=True)
+    with _writing(path), open(partial / CARD_FILE, "w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(path, ignore_errors=True)
@@ -88,25 +96,65 @@ def write_dataset(
     return digest.hexdigest()
 
 
+class _writing:
+    """Around a write: ArrayRecord's errors, which are of no kind of their own, and those of a file name the dataset.
+
+    A class, since it is entered for every record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, (RuntimeError, OSError)):
+            raise DatasetError(
+                f"{self.path} could not be written ({error}); make room there, or see to the disk, and run the same "
+                "command again"
+            ) from None
+
+
 def read_card(path: Folder) -> dict[str, Any]:
     """The dataset's card.
 
     Raises:
-        DatasetError: there is no dataset at `path`, or its card is not JSON, or its schema version is not ours.
+        DatasetError: there is no dataset at `path`, or its card is not one, or its schema version is not ours.
     """
     folder = epath.Path(path)
     try:
         card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"no dataset at {path}: {CARD_FILE} is missing; run the stage that writes it") from None
-    except json.JSONDecodeError as error:
+    except NotADirectoryError:
+        raise DatasetError(
+            f"{path} is a file; a dataset is a folder with {CARD_FILE}, as the stages write it"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DatasetError(f"{folder / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
+    if not isinstance(card, dict):
+        raise DatasetError(f"{folder / CARD_FILE} is no JSON object; {_AGAIN.format(path)}")
     if card.get("schema_version") != SCHEMA_VERSION:
         raise DatasetError(
             f"{path}: schema_version is {card.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "
             "synthesise the dataset again"
         )
+    for name, wanted in (("kind", str), ("count", int), ("digest", str)):
+        if not isinstance(card.get(name), wanted):
+            raise DatasetError(f"{folder / CARD_FILE} has no {name}; {_AGAIN.format(path)}")
     return card
+
+
+def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> None:
+    """See that a dataset is there and holds records of a kind, by its card alone.
+
+    Raises:
+        DatasetError: it is missing, of another kind or schema, or has no records beside its card.
+    """
+    _card_of(path, kind)
+    if not epath.Path(records_file(path)).exists():
+        raise DatasetError(f"no dataset at {path}: {RECORDS_FILE} is missing; {_AGAIN.format(path)}")
 
 
 def records_file(path: Folder) -> str:
@@ -188,9 +236,22 @@ def _callable_tools(record: msgspec.Struct) -> list[ToolSpec]:
     return []
 
 
+@contextlib.contextmanager
+def reading(path: Folder) -> Iterator[None]:
+    """Errors of a reader of ArrayRecord, which are of no kind of their own, name the dataset.
+
+    Raises:
+        DatasetError: instead of them.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise DatasetError(f"{records_file(path)} cannot be read ({error}); {_AGAIN.format(path)}") from None
+
+
 def _read_bytes(path: Folder, only: int | None = None) -> Iterator[bytes]:
     """The encoded records, or the one at `only`."""
-    try:
+    with reading(path):
         reader = array_record_module.ArrayRecordReader(records_file(path))
         try:
             total = reader.num_records()
@@ -199,5 +260,3 @@ def _read_bytes(path: Folder, only: int | None = None) -> Iterator[bytes]:
                 yield from reader.read(start, min(start + _AT_ONCE, total) if only is None else start + 1)
         finally:
             reader.close()
-    except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise DatasetError(f"{records_file(path)} cannot be read ({error}); {_AGAIN.format(path)}") from None

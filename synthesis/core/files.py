@@ -17,13 +17,14 @@ from pathlib import Path
 from etils import epath
 
 from synthesis.core.datasets import Folder
+from synthesis.core.refusals import InputError, Refusal
 
 _BUCKETS = "gs://"
 _PATIENCE = 60.0
 """Seconds; by itself tensorstore tries for much longer."""
 
 
-class StorageError(Exception):
+class StorageError(Refusal):
     """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
 
 
@@ -42,11 +43,11 @@ def location(path: Folder) -> epath.Path:
     if "://" not in text:
         return epath.Path(Path(text).absolute())
     if not in_bucket(text):
-        raise ValueError(f"{text} is neither a folder nor {_BUCKETS}BUCKET/FOLDER; give one of these")
+        raise InputError(f"{text} is neither a folder nor {_BUCKETS}BUCKET/FOLDER; give one of these")
     if importlib.util.find_spec("gcsfs") is None:
-        raise ValueError(f"{text} wants gcsfs, which is not installed: pip install 'astra-jax[gcs]'")
+        raise InputError(f"{text} wants gcsfs, which is not installed: pip install 'astra-jax[gcs]'")
     if not all(text.removeprefix(_BUCKETS).partition("/")[::2]):
-        raise ValueError(f"{text} names no folder in a bucket; write {_BUCKETS}BUCKET/FOLDER")
+        raise InputError(f"{text} names no folder in a bucket; write {_BUCKETS}BUCKET/FOLDER")
     import fsspec
 
     # Other hosts write there too, and so does tensorstore: a listing that is kept hides what they wrote.
@@ -114,11 +115,22 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
+    with naming(path), open(partial, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Folder) -> Iterator[None]:
+    """An error of the operating system that names no file, as that of a full disk, names this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def copy_files(source: Path, target: epath.Path) -> None:

@@ -12,10 +12,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from synthesis.core.refusals import InputError, Refusal
+
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+_OF_DISK = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+}
+
+
+class StoreError(Refusal):
+    """A store cannot be written; what is in it is whole."""
 
 
 class Store:
@@ -36,18 +53,36 @@ class Store:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = sqlite3.connect(self.path)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            for table in self.TABLES:
-                self._db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            with self._naming():
+                self._db = sqlite3.connect(self.path)
+                self._db.execute("PRAGMA journal_mode=WAL")
+                for table in self.TABLES:
+                    self._db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.path} is not a {self.NOUN} ({error}); {self.REMEDY}") from None
+            raise InputError(f"{self.path} is not a {self.NOUN} ({error}); {self.REMEDY}") from None
         self._committed = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         _open.add(self)
 
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """What the disk refuses names the file. (To be told from a file that is none: nobody should delete that one.)
+
+        Raises:
+            StoreError: instead of SQLite's errors that a disk, or another process, causes.
+        """
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if (error.sqlite_errorcode & 0xFF) not in _OF_DISK:
+                raise
+            raise StoreError(
+                f"{self.path} could not be written ({error}); see that there is room, that it may be written, and that "
+                "no other process uses it, and run the same command again: what it holds is kept"
+            ) from None
+
     def commit(self) -> None:
-        """Make everything durable that was written."""
+        """Make everything durable that was written. Raises `StoreError`: it cannot be."""
         if not self.CAUSE:
             for other in list(_open):
                 if other.CAUSE:
@@ -55,8 +90,9 @@ class Store:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._flush()
-        self._db.commit()
+        with self._naming():
+            self._flush()
+            self._db.commit()
         self._committed = time.monotonic()
 
     def close(self) -> None:
@@ -120,7 +156,10 @@ class Journal(Store):
 
     def add(self, stage: str, key: str, outputs: bytes | None, reason: str = "", detail: str = "") -> None:
         """Write down one finished input."""
-        self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail))
+        with self._naming():
+            self._db.execute(
+                "INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail)
+            )
         self._written()
 
     def forget_rejected(self, stage: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from synthesis.core.terminal import printable
+
 
 def progress_bar(**options: Any) -> tqdm:
     """A bar on standard error; where that is no terminal, a line now and then (see `_Log`).
@@ -17,7 +19,13 @@ def progress_bar(**options: Any) -> tqdm:
     Args:
         options: as `tqdm` takes them.
     """
-    return tqdm(**options, file=sys.stderr if sys.stderr.isatty() else _Log())
+    label = printable(options.pop("desc", "") or "", lines=False)
+    return tqdm(**options, desc=label or None, file=sys.stderr if sys.stderr.isatty() else _Log())
+
+
+def say_beside_bars(line: str) -> None:
+    """A line on standard error, where the bars are; standard output is for the result."""
+    tqdm.write(printable(line, lines=False), file=sys.stderr)
 
 
 class _Log:

@@ -17,6 +17,7 @@ import msgspec
 from synthesis.core.matching import contains
 from synthesis.core.readings import Reading
 from synthesis.core.records import SubQuestion, ToolEnvironment
+from synthesis.core.refusals import InputError
 
 RewardKind = Literal["f1", "recall", "precision"]
 
@@ -76,13 +77,13 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestio
         if not sub.needs_tool:
             continue
         if sub.id not in tool_of:
-            raise ValueError(
+            raise InputError(
                 f"environment {environment.id}: sub-question {sub.id} needs a tool but has no reference call; "
                 "drop the environment or synthesise it again"
             )
         by_tool.setdefault(tool_of[sub.id], []).append(sub)
     if not by_tool:
-        raise ValueError(f"environment {environment.id}: no sub-question needs a tool, nothing can be scored; drop it")
+        raise InputError(f"environment {environment.id}: no sub-question needs a tool, nothing can be scored; drop it")
     return by_tool
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
+from synthesis.core.refusals import InputError, Refusal
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
@@ -52,7 +53,7 @@ class Transient(Exception):
     """Raised by a stage for a failure that another try may mend (a busy endpoint, a dropped connection)."""
 
 
-class Stopped(Exception):
+class Stopped(Refusal):
     """Raised by a stage to end the whole run where nothing is wrong with its record: it is neither done nor rejected.
 
     Attributes:
@@ -178,6 +179,7 @@ async def run_stage(
             journal.add(name, item_key, *row)
             finished, dropped = finished + 1, dropped + (row[0] is None)
             progress.count(rejected=row[0] is None)
+            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
             if stopped is not None:  # others still finish what they have begun: it may be paid for
                 return
 
@@ -205,10 +207,18 @@ async def run_stage(
         if outputs is None:
             result.rejected[reason] += 1
             result.details.setdefault(reason, detail)
-        elif sink is None:
-            result.outputs.extend(decoder.decode(outputs))
+            continue
+        try:
+            made = decoder.decode(outputs)
+        except msgspec.MsgspecError as error:
+            raise InputError(
+                f"{journal.path}: what stage {name} has finished is of another version ({error}); delete the file to "
+                "begin anew"
+            ) from None
+        if sink is None:
+            result.outputs.extend(made)
         else:
-            for output in decoder.decode(outputs):
+            for output in made:
                 sink(output)
     return result
 
@@ -239,7 +249,7 @@ class _Keys:
 
     def add(self, key: str) -> str:
         if key in self.seen:
-            raise ValueError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
+            raise InputError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
         self.seen.add(key)
         self.order.append(key)
         return key

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
+import os
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
+from synthesis.core.refusals import Refusal
 
 LOCK = "lock"
 """The file that the program which works in a workdir holds."""
 
+_held: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("held", default=frozenset())
+"""The locks of whoever runs: what a program holds, the training that it calls need not ask for."""
 
-class WorkdirError(Exception):
+
+class WorkdirError(Refusal):
     """The workdir is another run's, or another program's at the moment; the message says whose, and what to do."""
 
 
@@ -21,21 +29,83 @@ class WorkdirError(Exception):
 def locked(workdir: Folder) -> Iterator[None]:
     """Hold a workdir, which is made if it is not there: two programs would interleave what they write.
 
-    The lock ends with the process, however that ends. A bucket has no locks: there nothing is held.
+    The lock ends with the process, however that ends. Who holds one may enter it again. A bucket has no locks: there
+    nothing is held.
 
     Raises:
-        WorkdirError: another process holds it.
+        WorkdirError: another process holds it, or it cannot be held.
     """
     if in_bucket(workdir):
         yield
         return
-    path = location(workdir) / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WorkdirError(
-                f"{workdir} is in use by another process; wait for it, or use another --workdir"
-            ) from None
+    folder = Path(location(workdir))
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder / LOCK, f"{workdir} is in use", "wait for it, or use another folder"):
         yield
+
+
+@contextlib.contextmanager
+def locked_target(path: Folder) -> Iterator[None]:
+    """Hold the place of a folder or file that is written whole, as `locked` does, by a hidden file beside it.
+
+    Raises:
+        WorkdirError: as `locked`.
+    """
+    if in_bucket(path):
+        yield
+        return
+    target = Path(location(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remedy = "wait for it, or give another name"
+    with locked_file(target.with_name(f".{target.name}.{LOCK}"), f"{path} is being written", remedy, leave=False):
+        yield
+
+
+@contextlib.contextmanager
+def locked_file(file: Path, state: str, remedy: str, *, leave: bool = True) -> Iterator[None]:
+    """Hold a lock's file, which says who holds it.
+
+    Args:
+        state: what holding it means, to begin the message with.
+        remedy: to end it with.
+        leave: the file stays when it is held no longer.
+
+    Raises:
+        WorkdirError: another process holds it, or its disk knows no locks.
+    """
+    name = os.path.realpath(file)
+    if name in _held.get():
+        yield
+        return
+    with _opened(file, state, remedy) as descriptor:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
+        _held.set(_held.get() | {name})
+        try:
+            yield
+        finally:
+            _held.set(_held.get() - {name})
+            if not leave:
+                file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(file: Path, state: str, remedy: str) -> Iterator[int]:
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+                raise WorkdirError(f"{state} by another process ({holder}); {remedy}") from None
+            except OSError as error:  # such as a disk of the network without its lock service
+                raise WorkdirError(
+                    f"{file} cannot be locked ({error.strerror}); use a folder on another disk"
+                ) from None
+            # Who held it may have removed it meanwhile: then this is the lock of nothing.
+            if os.path.exists(file) and os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)

@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 
 from synthesis.core.records import Language
+from synthesis.core.refusals import InputError
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.languages import language_of
 
 
-class SourceError(ValueError):
+class SourceError(InputError):
     """A file of questions, texts or a taxonomy cannot be used; the message names the place and the remedy."""
 
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from sandbox.settings import Count, Seconds, Settings
 from synthesis.core.records import ToolSpec
+from synthesis.core.refusals import Refusal
 
 
-class EmbeddingError(Exception):
+class EmbeddingError(Refusal):
     """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
 
 

@@ -31,6 +31,7 @@ import msgspec
 
 from synthesis.core.progress import TRAFFIC, Progress, Traffic
 from synthesis.core.records import Language
+from synthesis.core.refusals import Refusal
 from synthesis.core.stages import Rejected, Stopped, Transient
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers
@@ -50,7 +51,7 @@ _CLOSE_SECONDS = 20.0
 _CONNECT_SECONDS = 10.0
 
 
-class RayUnavailable(Exception):
+class RayUnavailable(Refusal):
     """Ray is not installed, or no worker stays alive; the message says what to do."""
 
 

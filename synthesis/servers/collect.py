@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from synthesis.core.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
@@ -161,7 +162,7 @@ def fact_documents(
         servers = {server.id.removesuffix(f"_{language}"): server for server in fact_servers(language)}
         for field, ids in (("only", only), ("emulated", emulated)):
             if unknown := [one for one in ids if one not in servers]:
-                raise ValueError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
+                raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
         for name, server in servers.items():
             if only and name not in only:
                 continue

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from synthesis.core.records import Language
+from synthesis.core.refusals import InputError
 from synthesis.pipeline.languages import language_of
 
 PERSONAS: Mapping[Language, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"personas: there is no file {path}; give JSON lines with `occupation`, or leave it empty")
+        raise InputError(f"personas: there is no file {path}; give JSON lines with `occupation`, or leave it empty")
     found: dict[Language, list[Persona]] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -85,19 +86,19 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
             try:
                 persona = _persona(msgspec.json.decode(line, type=_Row))
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                raise ValueError(f"personas: {path}:{number}: {error}; correct the line or delete it") from None
+                raise InputError(f"personas: {path}:{number}: {error}; correct the line or delete it") from None
             found.setdefault(persona.language, []).append(persona)
     if not found:
-        raise ValueError(f"personas: {path} is empty; give JSON lines with `occupation`, or leave the field empty")
+        raise InputError(f"personas: {path} is empty; give JSON lines with `occupation`, or leave the field empty")
     return found
 
 
 def _persona(row: _Row) -> Persona:
     occupation = _plain(row.occupation)
     if not occupation:
-        raise ValueError("`occupation` is empty")
+        raise InputError("`occupation` is empty")
     if row.age is not None and not 0 < row.age < 130:
-        raise ValueError(f"`age` is {row.age}; give years")
+        raise InputError(f"`age` is {row.age}; give years")
     return Persona(
         row.language or language_of(f"{row.occupation} {row.professional_persona}"),
         occupation,
@@ -123,5 +124,5 @@ def _listed(name: str, given: list[str] | str) -> list[str]:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             every = [given]
     if not isinstance(every, list) or not all(isinstance(one, str) for one in every):
-        raise ValueError(f"`{name}` is no list of texts")
+        raise InputError(f"`{name}` is no list of texts")
     return [" ".join(one.split()) for one in every]

@@ -16,6 +16,7 @@ from pathlib import Path
 import networkx as nx
 
 from synthesis.core.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
 from synthesis.pipeline.executors import Executor, Workers
 from synthesis.pipeline.track import Summary, Track
@@ -130,7 +131,7 @@ class _Run:
             if done.server is not None:
                 self.servers[done.server.id] = done.server
         if not self.servers:
-            raise ValueError(
+            raise InputError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
         self.track.reject("normalize", reasons, details)
@@ -217,7 +218,7 @@ def task_seeds(
             pools[server.language, isinstance(server.execution, McpExecution)].append(server)
     languages = [language for language in config.languages if (language, False) in pools or (language, True) in pools]
     if not languages:
-        raise ValueError("no chain passed verification; allow more walks or fewer operators")
+        raise InputError("no chain passed verification; allow more walks or fewer operators")
     seeds: list[TaskSeed] = []
     for index in range(wanted):
         rng = rng_for(seed, "task_seed", index)

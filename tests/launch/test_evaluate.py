@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sqlite3
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 async def started(workdir: Path, url: str, *arguments: str) -> asyncio.subprocess.Process:
     command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}", f"--endpoint={url}", *arguments]
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 async def evaluate(workdir: Path, url: str, *arguments: str) -> tuple[int, str, str]:
@@ -110,6 +112,26 @@ async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_
     calls = [one for turn in turns_of(talk.messages) for one in turn.calls]
     assert [one.call.arguments for one in calls] == ['{"country": "France"}', '{"city": "Paris"}']
     assert calls[0].result is not None and "Paris" in calls[0].result.text.text
+
+
+async def test_ctrl_c_at_a_terminal_is_one_line(environments, tmp_path) -> None:
+    """Which reaches the sandbox's processes too. What was finished is kept."""
+    arguments = ("--suites=environments", f"--sources=environments={environments}")
+
+    def script(body: Request) -> Say:
+        return Say("busy", status=503) if "Japan" in body["messages"][0]["content"] else plays(body)
+
+    async with Scripted(script) as served:
+        process = await started(tmp_path, served.url, *arguments)
+        while not finished(tmp_path):
+            assert process.returncode is None
+            await asyncio.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = await asyncio.wait_for(process.communicate(), 120)
+    last = errors.decode().splitlines()[-1]
+    assert last == "interrupted; run the same command again: finished items are not run again"
+    assert process.returncode == 130 and not output and b"Traceback" not in errors
+    assert finished(tmp_path) and not (tmp_path / "results").exists()
 
 
 async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path) -> None:

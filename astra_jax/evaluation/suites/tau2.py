@@ -145,7 +145,7 @@ class Tau2:
     async def prepare(self) -> None:
         tree = self._checkout()
         environment = HarnessEnvironment(
-            name="tau2-bench", requirements=tuple(_PINS.read_text().split()), python=(12, 14)
+            name="tau2-bench", requirements=tuple(_PINS.read_text(encoding="utf-8").split()), python=(12, 14)
         )
         self._workers = WorkerProgram(
             await environment.make(self._context.harnesses),
@@ -179,7 +179,7 @@ class Tau2:
             raise EvaluationError(f"no folder is named for {self.NAME}, which no package registry has; {remedy}")
         tree = tree.absolute()
         try:
-            project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
+            project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             name, version = project["name"], project["version"]
         except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
             raise EvaluationError(f"{tree} is no checkout of tau2-bench ({error!r}); {remedy}") from None

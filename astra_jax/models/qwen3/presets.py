@@ -10,6 +10,7 @@ from astra_jax.models.decoder import Decoder
 from astra_jax.models.layers.sizes import Yarn
 from astra_jax.models.names import NamedParam
 from astra_jax.models.qwen3.names import names_table
+from synthesis.core.refusals import InputError
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class Qwen3Config(Decoder):
             ValueError: it uses something that this port does not compute.
         """
         if config.get("use_sliding_window"):
-            raise ValueError("use_sliding_window is true; no released Qwen3 uses it and this port does not compute it")
+            raise InputError("use_sliding_window is true; no released Qwen3 uses it and this port does not compute it")
         experts = config["model_type"] == "qwen3_moe"
         if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
-            raise ValueError(
+            raise InputError(
                 f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
                 f"{config.get('decoder_sparse_step')}; this port computes models whose layers all have experts"
             )
@@ -113,9 +114,9 @@ def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn | None:
     if kind == "default":
         return None
     if kind != "yarn":
-        raise ValueError(f"rope_type is {kind!r}; this port computes 'default' and 'yarn'")
+        raise InputError(f"rope_type is {kind!r}; this port computes 'default' and 'yarn'")
     if rope.get("mscale") or rope.get("mscale_all_dim"):
-        raise ValueError("rope_parameters has mscale; no released Qwen3 uses it and this port does not compute it")
+        raise InputError("rope_parameters has mscale; no released Qwen3 uses it and this port does not compute it")
     original = rope.get("original_max_position_embeddings") or max_positions
     return Yarn(
         factor=float(rope.get("factor") or max_positions / original),

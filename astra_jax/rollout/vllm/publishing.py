@@ -28,6 +28,7 @@ from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import manager_options
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
+from synthesis.core.refusals import InputError
 
 ITEM = "params"
 _UNFINISHED = ".unfinished"
@@ -95,12 +96,12 @@ class FolderPublisher:
     ) -> None:
         _check_keep(keep)
         if in_bucket(dir):
-            raise ValueError(
+            raise InputError(
                 f"weights are published to {dir}, and vLLM's reload reads them from a disk: give a folder of the "
                 "servers' machine, or use Publisher, whose plugin reads buckets"
             )
         if jax.process_count() > 1:
-            raise ValueError(f"FolderPublisher in a run of {jax.process_count()} processes; publish with Publisher")
+            raise InputError(f"FolderPublisher in a run of {jax.process_count()} processes; publish with Publisher")
         self.dir, self.model, self._keep = Path(location(dir)), model, keep
         self._stored = replace(model, param_dtype=dtype)
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,7 @@ class FolderPublisher:
 
 def _check_keep(keep: int) -> None:
     if keep < 2:
-        raise ValueError(f"keep is {keep}; a server may still read the version before: keep at least 2")
+        raise InputError(f"keep is {keep}; a server may still read the version before: keep at least 2")
 
 
 @partial(jax.jit, static_argnames="dtype")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -15,10 +16,11 @@ from typing import Any, ClassVar, Protocol
 import aiohttp
 
 from astra_jax.rollout.policy import Sampling
+from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import rng_for
 
 
-class PolicyError(RuntimeError):
+class PolicyError(Refusal, RuntimeError):
     """The rollout servers cannot be used as asked; the message says which and why."""
 
 
@@ -122,6 +124,8 @@ def _parameters(token_ids: Sequence[int], sampling: Sampling, on_tpus: bool) -> 
 def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | None) -> Draw:
     if len(tokens) != len(logprobs) or not tokens:
         raise PolicyError(f"a server returned {len(tokens)} tokens with {len(logprobs)} logprobs")
+    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs):
+        raise PolicyError("a server returned a logprob that is no finite number")
     return Draw(list(tokens), [float(one) for one in logprobs], versions)
 
 
@@ -200,7 +204,7 @@ class RolloutServer:
         """
         status, text = await self._exchange("POST", path, body, seconds)
         if status == 400:
-            raise ValueError(f"{self.url}{path} refuses: {text}")
+            raise InputError(f"{self.url}{path} refuses: {text}")
         if status != 200:
             raise NotServing(f"{path} answers {status}: {text[:500]}")
         try:

@@ -21,6 +21,7 @@ from astra_jax.head import token_logprobs
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
 Way = Literal["plugin", "reload"]
@@ -75,7 +76,7 @@ def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str) 
     if way == "reload" and isinstance(publisher, FolderPublisher):
         return ReloadSync(publisher)
     wanted = {"plugin": Publisher, "reload": FolderPublisher}[way]
-    raise ValueError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
+    raise InputError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
 
 
 def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
@@ -146,7 +147,7 @@ class ReloadSync:
 
     def __init__(self, publisher: FolderPublisher) -> None:
         if publisher.model.tie_embeddings:
-            raise ValueError(
+            raise InputError(
                 "VLLMConfig.sync='reload' of a model with tied embeddings: vLLM's reload leaves the head of such a "
                 "model at its old weights on some backends (CPU, 0.32), which nothing tells from outside; use "
                 f"sync='plugin' with {PLUGIN} on the servers"

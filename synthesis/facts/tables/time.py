@@ -47,7 +47,7 @@ def _timezones() -> list[Relation]:
     short: dict[str, str] = {}
     city: dict[str, str] = {}
     zones: dict[str, list[str]] = defaultdict(list)
-    for line in (root / "zone.tab").read_text().splitlines():
+    for line in (root / "zone.tab").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
         iso, _, name = line.split("\t")[:3]

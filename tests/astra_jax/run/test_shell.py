@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -26,6 +27,7 @@ from astra_jax.run.identity import check_same_run
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import apply_gradients, initial_state, make_optimizer
 from astra_jax.run.shell import NonFiniteError
+from astra_jax.sft import step as sft_step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -126,57 +128,133 @@ def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None
     assert changed(config) > 0.5 > 0.2 > changed(dataclasses.replace(config, rounding="nearest"))
 
 
+DTYPES = ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_one_broken_gradient_changes_nothing(model, params, name, broken) -> None:
-    config = dataclasses.replace(GRPO, optimizer=name, weight_decay=0.1)
-    optimizer = make_optimizer(config, 1e-2)
-    own, state = initial_state(params, optimizer)
-    gradients = jax.tree.map(jnp.ones_like, own)
-    step = jax.jit(partial(apply_gradients, optimizer=optimizer, rounding="stochastic"))
-    own, state, norm = step(own, state, gradients, jnp.float32(2))
-    assert math.isfinite(norm)
+def test_one_broken_gradient_changes_nothing(params, name, broken, dtype) -> None:
+    step, own, state, gradients = optimizer_steps(params, name, dtype)
+    own, state, said = step(own, state, gradients, jnp.float32(2))
+    assert math.isfinite(said["gradient_norm"]) and said["weights_finite"]
     spoilt = jax.tree.map(jnp.copy, gradients)
     spoilt["embed_vd"] = spoilt["embed_vd"].at[3, 2].set(broken)
-    after, later, norm = step(own, state, spoilt, jnp.float32(2))
-    assert not math.isfinite(norm)
-    for old, new in zip(jax.tree.leaves((own, state)), jax.tree.leaves((after, later)), strict=True):
-        np.testing.assert_array_equal(old, new)
+    after, later, said = step(own, state, spoilt, jnp.float32(2))
+    assert not math.isfinite(said["gradient_norm"]) and said["weights_finite"]
+    check_same((own, state), (after, later))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("rate", [math.nan, 1e38])
+def test_an_update_that_breaks_a_weight_is_told(params, name, rate, dtype) -> None:
+    """The gradient is finite; what the step makes of one weight, at least, is not."""
+    step, own, state, gradients = optimizer_steps(params, name, dtype, rate=rate)
+    own["embed_vd"] = own["embed_vd"].at[3, 2].set(3e38)
+    *_, said = step(own, state, jax.tree.map(jnp.negative, gradients), jnp.float32(2))
+    assert math.isfinite(said["gradient_norm"]) and not said["weights_finite"]
+
+
+def optimizer_steps(params, name: str, dtype: str, *, rate: float = 1e-2):
+    """(a step, weights of a type, the optimizer's state, gradients that are all 1)."""
+    config = dataclasses.replace(GRPO, optimizer=name, weight_decay=0.1)
+    optimizer = make_optimizer(config, rate)
+    own, state = initial_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)
+    step = jax.jit(partial(apply_gradients, optimizer=optimizer, rounding="stochastic"))
+    return step, own, state, jax.tree.map(jnp.ones_like, own)
+
+
+def check_same(before, after) -> None:
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(np.asarray(old, np.float32), np.asarray(new, np.float32))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is not finite
 
 
-def test_a_broken_step_ends_the_run_before_it_is_saved(run_sft, params, tmp_path) -> None:
-    broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
-    with pytest.raises(NonFiniteError, match="step 1: .*loss is nan.*nothing was saved yet.*on_nonfinite=skip"):
-        run_sft(start=broken)
+@pytest.fixture(scope="module")
+def huge(params):
+    """Finite weights that make no finite loss."""
+    return params | {"embed_vd": params["embed_vd"].at[5].set(3e38)}
+
+
+def test_a_broken_step_ends_the_run_before_it_is_saved(run_sft, huge, tmp_path) -> None:
+    with pytest.raises(NonFiniteError, match="step 1: .*loss is (nan|inf).*nothing was saved yet.*on_nonfinite=skip"):
+        run_sft(start=huge)
     assert saved_steps(tmp_path) == []
 
 
-def test_a_rate_that_is_no_number_ends_the_run(run_sft, tmp_path) -> None:
-    """The first step's own loss is finite; what it makes of the weights is not."""
-    with pytest.raises(NonFiniteError, match="step 2"):
-        run_sft(dataclasses.replace(SFT, learning_rate=math.nan, checkpoint_every=10))
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_a_rate_that_is_no_number_ends_the_run_at_its_first_step(run_sft, tmp_path, monkeypatch, on_nonfinite) -> None:
+    """Settings refuse such a rate; a schedule, or a rate beyond what the weights hold, comes to the same."""
+    monkeypatch.setattr(sft_step, "learning_rate", lambda config, steps: lambda count: math.nan * count)
+    config = dataclasses.replace(SFT, on_nonfinite=on_nonfinite, b1=0.91)
+    with pytest.raises(NonFiniteError, match="step 1 made weights that are not finite, .*: nothing was saved yet"):
+        run_sft(config)
     assert saved_steps(tmp_path) == []
 
 
-def test_broken_steps_can_be_left_out_and_are_counted(run_sft, model, params, tmp_path) -> None:
-    broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
-    result = run_sft(dataclasses.replace(SFT, on_nonfinite="skip"), start=broken)
+def test_broken_steps_can_be_left_out_and_are_counted(run_sft, huge, tmp_path) -> None:
+    result = run_sft(dataclasses.replace(SFT, on_nonfinite="skip"), start=huge)
     assert result.steps == 3 and [row["skipped_steps"] for row in result.history] == [1, 2, 3]
-    for old, new in zip(jax.tree.leaves(broken), jax.tree.leaves(result.params), strict=True):
-        np.testing.assert_array_equal(old, new)
+    check_same(huge, result.params)
 
 
-async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, params, chat_tokenizer, tmp_path) -> None:
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_weights_that_are_broken_are_no_start(run_sft, params, tmp_path, on_nonfinite) -> None:
+    """Also where no token reads them: they would be in every checkpoint."""
     broken = params | {"embed_vd": params["embed_vd"].at[5, 0].set(jnp.nan)}
+    with pytest.raises(NonFiniteError, match=r"the weights to start from: \['embed_vd'\] holds numbers"):
+        run_sft(dataclasses.replace(SFT, on_nonfinite=on_nonfinite), start=broken)
+    assert saved_steps(tmp_path) == []
+
+
+def test_a_checkpoint_that_is_broken_is_not_gone_on_from(run_sft, params, model, tmp_path) -> None:
+    """Versions before saved such."""
+    run_sft(dataclasses.replace(SFT, steps=2))
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    like = initial_state(params, sft_step.sft_optimizer(SFT, 3))
+    held, state, extra = checkpointer.restore(2, like)
+    held["embed_vd"] = held["embed_vd"].at[5, 0].set(jnp.inf)
+    checkpointer.save(2, params=held, state=state, extra=extra | {"identity": extra["identity"] | {"sft.steps": 3}})
+    checkpointer.close()
+    with pytest.raises(NonFiniteError, match="checkpoints, step 2: .*embed_vd"):
+        run_sft()
+
+
+async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, huge, chat_tokenizer, tmp_path) -> None:
     policy = ScriptedPolicy(chat_tokenizer, by_seed)
-    arguments = (GRPO, model, broken, [make_environment()], chat_tokenizer, pool, tmp_path)
+    arguments = (GRPO, model, huge, [make_environment()], chat_tokenizer, pool, tmp_path)
     with pytest.raises(NonFiniteError, match="step 1"):
         await grpo.train(*arguments, policy=policy, progress=False)
     assert policy.version == 0 and saved_steps(tmp_path) == []
+
+
+class Unsure(ScriptedPolicy):
+    """Of one token it says no logprob that is a number."""
+
+    async def generate(self, *arguments, **options):
+        made = await super().generate(*arguments, **options)
+        return dataclasses.replace(made, logprobs=[math.nan, *made.logprobs[1:]])
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+async def test_grpo_takes_no_step_from_logprobs_that_are_no_numbers(
+    pool, model, params, chat_tokenizer, tmp_path, on_nonfinite
+) -> None:
+    config = dataclasses.replace(GRPO, steps=1, on_nonfinite=on_nonfinite)
+    arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
+    run = grpo.train(*arguments, policy=Unsure(chat_tokenizer, by_seed), progress=False)
+    if on_nonfinite == "stop":
+        with pytest.raises(NonFiniteError, match="step 1: loss is nan"):
+            await run
+        assert saved_steps(tmp_path) == []
+    else:
+        result = await run
+        assert result.history[0]["skipped_steps"] == 1
+        check_same(params, result.params)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,9 +262,15 @@ async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, params, c
 
 
 def test_a_workdir_in_use_is_refused(run_sft, tmp_path) -> None:
-    with locked(tmp_path), pytest.raises(WorkdirError, match="in use by another process"):
-        run_sft()
-    assert run_sft().steps == 3
+    # Who holds a workdir may enter it again; here it is somebody else, as each thread is.
+    with ThreadPoolExecutor(1) as other:
+        held = locked(tmp_path)
+        other.submit(held.__enter__).result()
+        with pytest.raises(WorkdirError, match=r"in use by another process \(process \d+ of "):
+            run_sft()
+        other.submit(held.__exit__, None, None, None).result()
+    with locked(tmp_path):
+        assert run_sft().steps == 3
 
 
 def test_a_checkpoint_of_the_version_before_is_of_the_same_run() -> None:

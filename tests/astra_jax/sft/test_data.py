@@ -234,5 +234,5 @@ def test_datasets_that_are_missing_or_of_another_kind_are_errors(tmp_path, token
         scan(tmp_path / "nowhere", tokenizer, CONFIG)
     server = ToolServer("s", "S", "", "d", "en", [], CodeExecution("pass"))
     write_dataset(tmp_path / "servers", ToolServer, [server], card={})
-    with pytest.raises(DatasetError, match="ToolServer records; SFT needs Trajectory"):
+    with pytest.raises(DatasetError, match="holds ToolServer records, expected Trajectory"):
         BatchIterator(tmp_path / "servers", tokenizer, CONFIG, ROWS)

@@ -8,10 +8,12 @@ import sys
 import tracemalloc
 from collections import Counter
 
+import msgspec
 import pytest
 
 from synthesis.core.progress import TRAFFIC, Progress, progress_bar
 from synthesis.core.records import Answer
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, Stopped, Transient, rng_for, run_stage
 
 
@@ -105,6 +107,36 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path):
     (tmp_path / "journal").write_text("not a database, but long enough to be read as a header of one" * 20)
     with pytest.raises(ValueError, match="is not a journal"):
         Journal(tmp_path / "journal")
+
+
+async def test_a_stage_that_asks_nobody_can_be_interrupted(tmp_path):
+    """It held the event loop, and so Ctrl-C, until all its inputs were finished."""
+    done = []
+
+    async def at_once(n):
+        done.append(n)
+        return [Answer(value=n)]
+
+    stage = asyncio.create_task(run(at_once, range(100), tmp_path / "journal"))
+    while not done:
+        await asyncio.sleep(0)
+    stage.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stage
+    assert len(done) < 100
+
+
+async def test_a_journal_of_other_records_is_refused_by_name(tmp_path):
+    async def numbers(n):
+        return [Answer(value=n)]
+
+    class Other(msgspec.Struct):
+        text: str
+
+    with Journal(tmp_path / "journal") as journal:
+        await run_stage("stage", numbers, [1], key=str, out=Answer, journal=journal)
+        with pytest.raises(InputError, match="journal: what stage stage has finished is of another version .*delete"):
+            await run_stage("stage", numbers, [1], key=str, out=Other, journal=journal)
 
 
 def test_rng_depends_on_all_parts():

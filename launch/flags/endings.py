@@ -1,0 +1,137 @@
+"""How programs end that do not end well: a refusal in one line, Ctrl-C in another, and a bug as what it is.
+
+2     refused: the line names what, and the remedy. So are errors of a disk, which name the path.
+130   interrupted: the line says what the same command does when it is given again.
+1     a bug: the traceback, and a line that says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+import threading
+import traceback
+from logging import LogRecord
+from pathlib import Path
+from typing import TextIO
+
+from absl import logging
+
+from synthesis.core.refusals import Refusal
+from synthesis.core.terminal import printable, say
+
+REFUSED, INTERRUPTED, BROKEN = 2, 130, 1
+
+_DISK = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or have the quota raised",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EROFS: "give a folder on a disk that is not mounted read-only",
+    errno.EACCES: "see to its permissions, or give another",
+    errno.EPERM: "see to its permissions, or give another",
+    errno.EIO: "the disk failed: see to it, or give a folder on another",
+    errno.EEXIST: "there is a file of that name: give another",
+    errno.ENOTDIR: "a part of it is a file: give another",
+    errno.EISDIR: "it is a folder, where a file is wanted: give another",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "its links lead in a circle: give another",
+    errno.ESTALE: "the network's disk has lost it: mount it again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "this machine has too many files open: raise fs.file-max",
+}
+"""Errors of the operating system that no code of ours can mend; every other one is a bug, or is made a refusal where
+what was tried is known."""
+
+_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+"""Those of them that come without a path, from a file that is open already."""
+
+_folders: dict[str, str] = {}
+
+
+def note_folder(flag: str, folder: str) -> None:
+    """Remember where a program writes: an error of a write that has begun names no path."""
+    _folders[flag] = folder
+
+
+def prepare() -> None:
+    """Make the standard streams ready for any text, whatever the locale, and what is logged safe to show."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # pytest's has not
+            stream.reconfigure(errors="backslashreplace")
+    logging.get_absl_handler().setFormatter(_PrintableFormatter())
+    sys.excepthook = _outside
+
+
+def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """An exception that no program catches: one that came before it, or of a library's callback in a thread of its
+    own, such as tensorstore's, for whom there is nobody to tell any more."""
+    del kind, trace
+    if threading.current_thread() is threading.main_thread():
+        code(error)
+    else:
+        say(f"a library's thread failed: {told_by(error)}", file=sys.stderr)
+
+
+class _PrintableFormatter(logging.PythonFormatter):
+    """Warnings quote servers, endpoints and files. A library's traceback, as of Orbax's threads on a full disk, is of
+    an error that it raises as well: its first line will do, unless more was asked for."""
+
+    def format(self, record: LogRecord) -> str:
+        if logging.get_verbosity() <= logging.WARNING:
+            record.exc_info = record.exc_text = None
+        return printable(super().format(record))
+
+
+def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -> int:
+    """Say on standard error how the program ends, and return its exit code.
+
+    Args:
+        again: what the same command does after Ctrl-C.
+    """
+    out = file or sys.stderr
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # again while it ends: at once, and in silence
+        say(f"interrupted; run the same command again{f': {again}' if again else ''}", file=out)
+        return INTERRUPTED
+    if (line := refusal(error)) is not None:
+        say(f"error: {' '.join(line.splitlines())}", file=out)
+        return REFUSED
+    say("".join(traceback.format_exception(error)).rstrip(), file=out)
+    say(
+        f"bug: {told_by(error)}\nThis is a fault of astra-jax, not of what it was given. Please report the lines above "
+        f"with the command: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}",
+        file=out,
+    )
+    return BROKEN
+
+
+def refusal(error: BaseException) -> str | None:
+    """What to say of an error that whoever runs the program can mend; None: it is a bug."""
+    from sandbox import SandboxError
+    from sandbox.settings import SettingError
+
+    if isinstance(error, BaseExceptionGroup):
+        lines = [refusal(one) for one in error.exceptions]
+        return None if None in lines else lines[0]
+    if isinstance(error, (Refusal, SandboxError, SettingError)):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (_DISK if error.filename else _WRITES):
+        return _of_disk(error)
+    return None
+
+
+def _of_disk(error: OSError) -> str:
+    places = [os.fsdecode(one) for one in (error.filename, error.filename2) if isinstance(one, (str, bytes))]
+    where = " -> ".join(places) or " ".join(f"--{flag}={folder}" for flag, folder in _folders.items())
+    said = error.strerror or os.strerror(error.errno or 0)
+    return f"{where or 'a file'}: {said}; {_DISK[error.errno or 0]}, and run the same command again"
+
+
+def told_by(error: BaseException, *, in_file: str = "") -> str:
+    """An error's type and what it says, and, of a file that was run, the line that it reached."""
+    said = str(error).strip()
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == in_file]
+    return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}{f': {said}' if said else ''}"

@@ -1,0 +1,230 @@
+"""How programs end that do not end well: refused in one line, interrupted in one, broken with all that is known."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.flags import endings
+from launch.flags.cli import UsageError, load_config, print_rejected
+from synthesis.core.datasets import DatasetError
+from synthesis.core.progress import progress_bar, say_beside_bars
+from synthesis.core.refusals import InputError
+from synthesis.core.terminal import printable
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import os, signal
+from absl import flags
+from launch.flags import cli
+from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
+
+WORKDIR = flags.DEFINE_string("workdir", None, "")
+
+def main():
+    import logging
+    logging.getLogger("any").warning("server %s is left out", "\\x1b]0;owned\\x07")
+    cli.local_folder(WORKDIR)
+    {body}
+
+cli.run(main, again="finished work is not done again")
+"""
+
+
+def run(folder: Path, body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    (folder / "program.py").write_text(PROGRAM.replace("{body}", body), encoding="utf-8")
+    command = [sys.executable, str(folder / "program.py"), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(command, env=environment, capture_output=True, timeout=120)
+
+
+def test_a_bug_is_shown_whole_and_called_one(tmp_path) -> None:
+    """It looked like a mistake of the user's: `error: max() arg is an empty sequence`."""
+    ended = run(tmp_path, "max([])", "--workdir=a b")
+    errors = ended.stderr.decode()
+    assert ended.returncode == 1 and "error: max()" not in errors
+    assert "Traceback" in errors and "in main" in errors and "\nbug: ValueError: max() " in errors
+    assert "Please report the lines above with the command: program.py '--workdir=a b'" in errors
+
+
+def test_what_strangers_say_moves_no_terminal(tmp_path) -> None:
+    """In a refusal, in a bug's traceback, in what is logged and in what is printed."""
+    hostile = "'\\x1b[2J\\u202e\\x9b31m\\r\\n\\ud800'"
+    for body, code in [(f"raise InputError({hostile})", 2), (f"raise KeyError({hostile})", 1), (f"say({hostile})", 0)]:
+        ended = run(tmp_path, body, "--workdir=x")
+        assert ended.returncode == code, ended.stderr
+        for output in (ended.stdout, ended.stderr):
+            assert not any(sign in output.decode() for sign in "\x1b\u202e\x9b\r\x07")
+        assert rb"\x1b[2J" in ended.stdout + ended.stderr and rb"server \x1b]0;owned\x07 is left out" in ended.stderr
+
+
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(tmp_path) -> None:
+    for body in ("os.kill(os.getpid(), signal.SIGINT)", "import asyncio; asyncio.run(asyncio.sleep(9))"):
+        if "asyncio" in body:
+            body = f"import threading; threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); {body}"
+        ended = run(tmp_path, body, "--workdir=x")
+        last = ended.stderr.decode().splitlines()[-1]
+        assert last == "interrupted; run the same command again: finished work is not done again"
+        assert ended.returncode == 130 and b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
+def test_any_locale_will_do(tmp_path, locale) -> None:
+    """Text that it cannot say is written out; a folder's name need be no text at all."""
+    environment = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = run(tmp_path, "say('北京 ' + WORKDIR.value)", "--workdir=\udcff北", **environment)
+    assert ended.returncode == 0 and b"Traceback" not in ended.stderr, ended.stderr
+    assert rb"\u5317\u4eac" in ended.stdout or "北京".encode() in ended.stdout
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO, errno.EFBIG])
+def test_errors_of_disks_are_refusals_that_name_the_path(number) -> None:
+    said = io.StringIO()
+    assert endings.code(OSError(number, os.strerror(number), "/data/run/card.json"), file=said) == 2
+    assert said.getvalue().startswith(f"error: /data/run/card.json: {os.strerror(number)}; ")
+
+
+def test_a_write_that_names_no_path_is_of_the_workdir(monkeypatch) -> None:
+    monkeypatch.setattr(endings, "_folders", {"workdir": "/data/run"})
+    said = io.StringIO()
+    assert endings.code(OSError(errno.ENOSPC, "No space left on device"), file=said) == 2
+    assert said.getvalue() == (
+        "error: --workdir=/data/run: No space left on device; make room there, and run the same command again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("max() arg is an empty sequence"),
+        KeyError("loss"),
+        OSError(errno.ENOENT, "No such file or directory", "/x"),
+        PermissionError(errno.EPERM, "Operation not permitted"),  # of no file: a signal's, or a socket's
+        ExceptionGroup("of tasks", [InputError("said well"), ValueError("not said at all")]),
+    ],
+)
+def test_what_is_no_refusal_of_ours_is_a_bug(error) -> None:
+    assert endings.refusal(error) is None
+
+
+def test_refusals_of_tasks_are_refusals() -> None:
+    group = ExceptionGroup("of tasks", [DatasetError("no dataset at x"), ExceptionGroup("", [InputError("y")])])
+    assert endings.refusal(group) == "no dataset at x"
+
+
+def test_text_is_made_safe_and_stays_readable() -> None:
+    assert printable("Zürich 北京 🙂\n\ttab") == "Zürich 北京 🙂\n\ttab"
+    assert printable("a\nb", lines=False) == "a\\nb"
+    assert printable("\x1b]52;c;x\x07\u2066\x85\x7f\U000e0041") == r"\x1b]52;c;x\x07\u2066\x85\x7f\U000e0041"
+    assert printable(None) == "None"
+
+
+def test_what_was_rejected_and_what_a_bar_is_called_are_one_safe_line(capsys, monkeypatch) -> None:
+    print_rejected({"normalize": {"no_tools": 2}}, {"normalize": {"no_tools": "\x1b[2J\nrejected by nobody: 1"}})
+    expected = "rejected by normalize: 2 no_tools, such as \\x1b[2J\\nrejected by nobody: 1\n"
+    assert capsys.readouterr().out == expected
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    progress_bar(total=1, desc="\x1b[2J\u202e").close()
+    say_beside_bars("left out \x1b]0;owned\x07")
+    said = out.getvalue()
+    assert r"\x1b[2J\u202e: " in said and "left out \\x1b]0;owned\\x07\n" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("CONFIG = (", r"line 1"),
+        ("import os\n{}['CONFIG']", r"line 2: KeyError: 'CONFIG'"),
+        ("raise RuntimeError", r"line 1: RuntimeError;"),
+        ("CONFIG = 3", r"is of type int; this program takes one of SFTRun, such as sft:14b$"),
+        (
+            "from configs.training import grpo_run\nCONFIG = grpo_run('14b')",
+            r"GRPORun; this program takes one of",
+        ),
+    ],
+)
+def test_a_file_of_settings_that_does_not_do_says_where_and_why(tmp_path, text: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_config(str(tmp_path / "own.py"), "sft")
+    with pytest.raises(UsageError, match="--config=grpo:14b is of type GRPORun; this program takes one of SFTRun"):
+        load_config("grpo:14b", "sft")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real programs
+
+
+HOLD = """
+import sys, time
+from synthesis.core.workdir import locked, locked_target
+with {"workdir": locked, "target": locked_target}[sys.argv[1]](sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "arguments"),
+    [
+        ("launch.trajectories", "workdir", ["--workdir={}"]),
+        ("launch.environments", "workdir", ["--workdir={}"]),
+        ("launch.evaluate", "workdir", ["--workdir={}", "--endpoint=http://127.0.0.1:9/v1"]),
+        ("launch.quickstart", "workdir", ["--workdir={}", "--profile=ci"]),
+        ("launch.astra_rl", "target", ["--from=README.md", "--to={}"]),
+    ],
+)
+def test_two_runs_do_not_write_one_folder(tmp_path, module, kind, arguments) -> None:
+    """Those of a model are tested where there is one: test_failing_starts.py."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", HOLD, kind, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        before = sorted(tmp_path.rglob("*"))
+        ended = subprocess.run(
+            [sys.executable, "-m", module, *(one.format(folder) for one in arguments)],
+            cwd=ROOT, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+        assert f"by another process (process {holder.pid} of " in ended.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+        holder.communicate(b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "arguments", "begun"),
+    [
+        ("launch.environments", ["--config.count=300"], "environments: decompose"),
+        ("launch.trajectories", ["--config.trajectories=20"], "propose tasks and chains"),
+        ("launch.quickstart", ["--profile=ci"], "[1/9] trajectories"),
+    ],
+)
+def test_ctrl_c_at_a_terminal_ends_a_synthesis_that_goes_on(tmp_path, module, arguments, begun) -> None:
+    """It reaches the whole group of processes, those that the program has started too."""
+    command = [sys.executable, "-m", module, f"--workdir={tmp_path / 'run'}", *arguments]
+    with open(tmp_path / "errors", "wb") as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors, start_new_session=True)
+    while process.poll() is None and begun not in (tmp_path / "errors").read_text(encoding="utf-8"):
+        if (tmp_path / "run" / "journals").exists() or (tmp_path / "run" / "journal.sqlite").exists():
+            break  # the bars are only written every half minute
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=300)
+    said = (tmp_path / "errors").read_text(encoding="utf-8")
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "interrupted; run the same command again: finished work is not done again"
+    assert "Traceback" not in said and "KeyboardInterrupt" not in said
+    for records in (tmp_path / "run").rglob("records.array_record"):  # a dataset is there whole or not at all
+        if not records.parent.name.endswith(".partial"):
+            assert json.loads((records.parent / "dataset_card.json").read_text(encoding="utf-8"))["count"] >= 0

@@ -1,0 +1,247 @@
+"""Programs with a model: what is wrong is said before weights are read, disks fail, files are corrupt, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from grpo_world import make_grpo_world
+from programs_world import ROOT, Programs, programs
+from sft_world import make_dataset, trajectories
+
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.metrics import read_metrics
+from synthesis.core.workdir import locked, locked_target
+
+pytestmark = pytest.mark.slow
+
+SFT_CONFIG = """
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from configs.training import SFTRun
+from {module} import MODEL
+
+CONFIG = SFTRun(MODEL, SFTConfig(data=DataConfig(seq_len=512, packing_bins=4), batch_size=2, steps={steps},
+                                 learning_rate=1e-3, checkpoint_every=1, sample_every=0))
+"""
+HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights", "configs.training")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Configurations and a model (`serve`), `environments`, and `data`, trajectories."""
+    folder = tmp_path_factory.mktemp("starts")
+    make_grpo_world(folder)
+    text = (folder / "config.py").read_text(encoding="utf-8")
+    model = text[: text.index("EPISODE")]
+    for name, steps in (("sft", 1), ("long", 10_000)):
+        content = SFT_CONFIG.replace("from {module} import MODEL\n", model).format(steps=steps)
+        (folder / f"{name}.py").write_text(content, encoding="utf-8")
+    make_dataset(folder / "data", trajectories(8, longest=2))
+    return folder
+
+
+def sft(world: Path, workdir: Path, **changed: Path | str) -> list[str]:
+    flags = {"config": world / "sft.py", "weights": world / "serve", "data": world / "data", "workdir": workdir}
+    return [f"--{name}={value}" for name, value in (flags | changed).items()]
+
+
+def grpo(world: Path, workdir: Path, **changed: Path | str) -> list[str]:
+    flags = {"config": world / "config.py", "weights": world / "serve", "environments": world / "environments"}
+    return [f"--{name}={value}" for name, value in (flags | {"workdir": workdir} | changed).items()]
+
+
+@pytest.fixture(scope="module")
+def start_sft(tmp_path_factory) -> Iterator[Programs]:
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+        yield made
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cheap checks first
+
+
+def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> None:
+    """There is no device here: whoever asks for one gets another error."""
+    nowhere, wrong = tmp_path / "nowhere", tmp_path / "wrong.jsonl"
+    wrong.write_text("{}\n")
+    card = tmp_path / "card"
+    shutil.copytree(world / "data", card)
+    (card / "dataset_card.json").write_text("[]")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(world / "serve" / "config.json", bare)
+    untold = tmp_path / "untold"
+    untold.mkdir()
+    (untold / "config.json").write_text('{"model_type": "qwen3"}')
+    cases: list[tuple[dict[str, Path | str], str]] = [
+        ({"data": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
+        ({"data": wrong}, f"{wrong} is a file; a dataset is a folder"),
+        ({"data": card}, "dataset_card.json is no JSON object"),
+        ({"data": world / "environments"}, "holds ToolEnvironment records, expected Trajectory"),
+        ({"held_out": nowhere}, f"no dataset at {nowhere}"),
+        ({"config": world / "config.py"}, "is of type GRPORun; this program takes one of SFTRun"),
+        ({"weights": nowhere}, f"{nowhere} has no config.json"),
+        ({"weights": bare}, f"{bare} has no weights"),
+        ({"weights": untold}, f"{untold}/config.json is no model's (KeyError:"),
+        ({"tokenizer": nowhere}, f"{nowhere}"),
+        ({"profile_steps": "3"}, "--profile_steps=3: write FIRST:LAST"),
+    ]
+    with programs("launch.sft", tmp_path, heavy=HEAVY, JAX_PLATFORMS="nowhere") as start:
+        for changed, message in cases:
+            assert message in start(*sft(world, tmp_path / "run", **changed)).line
+    assert not (tmp_path / "run").exists()
+
+
+def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> None:
+    nowhere = tmp_path / "nowhere"
+    key = tmp_path / "key"
+    cases: list[tuple[dict[str, Path | str], str]] = [
+        ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
+        ({"environments": world / "data"}, "holds Trajectory records, expected ToolEnvironment"),
+        ({"config": world / "sft.py"}, "is of type SFTRun; this program takes one of GRPORun"),
+        ({"config.grpo.solve_rates": "[0.1,0.9]"}, "has no recorded solve rate"),
+        ({"weights": nowhere}, f"{nowhere} has no config.json"),
+        ({"rollout_key_file": key}, f"--rollout_key_file={key} is no file"),
+        ({"sandbox_token_file": key}, "--sandbox_token_file is for a service"),
+    ]
+    with programs("launch.grpo", tmp_path, heavy=HEAVY, JAX_PLATFORMS="nowhere") as start:
+        for changed, message in cases:
+            assert message in start(*grpo(world, tmp_path / "run", **changed)).line
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Corrupt files, two runs, and disks
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "other"])
+def test_records_that_are_corrupt_are_refused_by_name(world, start_sft, tmp_path, damage) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(world / "data", data)
+    file = data / "records.array_record"
+    content = bytearray(file.read_bytes())
+    if damage == "other":  # whole, and of as many records: only the digest tells
+        other = trajectories(8, longest=2)
+        other[0] = msgspec.structs.replace(other[0], id="another")
+        shutil.copy(make_dataset(tmp_path / "others", other) / file.name, file)
+    else:
+        if damage == "changed":
+            used = [place for place, byte in enumerate(content) if byte]  # the others fill blocks up
+            content[used[len(used) // 2]] ^= 0xFF
+        file.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+    assert str(data) in start_sft(*sft(world, tmp_path / "run", data=data)).line
+    assert not list((tmp_path / "run").rglob("_CHECKPOINT_METADATA"))
+
+
+def test_a_second_run_is_refused_before_it_writes(world, start_sft, tmp_path) -> None:
+    """`run.json` was rewritten by the one that was refused."""
+    workdir = tmp_path / "run"
+    with locked(workdir):
+        line = start_sft(*sft(world, workdir)).line
+        assert f"is in use by another process (process {os.getpid()} of " in line
+        assert [one.name for one in workdir.iterdir()] == ["lock"]
+
+
+def test_conversions_and_measurements_hold_what_they_write(world, tmp_path) -> None:
+    target = tmp_path / "target"
+    cases = [
+        ("launch.convert", [f"--from_hf={world / 'serve'}", f"--to_orbax={target}"]),
+        (
+            "launch.difficulty",
+            [f"--environments={world / 'environments'}", f"--to={target}", f"--weights={world / 'serve'}"]
+            + ["--max_prompt_tokens=400", "--max_response_tokens=100"],
+        ),
+    ]
+    with locked_target(target):
+        for module, arguments in cases:
+            with programs(module, tmp_path, heavy=HEAVY) as start:
+                assert "is being written by another process" in start(*arguments).line
+    assert not list(tmp_path.glob(".target*")) and not target.exists()
+
+
+def test_a_full_disk_is_refused_by_name_and_leaves_nothing_half(world, start_sft, tmp_path) -> None:
+    workdir = tmp_path / "run"
+    line = start_sft(*sft(world, workdir), file_bytes=200_000).line
+    assert str(workdir) in line and "could not be written" in line
+    checkpointer = Checkpointer(workdir / "checkpoints", reading=True)
+    assert checkpointer.latest() is None
+    checkpointer.close()
+    assert start_sft(*sft(world, workdir)).code == 0  # there is room again
+
+
+def test_a_folder_that_may_not_be_written_is_refused_by_name(world, start_sft, tmp_path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    if os.geteuid():
+        folder.chmod(0o500)
+    elif subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("needs to mount a disk, or not to be root")
+    try:
+        assert f"error: {folder}/run: " in start_sft(*sft(world, folder / "run")).line
+    finally:
+        if not os.geteuid():
+            subprocess.run(["umount", folder], check=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ctrl-C and SIGTERM
+
+
+def interrupted(module: str, arguments: list[str], workdir: Path, number: int) -> tuple[int, str]:
+    """Exit code and standard error of a training program that gets a signal, with all its children, in its steps."""
+    command = [sys.executable, "-m", module, *arguments]
+    with open(workdir.with_name("errors"), "w+b") as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors, start_new_session=True)
+        while process.poll() is None and not (workdir / "metrics" / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+        process.wait(timeout=300)
+        errors.seek(0)
+        return process.returncode, errors.read().decode()
+
+
+def test_ctrl_c_ends_training_in_one_line_and_sigterm_saves(world, tmp_path) -> None:
+    """All four at once: most of their time they wait for one another's processor."""
+    runs = {
+        (name, number): tmp_path / f"{name}{int(number)}" / "run"
+        for name in ("sft", "grpo")
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+
+    def end(key: tuple[str, signal.Signals]) -> tuple[int, str]:
+        (name, number), workdir = key, runs[key]
+        workdir.parent.mkdir()
+        if name == "sft":
+            arguments = [*sft(world, workdir, config=world / "long.py"), "--config.sft.data.workers=1"]
+        else:
+            arguments = [*grpo(world, workdir), "--config.grpo.steps=10000"]
+        return interrupted(f"launch.{name}", arguments, workdir, number)
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = dict(zip(runs, pool.map(end, runs), strict=True))
+    for (name, number), (code, said) in ended.items():
+        assert "Traceback" not in said and "KeyboardInterrupt" not in said, said
+        last = said.splitlines()[-1]
+        checkpointer = Checkpointer(runs[name, number] / "checkpoints", reading=True)
+        saved = checkpointer.latest()
+        checkpointer.close()
+        if number == signal.SIGINT:
+            expected = "interrupted; run the same command again: it goes on from its last checkpoint"
+            assert (code, last) == (130, expected), said
+        else:
+            rows = read_metrics(runs[name, number] / "metrics")
+            assert code == 0 and "preempted" in said and saved == rows[-1]["step"], said
+        for step in (runs[name, number] / "checkpoints" / "params").iterdir():
+            if step.name.isdecimal():
+                assert json.loads((step / "_CHECKPOINT_METADATA").read_text(encoding="utf-8"))

@@ -1,0 +1,41 @@
+"""The report's pictures: what a server calls itself, and its tools, is only text."""
+
+from __future__ import annotations
+
+import html
+import warnings
+import xml.etree.ElementTree as ET
+
+import matplotlib.pyplot as plt
+import networkx as nx
+import pytest
+
+from launch.quickstart.report import STYLE, svg, tool_graph
+from synthesis.core.records import CodeExecution, ToolServer
+
+HOSTILE = [
+    "$x{$",
+    r"$\frac{1}{$ \undefined",
+    "</script></svg><script>alert(1)</script>",
+    "{{ 7 * 7 }} {% raw %}",
+    "_hidden & <b>",
+    "\x1b[2J\u202ereversed\x00\ud800",
+    "北京 🙂",
+    "two\nlines",
+]
+
+
+@pytest.mark.parametrize("title", HOSTILE)
+def test_any_title_and_any_tool_s_name_is_drawn_as_it_is(tmp_path, title) -> None:
+    graph = nx.DiGraph()
+    graph.add_edge(title.replace("\x1b", "").replace("\x00", "").replace("\ud800", ""), "$y^{$", weight=2)
+    nx.write_graphml(graph, tmp_path / "server.graphml")
+    servers = [ToolServer("server", title, "", "facts", "en", [], CodeExecution(""))]
+    with plt.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of signs that the font lacks
+        drawn = svg(tool_graph([tmp_path / "server.graphml"], servers))
+    assert "<script" not in drawn and drawn.count("</svg>") == 1
+    texts = {"".join(one.itertext()) for one in ET.fromstring(drawn).iter() if one.tag.endswith("}text")}
+    assert "$y^{$" in texts
+    if title.isprintable():
+        assert html.unescape(title) in texts
