@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.service import Pages
 
 flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(services)
 
 _DATASET = flags.DEFINE_string(
     "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
@@ -44,19 +45,14 @@ async def _serve() -> int:
 
     if not _DATASET.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
-    token = cli.token_of(_TOKEN_FILE)
-    try:
-        config = ViewerConfig(host=_HOST.value, port=_PORT.value, token=token)
-    except ValueError as error:
-        raise cli.UsageError(str(error)) from None
+    config = services.reached(ViewerConfig, host=_HOST.value, port=_PORT.value, token=cli.token_of(_TOKEN_FILE))
     told = services.told_to_stop()
     card = read_card(_DATASET.value)
     async with AsyncExitStack() as stack:
         pages, sandboxed = await _pages(_DATASET.value, card.get("kind"), stack)
         service = ViewerService(pages, card, config)
-        await services.listen(service, _HOST.value, _PORT.value)
-        host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-        print(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}", flush=True)
+        address = await services.listen(service)
+        print(f"{len(pages)} {pages.noun} on {address}/{sandboxed}", flush=True)
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")

@@ -13,6 +13,8 @@ from absl import flags
 
 from launch.flags import cli, services
 
+flags.adopt_module_key_flags(services)
+
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that callers must show.")
@@ -34,15 +36,15 @@ async def _serve() -> int:
     from sandbox import SandboxConfig, SandboxPool
     from sandbox.service import SandboxService, SandboxServiceConfig
 
-    token = cli.token_of(_TOKEN_FILE)
+    service_config = services.reached(
+        SandboxServiceConfig,
+        host=_HOST.value,
+        port=_PORT.value,
+        token=cli.token_of(_TOKEN_FILE),
+        max_waiting=_WAITING.value,
+        drain_seconds=_DRAIN.value,
+    )
     try:
-        service_config = SandboxServiceConfig(
-            host=_HOST.value,
-            port=_PORT.value,
-            token=token,
-            max_waiting=_WAITING.value,
-            drain_seconds=_DRAIN.value,
-        )
         pool_config = SandboxConfig(
             minimum_tier=_TIER.value,
             allow_unisolated=_UNISOLATED.value,
@@ -54,9 +56,9 @@ async def _serve() -> int:
     told = services.told_to_stop()
     async with SandboxPool(pool_config) as pool:
         service = SandboxService(pool, service_config)
-        await services.listen(service, _HOST.value, _PORT.value)
+        address = await services.listen(service)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
-        print(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})", flush=True)
+        print(f"sandbox on {address}, tier {pool.tier} ({layers})", flush=True)
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "calls")

@@ -14,6 +14,7 @@ from absl import flags
 from launch.flags import cli, policies, services
 
 flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(services)
 
 _NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
@@ -39,7 +40,8 @@ async def _serve() -> int:
     from astra_jax.serving.service import OpenAIService, ServingConfig
 
     name = _NAME.value or policies.source().name
-    serving = ServingConfig(
+    serving = services.reached(
+        ServingConfig,
         model=name,
         host=_HOST.value,
         port=_PORT.value,
@@ -54,8 +56,8 @@ async def _serve() -> int:
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = OpenAIService(engine, tokenizer, serving)
-        await services.listen(service, _HOST.value, _PORT.value)
-        print(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
+        address = await services.listen(service)
+        print(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")

@@ -25,7 +25,8 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
+from sandbox.access import ReachConfig
+from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
