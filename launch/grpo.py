@@ -1,7 +1,8 @@
 """GRPO of a Qwen3 against vLLM servers, or against the embedded engine.
 
     python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
-        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE
+        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
+        --rollout_sync_key_file=FILE
 
 Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
@@ -39,6 +40,14 @@ flags.adopt_module_key_flags(sandboxes)
 _ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments to train on.", required=True)
 _URLS = flags.DEFINE_list("rollout_urls", [], "vLLM servers; by default the embedded engine.")
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' API key.")
+_SYNC_KEY_FILE = flags.DEFINE_string(
+    "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
+)
+_CA_FILE = flags.DEFINE_string(
+    "rollout_ca_file",
+    None,
+    "PEM file of whoever signed the servers' certificates; by default the system's authorities.",
+)
 _SYNC = flags.DEFINE_enum(
     "rollout_sync", "plugin", ["plugin", "reload"], "How weights get there: our plugin, or vLLM's reload of a folder."
 )
@@ -59,6 +68,9 @@ def main() -> None:
     config = cli.overridden(cli.load_config(models.CONFIG.value))
     workdir = models.workdir()
     published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
+    for flag in (_KEY_FILE, _SYNC_KEY_FILE, _CA_FILE):
+        if flag.value and not _URLS.value:
+            raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_urls too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     with models.hosts():
@@ -103,7 +115,13 @@ async def _train(
             stack.callback(publisher.close)
             episode = config.grpo.episode
             way: Way = "reload" if _SYNC.value == "reload" else "plugin"
-            servers = VLLMConfig(urls=tuple(_URLS.value), api_key=cli.token_of(_KEY_FILE), sync=way)
+            servers = VLLMConfig(
+                urls=tuple(_URLS.value),
+                api_key=cli.token_of(_KEY_FILE),
+                sync_key=cli.token_of(_SYNC_KEY_FILE),
+                ca_file=cli.certificates_of(_CA_FILE),
+                sync=way,
+            )
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
                 VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
