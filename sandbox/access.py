@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import math
@@ -35,6 +36,7 @@ def shows_token(headers: Mapping[str, str], token: str | None) -> bool:
     )
 
 
+@functools.lru_cache(64)
 def names_this_machine(host: str | None) -> bool:
     """Whether a `Host` header is of a loopback address. A site may give its own name this machine's address."""
     try:
@@ -78,7 +80,8 @@ class ReachConfig:
         body_seconds: for a request's body.
         idle_seconds: how long a connection may stay open between two requests.
         stall_seconds: how long a caller may take nothing of an answer that waits for him.
-        max_connections: open at once; further ones wait in the kernel's queue.
+        max_connections: open at once, and at most half of the descriptors that the process may open; further ones wait
+            in the kernel's queue.
         address_share: of those, at most so much is one address's; what is above is hung up on. 1 behind a proxy.
         max_headers: of a request.
         max_header_bytes: of a request's line, and of each header.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import resource
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -113,8 +114,10 @@ class Connections:
         self._config = config
         self._serve = serve
         self._tls = config.tls()
-        self._room = asyncio.Semaphore(config.max_connections)
-        self._most_of_one = max(1, int(config.max_connections * config.address_share))
+        # What the service does for its callers wants descriptors, too.
+        most = max(1, min(config.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self._room = asyncio.Semaphore(most)
+        self._most_of_one = max(1, int(most * config.address_share))
         self._of: Counter[str] = Counter()  # by address
         self._held: set[Connection] = set()
         self._listeners: list[socket.socket] = []

@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import hdrs, web
 
@@ -140,43 +140,45 @@ class HttpService(abc.ABC):
             raise HttpRefusal(403, text)
         self.admit(request)
 
-    @contextlib.asynccontextmanager
-    async def _body(self, request: web.Request) -> AsyncIterator[None]:
-        """Have the body there, for `request.read()`.
+    def _claim(self, request: web.Request) -> int:
+        """Bytes that a request's body may take; 0 where none is read.
 
         Raises:
-            HttpRefusal: it is not JSON by its type, too large, too slow, broken, or there is no room for it.
+            HttpRefusal: it is not JSON by its type, too large, or there is no room for it.
         """
         if request.method in _WITHOUT_BODY or request.match_info.http_exception is not None:
-            yield
-            return
+            return 0
         if request.content_type != "application/json":
             raise HttpRefusal(415, f"Content-Type is {request.content_type[:_SHOWN]!r}; send application/json")
         if (encoding := request.headers.get(hdrs.CONTENT_ENCODING, "identity")) != "identity":
             raise HttpRefusal(415, f"Content-Encoding is {encoding[:_SHOWN]!r}; send the body as it is")
-        too_large = HttpRefusal(413, f"the body is larger than {self._most_bytes} bytes; send less")
         size = self._most_bytes if request.content_length is None else request.content_length
         if size > self._most_bytes:
-            raise too_large
+            raise self._too_large()
         if self._held_bytes and self._held_bytes + size > self.config.max_pending_bytes:
             text = f"{self._held_bytes} bytes of requests are under way, {size} more are too many; try again later"
             raise HttpRefusal(429, text, {"Retry-After": "1"})
-        self._held_bytes += size
+        return size
+
+    async def _receive(self, request: web.Request) -> None:
+        """Have the body there, for `request.read()`.
+
+        Raises:
+            HttpRefusal: it is too large, too slow or broken.
+        """
         try:
-            async with asyncio.timeout(self.config.body_seconds) as limit:
+            async with asyncio.timeout(self.config.body_seconds):
                 await request.read()
-            yield
         except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
+            raise self._too_large() from None
         except web.RequestPayloadError as error:
             raise HttpRefusal(400, f"the body is broken: {error}") from None
         except TimeoutError:
-            if not limit.expired():
-                raise
             text = f"the body was not there after {self.config.body_seconds:g} s; send it at once"
             raise HttpRefusal(408, text) from None
-        finally:
-            self._held_bytes -= size
+
+    def _too_large(self) -> HttpRefusal:
+        return HttpRefusal(413, f"the body is larger than {self._most_bytes} bytes; send less")
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -186,10 +188,13 @@ class HttpService(abc.ABC):
         self._idle.clear()
         if connection is not None:
             connection.begin()
+        size = 0
         try:
             self._admit(request)
-            async with self._body(request):
-                response = await handler(request)
+            if size := self._claim(request):
+                self._held_bytes += size
+                await self._receive(request)
+            response = await handler(request)
         except HttpRefusal as refused:
             response = self.refusal(request, refused)
         except web.HTTPException as error:  # no such route, or not by this method
@@ -199,6 +204,7 @@ class HttpService(abc.ABC):
         finally:
             if connection is not None:
                 connection.end()
+            self._held_bytes -= size
             self._open -= 1
             if not self._open:
                 self._idle.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import resource
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -306,6 +307,19 @@ async def test_who_comes_when_all_connections_are_taken_waits_for_one() -> None:
         held[0][1].close()
         assert (await late)[0] == 200
         held[1][1].close()
+
+
+async def test_connections_leave_descriptors_for_what_they_ask_for(monkeypatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 4))
+    async with echoing(max_connections=100, address_share=1.0) as (service, url):
+        held = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(3)]
+        assert service._connections is not None
+        await until(lambda: service._connections.open == 2)
+        await asyncio.sleep(0.2)
+        assert service._connections.open == 2
+        for _, writer in held:
+            writer.close()
+        assert (await post(url))[0] == 200
 
 
 async def test_limits_are_checked() -> None:

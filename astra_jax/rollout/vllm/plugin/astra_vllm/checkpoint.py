@@ -164,7 +164,8 @@ class PolicyCheckpoint:
             )
         layout = array.chunk_layout
         for chunk in (layout.read_chunk.shape, layout.write_chunk.shape):
-            if chunk is None or any(part > max(whole, 1) for part, whole in zip(chunk, array.shape, strict=True)):
+            parts = chunk or (None,) * array.rank
+            if any(part is None or part > max(whole, 1) for part, whole in zip(parts, array.shape, strict=True)):
                 shape = list(array.shape)
                 raise PolicyCheckpointError(f"{self.item}: leaf {name} of shape {shape} has larger chunks, {chunk}")
         return array
