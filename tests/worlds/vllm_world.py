@@ -162,7 +162,7 @@ class Server:
         else:
             self._pid = subprocess.Popen(
                 self._command,
-                env={**os.environ, **self._environment},
+                env={**os.environ, "PYTHONPATH": _plugin_path(), **self._environment},
                 stdout=self.log.open("ab"),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -201,13 +201,16 @@ def sync_settings(folder: Path) -> dict[str, str]:
     return {"ASTRA_SYNC_ROOT": str(folder), "ASTRA_SYNC_KEY_FILE": str(file)}
 
 
+def _plugin_path() -> str:
+    """So that the plugin is this checkout's, whichever is installed; vLLM finds it by what is."""
+    return os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @functools.cache
 def _zygote() -> subprocess.Popen[str]:
     """Ends with this process, which holds its input open."""
     command = [str(VLLM.with_name("python")), str(Path(__file__).with_name("vllm_zygote.py"))]
-    # The plugin is this checkout's; that the environment has one installed is what vLLM finds it by.
-    path = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _plugin_path()}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
