@@ -32,7 +32,6 @@ setup(
         "httpx2",
         "jax>=0.8",
         "jinja2>=3.1",
-        "jsonschema>=4.18",
         "matplotlib>=3.9",
         "mcp>=2",
         "mcp-server-git",
@@ -84,12 +83,17 @@ setup(
         # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
         "bench": ["accelerate", "datasets", "trl"],
         "test": [
+            "detect-secrets",
             "gcp-storage-emulator",
             "gcsfs",
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",
+            # What the check of arguments is compared with.
+            "jsonschema>=4.18",
             "mypy",
+            "packaging",
+            "pip-audit",
             "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",

@@ -42,16 +42,25 @@ SPECIAL_TOKENS = FRAME_TOKENS + TEXT_TOKENS
 _CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
 _PIECES = rf"{_CJK}|\p{{Lu}}(?!\p{{Ll}})|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}{{1,2}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
 _MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
+_WINDOW = 1 << 16
+"""Characters that are counted at a time; while tokenising, each token takes some hundred bytes."""
+_SHRINKING = 3
+"""Unicode's composition makes at most so many bytes one: of U+212A's three a K, of nine for U+0DDD three."""
 
 
 class TokenizerError(Exception):
     """A folder holds no usable tokenizer; the message says what is missing."""
 
 
+class TooManyTokens(ValueError):
+    """A text has more tokens than there is room for."""
+
+
 class ChatTokenizer:
-    """Text to ids and back. Made by `train` or `load`.
+    """Text to ids and back. Made by `train` or `load`. Encoding lets other threads run meanwhile.
 
     Attributes:
+        start_id: of `<|im_start|>`, which begins a turn.
         eos_id: of `<|im_end|>`, which ends a turn.
         pad_id: of `<|endoftext|>`.
         vocab_size: ids are below it; a model's embedding may be larger.
@@ -68,9 +77,14 @@ class ChatTokenizer:
                 )
             ids[token] = token_id
         self._tokenizer = tokenizer
+        self.start_id: int = ids[TURN_START]
         self.eos_id: int = ids[TURN_END]
         self.pad_id: int = ids[PAD]
-        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        # A character of a token's name is a byte of its text, or more in one that was added.
+        longest = max(len(token.encode()) if token in SPECIAL_TOKENS else len(token) for token in vocabulary)
+        self._most_per_token = longest * (1 if tokenizer.normalizer is None else _SHRINKING)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, dir: Path | str) -> ChatTokenizer:
@@ -159,21 +173,51 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode_segments([Segment(text, trainable=False)])[0]
+
+    def most_characters(self, tokens: int) -> int:
+        """Characters beyond which a text surely has more tokens than these: it need not be tokenised to know that."""
+        return tokens * self._most_per_token
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def encode_segments(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-        """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable)."""
-        encodings = self._tokenizer.encode_batch([segment.text for segment in segments], add_special_tokens=False)
+    def encode_segments(self, segments: Sequence[Segment], *, most: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable).
+
+        Args:
+            most: ids of all segments together. A text that has far more costs time and memory for twice as many.
+
+        Raises:
+            TooManyTokens: there are more than `most`.
+        """
+        texts = [segment.text for segment in segments]
+        if most is not None:
+            self._check_roughly(texts, most)
+        # In batches the interpreter is free for other threads, and without offsets it takes half the time.
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if most is not None and (count := sum(map(len, encodings))) > most:
+            raise TooManyTokens(f"{count} tokens")
         ids: list[int] = []
         mask: list[int] = []
         for segment, encoding in zip(segments, encodings, strict=True):
             ids += encoding.ids
             mask += [int(segment.trainable)] * len(encoding.ids)
         return ids, mask
+
+    def _check_roughly(self, texts: Sequence[str], most: int) -> None:
+        """Raises `TooManyTokens` at twice as many, which no cut through a text makes of what would fit: a window holds
+        hundreds of tokens at least, and its ends cost a few."""
+        count, size, windows = 0, 0, list[str]()
+        for window in (text[at : at + _WINDOW] for text in texts for at in range(0, len(text), _WINDOW)):
+            windows.append(window)
+            size += len(window)
+            if size >= _WINDOW:
+                count += sum(map(len, self._tokenizer.encode_batch_fast(windows, add_special_tokens=False)))
+                if count > 2 * most:
+                    raise TooManyTokens(f"more than {most} tokens")
+                size, windows = 0, []
 
 
 _HF_CONFIG = {

@@ -18,13 +18,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import curves, rows
+from launch.flags import cli
+from launch.flags.numbers import numbers_of
+from sandbox.settings import Seed
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
-_PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+_PROFILE = flags.DEFINE_enum("profile", "quick", ["quick", "full", "ci"], "Profile of launch.quickstart.")
 _FIGURE = flags.DEFINE_string("figure", None, "Write the curves of all arms and seeds to this SVG file.")
 
 ARMS: dict[str, Callable[[Any], Any]] = {
@@ -45,10 +48,8 @@ COLUMNS = {
 CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "rollout/recall": "recall"}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in map(int, _SEEDS.value)}
+def main() -> None:
+    runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in numbers_of(_SEEDS, Seed)}
     for seed, run in runs.items():
         command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
         subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
@@ -117,4 +118,4 @@ async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -14,12 +14,15 @@ import os
 import statistics
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
+from launch.flags import cli
+from launch.flags.numbers import number_flag, numbers_of
+from sandbox.settings import Count
 
 SIDES = ("engine", "transformers", "vllm")
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
@@ -28,8 +31,8 @@ VLLM_PYTHON = rows.ROOT / ".venv-vllm" / "vllm" / "bin" / "python"
 _CASES = flags.DEFINE_list("case", ["1m", "30m"], f"Of {', '.join(SHAPES)}.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "16", "64"], "Requests at once.")
 _SIDES = flags.DEFINE_list("sides", list(SIDES), f"Of {', '.join(SIDES)}.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each side with each batch.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
+_ROUNDS = number_flag("rounds", 5, Count, "Turns of each side with each batch.")
+_THREADS = number_flag("threads", os.cpu_count(), Count, "Threads of each side.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode.jsonl.")
 
 
@@ -89,18 +92,16 @@ def compare(case: str, names: list[str], batches: list[int], threads: int, round
     return found
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     for flag, known in ((_CASES, SHAPES), (_SIDES, SIDES)):
         for name in flag.value:
             if name not in known:
-                raise app.UsageError(f"--{flag.name}={name}: use some of {', '.join(known)}")
+                raise cli.UsageError(f"--{flag.name}={name}: use some of {', '.join(known)}")
     names = [name for name in _SIDES.value if name != "vllm" or VLLM_PYTHON.exists()]
     for case in _CASES.value:
-        for row in compare(case, names, [int(one) for one in _BATCHES.value], _THREADS.value, _ROUNDS.value):
+        for row in compare(case, names, numbers_of(_BATCHES, Count), _THREADS.value, _ROUNDS.value):
             rows.report("decode", row, save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

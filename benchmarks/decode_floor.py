@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
 from benchmarks import rows
 from launch.flags.cli import UsageError, run
+from launch.flags.numbers import number_flag, numbers_of
+from sandbox.settings import Bound, Count
 
 if TYPE_CHECKING:
     from astra_jax.models.qwen3.presets import Qwen3Config
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 
 _MODEL = flags.DEFINE_string("model", "4b", "Name of a dense preset.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "64"], "Requests at once.")
-_PROMPT = flags.DEFINE_integer("prompt_tokens", 1024, "Of each request.", lower_bound=2)
-_NEW = flags.DEFINE_integer("new_tokens", 256, "Of each request.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Of each batch, after one that compiles.", lower_bound=1)
-_BANDWIDTH = flags.DEFINE_float("bandwidth", None, "Bytes a second, where the device's is not known.", lower_bound=1)
+_PROMPT = number_flag("prompt_tokens", 1024, Annotated[int, Bound(least=2, most=2**31 - 1)], "Of each request.")
+_NEW = number_flag("new_tokens", 256, Count, "Of each request.")
+_ROUNDS = number_flag("rounds", 3, Count, "Of each batch, after one that compiles.")
+_BANDWIDTH = number_flag(
+    "bandwidth", None, Annotated[float, Bound(least=1, most=1e18)], "Bytes a second, where the device's is not known."
+)
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/decode_floor.jsonl.")
 
 
@@ -90,8 +94,7 @@ def main() -> None:
     dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
     if _MODEL.value not in dense:
         raise UsageError(f"--model is {_MODEL.value!r}; use one of {', '.join(dense)}")
-    if not all(batch.isdigit() and int(batch) > 0 for batch in _BATCHES.value):
-        raise UsageError(f"--batches is {','.join(_BATCHES.value)!r}; use positive whole numbers")
+    batches = numbers_of(_BATCHES, Count)
     kind = jax.devices()[0].device_kind
     bandwidth = _BANDWIDTH.value
     if bandwidth is None:
@@ -99,7 +102,7 @@ def main() -> None:
             raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
         bandwidth = chip.hbm_bandwidth
     model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
-    for row in asyncio.run(compare(model, [int(batch) for batch in _BATCHES.value], bandwidth)):
+    for row in asyncio.run(compare(model, batches, bandwidth)):
         rows.report("decode_floor", row, save=_SAVE.value)
 
 

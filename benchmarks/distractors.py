@@ -14,12 +14,15 @@ import itertools
 import random
 import statistics
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Count
 from synthesis.core.records import CodeTool
 from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
@@ -28,10 +31,10 @@ from synthesis.facts.relations import all_relations
 from synthesis.facts.servers import tool_spec
 from synthesis.pipeline.embedding import SentenceEmbedder
 
-_TOOLS = flags.DEFINE_integer("tools", 20_000, "Documents in the index.", lower_bound=100)
-_NEEDED = flags.DEFINE_integer("needed", 4, "Tools that an environment needs.", lower_bound=1)
-_DRAWS = flags.DEFINE_integer("draws", 5_000, "Environments of each round.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds of draws; the median counts.", lower_bound=1)
+_TOOLS = number_flag("tools", 20_000, Annotated[int, Bound(least=100, most=2**31 - 1)], "Documents in the index.")
+_NEEDED = number_flag("needed", 4, Count, "Tools that an environment needs.")
+_DRAWS = number_flag("draws", 5_000, Count, "Environments of each round.")
+_ROUNDS = number_flag("rounds", 5, Count, "Rounds of draws; the median counts.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/distractors.jsonl.")
 
 
@@ -78,10 +81,10 @@ async def measure(tools: int, needed: int, draws: int, rounds: int) -> dict[str,
     }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     figures = asyncio.run(measure(_TOOLS.value, _NEEDED.value, _DRAWS.value, _ROUNDS.value))
     rows.report("distractors", figures, save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -11,14 +11,17 @@ import asyncio
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Seed
 
-_COUNT = flags.DEFINE_integer("count", 600, "Questions asked for.", lower_bound=10)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the run.", lower_bound=0)
+_COUNT = number_flag("count", 600, Annotated[int, Bound(least=10, most=2**31 - 1)], "Questions asked for.")
+_SEED = number_flag("seed", 0, Seed, "Of the run.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/environments.jsonl.")
 
 
@@ -52,11 +55,11 @@ async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(_COUNT.value, _SEED.value, Path(folder)))
     rows.report("environments", figures, save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -10,9 +10,10 @@ import json
 import subprocess
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
 
 LONG, PAPER_SFT = 74_752, 20_480
 PLANS = (
@@ -76,9 +77,7 @@ def table(found: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     for key in PLANS:
         size, kind = key[1], key[3].partition(":")[0]
         if size in (_ONLY.value or [size]) and kind in (_CHIPS.value or [kind]):
@@ -91,4 +90,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -12,9 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import curves, rows
+from launch.flags import cli
+from launch.flags.numbers import numbers_of
+from sandbox.settings import Seed
 
 SFT_GAIN = 0.25
 GRPO_GAIN = 0.10
@@ -23,7 +26,7 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Parent folder of the runs; finished ones are not run again.", required=True
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")
-_PROFILE = flags.DEFINE_string("profile", "quick", "Profile of launch.quickstart.")
+_PROFILE = flags.DEFINE_enum("profile", "quick", ["quick", "full", "ci"], "Profile of launch.quickstart.")
 _FIGURE = flags.DEFINE_string("figure", None, "Write GRPO's curves of all seeds to this SVG file.")
 
 CURVES = {
@@ -33,11 +36,9 @@ CURVES = {
 }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     reached, metrics = [], []
-    for seed in _SEEDS.value:
+    for seed in numbers_of(_SEEDS, Seed):
         workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
         command = [f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
         subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
             "quickstart",
             {
                 "profile": _PROFILE.value,
-                "seed": int(seed),
+                "seed": seed,
                 "f1": f1,
                 **{name: round(gain, 4) for name, gain in gains.items()},
                 "episodes": summary["held_out"]["grpo"]["episodes"],
@@ -64,4 +65,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -19,17 +19,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
 from sandbox import Sandbox, SandboxConfig, SandboxPool
+from sandbox.settings import Bound
 
 PARTS = ("rates", "cold", "latency", "http", "many")
 _ONLY = flags.DEFINE_list("only", list(PARTS), f"Of {', '.join(PARTS)}.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each side.", lower_bound=3)
-_SECONDS = flags.DEFINE_float("seconds", 4.0, "Of each turn.", lower_bound=0.5)
+_ROUNDS = number_flag("rounds", 5, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns of each side.")
+_SECONDS = number_flag("seconds", 4.0, Annotated[float, Bound(least=0.5, most=86_400)], "Of each turn.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sandbox.jsonl.")
 
 CALLERS = 64
@@ -316,11 +319,9 @@ async def measure() -> dict[str, Any]:
     return found
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     if unknown := set(_ONLY.value) - set(PARTS):
-        raise app.UsageError(f"--only={','.join(sorted(unknown))}: use some of {', '.join(PARTS)}")
+        raise cli.UsageError(f"--only={','.join(sorted(unknown))}: use some of {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # so that no module of the project is in a child's way
         found = asyncio.run(measure())
@@ -328,4 +329,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -18,16 +18,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
 from sandbox import CallResult, Outcome, SandboxConfig, SandboxPool
+from sandbox.settings import Bound, Seed
 
-_CALLS = flags.DEFINE_integer("calls", 1_000_000, "How many.", lower_bound=1000)
-_KILL_SECONDS = flags.DEFINE_float("kill_seconds", 1.0, "Between two kills, on average.", lower_bound=0.01)
-_SEED = flags.DEFINE_integer("seed", 0, "Of what is called and who is killed.")
+_CALLS = number_flag("calls", 1_000_000, Annotated[int, Bound(least=1_000, most=2**31 - 1)], "How many.")
+_KILL_SECONDS = number_flag(
+    "kill_seconds", 1.0, Annotated[float, Bound(least=0.01, most=86_400)], "Between two kills, on average."
+)
+_SEED = number_flag("seed", 0, Seed, "Of what is called and who is killed.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sandbox_soak.jsonl.")
 
 ENVIRONMENTS, SLOTS = 24, 16  # more than fit: some are evicted all the time
@@ -192,13 +197,11 @@ async def soak(calls: int, *, kill_seconds: float, seed: int = 0) -> dict[str, A
     }
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> int:
     found = asyncio.run(soak(_CALLS.value, kill_seconds=_KILL_SECONDS.value, seed=_SEED.value))
     rows.report("sandbox_soak", found, save=_SAVE.value)
     return 1 if found["mistakes"] or found["answered"] != found["calls"] else 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -15,18 +15,21 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from astra_jax.sft.data import DataConfig
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import words
+from launch.flags import cli
 from launch.flags.cli import with_cpu_environment
+from launch.flags.numbers import number_flag, numbers_of
+from sandbox.settings import Bound, CountOrZero
 
 _WORKERS = flags.DEFINE_list("workers", ["0", "2"], "Processes that make batches ahead; one measurement for each.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns.", lower_bound=3)
+_ROUNDS = number_flag("rounds", 5, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sft_input.jsonl.")
 
 _LONG = 32_768
@@ -115,16 +118,13 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    if not all(count.isdecimal() for count in _WORKERS.value):
-        raise app.UsageError(f"--workers={','.join(_WORKERS.value)}: write numbers, such as 0,2")
+def main() -> None:
+    workers = numbers_of(_WORKERS, CountOrZero)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), [int(count) for count in _WORKERS.value], _ROUNDS.value)
+        figures = measure(Path(folder), workers, _ROUNDS.value)
     rows.report("sft_input", figures, save=_SAVE.value)
 
 
 if __name__ == "__main__":
     with_cpu_environment("benchmarks.sft_input")
-    app.run(main)
+    cli.run(main)

@@ -17,15 +17,18 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
 from benchmarks.texts import words
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Count, Length
 
 SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
 """By name, the seed of the data's order."""
@@ -35,11 +38,11 @@ WINDOW = 10
 
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories; by default one that is made up.")
 _SHAPE = flags.DEFINE_enum("shape", "1m", list(SHAPES), "Size of the model, random weights.")
-_SEQ_LEN = flags.DEFINE_integer("seq_len", 2048, "Tokens of a row.")
-_ROWS = flags.DEFINE_integer("rows", 2, "Rows of a step.")
-_STEPS = flags.DEFINE_integer("steps", 100, "Steps of each side.", lower_bound=2 * WINDOW)
-_TURN = flags.DEFINE_integer("turn", 5, "Steps of a turn.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
+_SEQ_LEN = number_flag("seq_len", 2048, Length, "Tokens of a row.")
+_ROWS = number_flag("rows", 2, Count, "Rows of a step.")
+_STEPS = number_flag("steps", 100, Annotated[int, Bound(least=2 * WINDOW, most=2**31 - 1)], "Steps of each side.")
+_TURN = number_flag("turn", 5, Count, "Steps of a turn.")
+_THREADS = number_flag("threads", os.cpu_count(), Count, "Threads of each side.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sft_vs_pytorch.jsonl.")
 
 
@@ -133,14 +136,12 @@ def _apart(one: list[float], other: list[float]) -> float:
     return statistics.mean(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     if _STEPS.value % _TURN.value:
-        raise app.UsageError(f"--steps={_STEPS.value} is no multiple of --turn={_TURN.value}")
+        raise cli.UsageError(f"--steps={_STEPS.value} is no multiple of --turn={_TURN.value}")
     with tempfile.TemporaryDirectory() as folder:
         rows.report("sft_vs_pytorch", compare(prepare(Path(folder))), save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

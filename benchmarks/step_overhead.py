@@ -8,16 +8,19 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Count
 
 DEPTHS = (4, 32)
 
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Compilations of each depth, interleaved.", lower_bound=1)
-_CALLS = flags.DEFINE_integer("calls", 50, "Steps whose dispatch is timed.", lower_bound=5)
+_ROUNDS = number_flag("rounds", 3, Count, "Compilations of each depth, interleaved.")
+_CALLS = number_flag("calls", 50, Annotated[int, Bound(least=5, most=2**31 - 1)], "Steps whose dispatch is timed.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/step_overhead.jsonl.")
 
 
@@ -71,9 +74,7 @@ def blocking_seconds(layers: int, calls: int) -> list[float]:
     return seconds[3:]
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     import jax
 
     jax.config.update("jax_cpu_enable_async_dispatch", True)
@@ -91,4 +92,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

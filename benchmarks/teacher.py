@@ -20,17 +20,22 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from absl import app, flags, logging
+from absl import flags, logging
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Count, SecondsOrZero
 
-_REQUESTS = flags.DEFINE_integer("requests", 51_200, "Requests of one measurement.", lower_bound=100)
-_IN_FLIGHT = flags.DEFINE_integer("in_flight", 256, "Requests in flight.", lower_bound=1)
-_LATENCY = flags.DEFINE_float("latency", 0.1, "Seconds from a request to its answer.", lower_bound=0)
-_TURNS = flags.DEFINE_integer("turns", 3, "Measurements of each side; the figures are medians.", lower_bound=1)
+_REQUESTS = number_flag(
+    "requests", 51_200, Annotated[int, Bound(least=100, most=2**31 - 1)], "Requests of one measurement."
+)
+_IN_FLIGHT = number_flag("in_flight", 256, Count, "Requests in flight.")
+_LATENCY = number_flag("latency", 0.1, SecondsOrZero, "Seconds from a request to its answer.")
+_TURNS = number_flag("turns", 3, Count, "Measurements of each side; the figures are medians.")
 _SIDES = flags.DEFINE_list("sides", ["stage", "teacher", "openai_raw", "openai"], "What to measure.")
 _UVLOOP = flags.DEFINE_bool("uvloop", False, "uvloop's event loop for the client, where it is installed.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/teacher.jsonl.")
@@ -171,7 +176,7 @@ def figures(folder: Path) -> dict[str, Any]:
     return row
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # the openai package would log each request
     with tempfile.TemporaryDirectory() as folder:
         row = figures(Path(folder))
@@ -179,4 +184,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -13,13 +13,17 @@ import os
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from absl import app, flags
+from absl import flags
 
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.sides import Side
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, Count
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 
@@ -48,8 +52,8 @@ CASES = {
 }
 
 _CASES = flags.DEFINE_list("case", list(CASES), f"Of {', '.join(CASES)}.")
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each side.", lower_bound=3)
-_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each side.")
+_ROUNDS = number_flag("rounds", 7, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns of each side.")
+_THREADS = number_flag("threads", os.cpu_count(), Count, "Threads of each side.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/train_step.jsonl.")
 
 
@@ -98,15 +102,13 @@ def compare(case: Case, threads: int, rounds: int) -> dict:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     for name in _CASES.value:
         if name not in CASES:
-            raise app.UsageError(f"--case={name}: use one of {', '.join(CASES)}")
+            raise cli.UsageError(f"--case={name}: use one of {', '.join(CASES)}")
         row = {"case": name, **compare(CASES[name], _THREADS.value, _ROUNDS.value)}
         rows.report("train_step", row, save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

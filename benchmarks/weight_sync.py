@@ -23,14 +23,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks import rows
+from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound
 
 _VLLM = flags.DEFINE_string("vllm", ".venv-vllm/vllm/bin/vllm", "vLLM's program, with our plugin beside it.")
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Syncs of each kind.", lower_bound=3)
+_ROUNDS = number_flag("rounds", 7, Annotated[int, Bound(least=3, most=2**31 - 1)], "Syncs of each kind.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/weight_sync.jsonl.")
 
 
@@ -159,12 +162,10 @@ def measure(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows.report("weight_sync", measure(Path(folder)), save=_SAVE.value)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -23,6 +23,7 @@ from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from sandbox.settings import Count, Seed, SettingError, Settings
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.trajectories.config import TrajectoriesConfig
 
@@ -77,7 +78,7 @@ _NO_THINKING = DataConfig(seq_len=_LENGTH, thinking=False)
 
 
 @dataclass(frozen=True)
-class QuickstartConfig:
+class QuickstartConfig(Settings):
     """All settings of the main job.
 
     Attributes:
@@ -122,7 +123,7 @@ class QuickstartConfig:
         split_by="signature",
         distractors={"high": 1, "medium": 1, "low": 1},
     )
-    vocab_size: int = 1_024
+    vocab_size: Count = 1_024
     model: Qwen3Config = Qwen3Config(
         vocab_size=1_024,
         d_model=192,
@@ -180,11 +181,12 @@ class QuickstartConfig:
     evaluation: EvalConfig = field(
         default_factory=lambda: EvalConfig(temperature=1.0, episodes_per_environment=3, episode=EPISODE)
     )
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model.vocab_size < self.vocab_size:
-            raise ValueError(
+            raise SettingError(
                 f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})"
             )
 

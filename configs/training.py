@@ -14,19 +14,30 @@ from astra_jax.models.qwen3.presets import PRESETS as MODELS
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from sandbox.settings import Settings
 
 
 @dataclass(frozen=True)
-class SFTRun:
-    """One SFT job."""
+class SFTRun(Settings):
+    """One SFT job.
+
+    Attributes:
+        model: the policy, in the precision that it is trained in.
+        sft: how it is trained.
+    """
 
     model: Qwen3Config
     sft: SFTConfig
 
 
 @dataclass(frozen=True)
-class GRPORun:
-    """One GRPO job."""
+class GRPORun(Settings):
+    """One GRPO job.
+
+    Attributes:
+        model: the policy, in the precision that it is trained in.
+        grpo: how it is trained.
+    """
 
     model: Qwen3Config
     grpo: GRPOConfig

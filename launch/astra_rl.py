@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, Seed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset of environments.")
 _TO = flags.DEFINE_string("to", None, "Folder of the dataset to write, or file.")
-_SEED = flags.DEFINE_integer("seed", 0, "Order of the tools of an exported record.")
-_CALLS = flags.DEFINE_integer(
-    "calls_per_answer", 512, "Most calls tried for one gold answer in a round.", lower_bound=1
-)
+_SEED = number_flag("seed", 0, Seed, "Order of the tools of an exported record.")
+_CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
 
 
 def main() -> None:

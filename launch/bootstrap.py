@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,10 @@ def main(arguments: list[str]) -> int:
         return fail(f"this is Python {sys.version.split()[0]}; run it with Python 3.11 or newer")
     if arguments in (["-h"], ["--help"]):
         print(__doc__)
+        return 0
+    if arguments == ["--version"]:
+        found = re.search(r'^__version__ = "(.+)"$', (ROOT / "astra_jax" / "__init__.py").read_text(), re.M)
+        print(f"astra_jax {found[1] if found else 'unknown'}")
         return 0
     if not arguments or arguments[0] not in COMMANDS:
         given = f"unknown command {arguments[0]!r}" if arguments else "no command"

@@ -12,12 +12,14 @@ from __future__ import annotations
 from absl import flags
 
 from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import CountOrZero
 
 _FROM_HF = flags.DEFINE_string("from_hf", None, "Directory with config.json and *.safetensors.")
 _TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
 _FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
 _TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
-_STEP = flags.DEFINE_integer("step", None, "Step of --from_orbax; by default the newest.")
+_STEP = number_flag("step", None, CountOrZero, "Step of --from_orbax; by default the newest.")
 _DTYPE = flags.DEFINE_enum("param_dtype", None, ["bfloat16", "float32"], "By default as the checkpoint has it.")
 
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, policies, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, CountOrZero, Length, Seed, Slots, Temperature
 
 if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
@@ -29,19 +31,19 @@ flags.adopt_module_key_flags(sandboxes)
 _ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments.", required=True)
 _TO = flags.DEFINE_string("to", None, "Dataset to write, in place of an older one.", required=True)
 _NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
-_EPISODES = flags.DEFINE_integer("episodes", 4, "Of each environment.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Of sampling; 1 is what GRPO trains with.", lower_bound=0)
-_SEED = flags.DEFINE_integer("seed", 0, "Of irrelevant tools, their order, and sampling.")
-_SLOTS = flags.DEFINE_integer("slots", 16, "Episodes under way.", lower_bound=1)
-_TURNS = flags.DEFINE_integer("max_turns", 32, "Assistant turns of an episode.", lower_bound=1)
-_PROMPT = flags.DEFINE_integer("max_prompt_tokens", 25_600, "Question and tool documents.", lower_bound=1)
-_RESPONSE = flags.DEFINE_integer(
+_EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
+_TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
+_SEED = number_flag("seed", 0, Seed, "Of irrelevant tools, their order, and sampling.")
+_SLOTS = number_flag("slots", 16, Slots, "Episodes under way.")
+_TURNS = number_flag("max_turns", 32, Count, "Assistant turns of an episode.")
+_PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Question and tool documents.")
+_RESPONSE = number_flag(
     "max_response_tokens",
     None,
+    Length,
     "All after the prompt, tool outputs too; by default 49,152, or what the model's max_positions leave.",
-    lower_bound=1,
 )
-_DISTRACTORS = flags.DEFINE_integer("distractors_per_band", 2, "Irrelevant tools of each band.", lower_bound=0)
+_DISTRACTORS = number_flag("distractors_per_band", 2, CountOrZero, "Irrelevant tools of each band.")
 
 
 def main() -> None:

@@ -13,24 +13,34 @@ command again after an interruption: finished work is not done again.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, executors
+from launch.flags.numbers import number_flag
+from sandbox.settings import Seed
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.environments.config import EnvironmentsConfig
 
 flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
 
 
-def main() -> None:
+def _settings() -> EnvironmentsConfig:
     from synthesis.environments.config import EnvironmentsConfig
 
-    asyncio.run(_synthesize(cli.overridden(EnvironmentsConfig())))
+    return EnvironmentsConfig()
 
 
-async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+def main() -> int:
+    return asyncio.run(_synthesize(cli.overridden(_settings())))
+
+
+async def _synthesize(config: EnvironmentsConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table
@@ -43,6 +53,7 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
         print(f"\n{workdir / split}\n{table(statistics)}")
     print()
     cli.print_rejected(summary.rejected, summary.details)
+    return cli.made(sum(summary.counts.values()), "an environment", wanted=config.count)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -56,4 +67,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=_settings)

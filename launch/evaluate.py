@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from launch.flags import cli, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, Length, Minutes, Seed, Temperature
 
 if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
@@ -45,18 +46,18 @@ _USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first li
 _JUDGE = flags.DEFINE_string("judge_endpoint", None, "Endpoint of the judge, where a suite has one.")
 _JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Its model.")
 _JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is its key.")
-_LIMIT = flags.DEFINE_integer("limit", None, "Items of each category; by default all.", lower_bound=1)
-_TRIALS = flags.DEFINE_integer("trials", None, "Samples of each item; by default as the suite says.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float("temperature", None, "Of sampling; by default the paper's.", lower_bound=0)
-_MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", None, "Of one completion; by default as the suite or the endpoint says.", lower_bound=1
+_LIMIT = number_flag("limit", None, Count, "Items of each category; by default all.")
+_TRIALS = number_flag("trials", None, Count, "Samples of each item; by default as the suite says.")
+_TEMPERATURE = number_flag("temperature", None, Temperature, "Of sampling; by default the paper's.")
+_MAX_TOKENS = number_flag(
+    "max_tokens", None, Length, "Of one completion; by default as the suite or the endpoint says."
 )
 _EXTRA = flags.DEFINE_string(
     "extra", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
 )
-_CONCURRENCY = flags.DEFINE_integer("concurrency", 32, "Items under way.", lower_bound=1)
-_TIMEOUT = flags.DEFINE_float("timeout_minutes", 30.0, "Of one completion.", lower_bound=0.01)
-_SEED = flags.DEFINE_integer("seed", 0, "Of sampling and of all else that is drawn.", lower_bound=0)
+_CONCURRENCY = number_flag("concurrency", 32, Count, "Items under way.")
+_TIMEOUT = number_flag("timeout_minutes", 30.0, Minutes, "Of one completion.")
+_SEED = number_flag("seed", 0, Seed, "Of sampling and of all else that is drawn.")
 
 
 def main() -> None:
@@ -161,9 +162,11 @@ def _sources() -> dict[str, Path]:
 
 
 def _extra() -> dict[str, Any]:
+    from synthesis.core.chat_format import parse_json
+
     try:
-        extra = json.loads(_EXTRA.value or "{}")
-    except json.JSONDecodeError as error:
+        extra = parse_json(_EXTRA.value or "{}")
+    except (ValueError, RecursionError) as error:  # NaN is none either: it would make the requests invalid
         raise cli.UsageError(f"--extra={_EXTRA.value} is not JSON ({error})") from None
     if not isinstance(extra, dict):
         raise cli.UsageError(f"--extra={_EXTRA.value} must be a JSON object, of fields of the request")

@@ -65,7 +65,7 @@ def main() -> None:
     from synthesis.core.datasets import read_dataset
     from synthesis.core.records import ToolEnvironment
 
-    config = cli.overridden(cli.load_config(models.CONFIG.value))
+    config = cli.overridden(models.config())
     workdir = models.workdir()
     published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
     for flag in (_KEY_FILE, _SYNC_KEY_FILE, _CA_FILE):
@@ -138,4 +138,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=lambda: models.config("grpo:0.6b"))

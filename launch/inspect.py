@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, sandboxes, services
+from launch.flags.numbers import number_flag
+from sandbox.settings import Port
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.service import Pages
@@ -29,7 +31,7 @@ _DATASET = flags.DEFINE_string(
     "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
-_PORT = flags.DEFINE_integer("port", 8800, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
+_PORT = number_flag("port", 8800, Port, "0 takes a free one.")
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that people must show.")
 
 

@@ -15,7 +15,9 @@ import os
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, meshes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Length
 
 _CONFIG = flags.DEFINE_string(
     "config",
@@ -25,7 +27,7 @@ _CONFIG = flags.DEFINE_string(
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, v6e:4x4, h200:8 or h100:2x8.", required=True
 )
-_TOKENS = flags.DEFINE_integer("tokens", None, "Longest sequence; by default the configuration's.", lower_bound=1)
+_TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default the configuration's.")
 _MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
 _SMALLEST = flags.DEFINE_bool("smallest", False, "Find the smallest slice that fits, up to --topology.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
@@ -50,14 +52,7 @@ def main() -> int:
         tokens = run.sft.data.seq_len
     else:
         tokens = run.grpo.episode.max_prompt_tokens + run.grpo.episode.max_response_tokens
-    mesh: dict[str, int] | None = None
-    if _MESH.value:
-        mesh = {}
-        for part in _MESH.value:
-            axis, _, size = part.partition("=")
-            if axis not in AXES or not size.lstrip("-").isdecimal():
-                raise cli.UsageError(f"--mesh has {part!r}; write AXIS=SIZE with an axis of {', '.join(AXES)}")
-            mesh[axis] = int(size)
+    mesh = meshes.axis_sizes(_MESH, AXES) or None
     slice_ = Slice.parse(_TOPOLOGY.value)
     if _SMALLEST.value:
         if mesh:
@@ -79,4 +74,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=lambda: cli.load_config(_CONFIG.value or "sft:0.6b"))

@@ -12,18 +12,20 @@ from __future__ import annotations
 from absl import flags
 
 from launch.flags import cli, services
+from launch.flags.numbers import number_flag
+from sandbox.settings import CountOrZero, Port, SecondsOrZero, Slots
 
 flags.adopt_module_key_flags(services)
 
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
-_PORT = flags.DEFINE_integer("port", 8700, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
+_PORT = number_flag("port", 8700, Port, "0 takes a free one.")
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that callers must show.")
 _TIER = flags.DEFINE_enum("minimum_tier", "C", ["A", "B", "C", "D"], "Weakest isolation to accept.")
 _UNISOLATED = flags.DEFINE_bool("allow_unisolated", False, "Accept tier D, where rlimits are all there is.")
-_SLOTS = flags.DEFINE_integer("max_slots", 1024, "Environments kept open at once.", lower_bound=1)
-_CONCURRENCY = flags.DEFINE_integer("concurrency", None, "Calls at once; by default four a core.", lower_bound=1)
-_WAITING = flags.DEFINE_integer("max_waiting", 1024, "Calls that may wait; more are answered 429.", lower_bound=0)
-_DRAIN = flags.DEFINE_float("drain_seconds", 60.0, "For calls in flight when it is told to stop.", lower_bound=0)
+_SLOTS = number_flag("max_slots", 1024, Slots, "Environments kept open at once.")
+_CONCURRENCY = number_flag("concurrency", None, Slots, "Calls at once; by default four a core.")
+_WAITING = number_flag("max_waiting", 1024, CountOrZero, "Calls that may wait; more are answered 429.")
+_DRAIN = number_flag("drain_seconds", 60.0, SecondsOrZero, "For calls in flight when it is told to stop.")
 
 
 def main() -> int:
@@ -44,15 +46,12 @@ async def _serve() -> int:
         max_waiting=_WAITING.value,
         drain_seconds=_DRAIN.value,
     )
-    try:
-        pool_config = SandboxConfig(
-            minimum_tier=_TIER.value,
-            allow_unisolated=_UNISOLATED.value,
-            max_slots=_SLOTS.value,
-            concurrency=_CONCURRENCY.value,
-        )
-    except ValueError as error:
-        raise cli.UsageError(str(error)) from None
+    pool_config = SandboxConfig(
+        minimum_tier=_TIER.value,
+        allow_unisolated=_UNISOLATED.value,
+        max_slots=_SLOTS.value,
+        concurrency=_CONCURRENCY.value,
+    )
     told = services.told_to_stop()
     async with SandboxPool(pool_config) as pool:
         service = SandboxService(pool, service_config)

@@ -9,23 +9,31 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Annotated
+
 from absl import flags
 
 from launch.flags import cli, policies, services
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound, CountOrZero, Port, SecondsOrZero, Slots
 
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(services)
 
 _NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
-_PORT = flags.DEFINE_integer("port", 8000, "0 takes a free one.", lower_bound=0, upper_bound=65_535)
+_PORT = number_flag("port", 8000, Port, "0 takes a free one.")
 _KEY_FILE = flags.DEFINE_string("api_key_file", None, "File whose first line is the key that callers must show.")
-_SLOTS = flags.DEFINE_integer("slots", 16, "Completions that decode together.", lower_bound=1)
-_LENGTH = flags.DEFINE_integer(
-    "max_length", None, "Prompt and completion; by default the model's max_positions, 32,768 at most.", lower_bound=2
+_SLOTS = number_flag("slots", 16, Slots, "Completions that decode together.")
+_LENGTH = number_flag(
+    "max_length",
+    None,
+    Annotated[int, Bound(least=2, most=2**24)],
+    "Prompt and completion; by default the model's max_positions, 32,768 at most.",
 )
-_WAITING = flags.DEFINE_integer("max_waiting", 1024, "Completions that may wait; more are answered 429.", lower_bound=0)
-_DRAIN = flags.DEFINE_float("drain_seconds", 60.0, "For requests in flight when it is told to stop.", lower_bound=0)
+_WAITING = number_flag("max_waiting", 1024, CountOrZero, "Completions that may wait; more are answered 429.")
+_DRAIN = number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop.")
 
 
 def main() -> int:
@@ -58,6 +66,7 @@ async def _serve() -> int:
         service = OpenAIService(engine, tokenizer, serving)
         address = await services.listen(service)
         print(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots", flush=True)
+        gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")

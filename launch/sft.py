@@ -21,13 +21,15 @@ from __future__ import annotations
 from absl import flags
 
 from launch.flags import cli, models
+from launch.flags.numbers import number_flag
+from sandbox.settings import CountOrZero
 
 flags.adopt_module_key_flags(models)
 
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories to train on; not with --bench.")
 _HELD_OUT = flags.DEFINE_string("held_out", None, "Dataset whose loss is logged every eval_every steps.")
-_PREVIEW = flags.DEFINE_integer("data.preview", 0, "Print so many examples and stop.", lower_bound=0)
-_BENCH = flags.DEFINE_integer("bench", 0, "So many steps on made-up data.", lower_bound=0)
+_PREVIEW = number_flag("data.preview", 0, CountOrZero, "Print so many examples and stop.")
+_BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
-    config = cli.overridden(cli.load_config(models.CONFIG.value))
+    config = cli.overridden(models.config())
     if not _DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset of trajectories, or --bench=STEPS")
     if _PREVIEW.value and _DATA.value:
@@ -78,4 +80,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.sft")
-    cli.run(main, user_errors=models.user_errors)
+    cli.run(main, user_errors=models.user_errors, settings=lambda: models.config("sft:0.6b"))

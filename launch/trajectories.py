@@ -14,24 +14,34 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, executors
+from launch.flags.numbers import number_flag
+from sandbox.settings import Seed
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.trajectories.config import TrajectoriesConfig
 
 flags.adopt_module_key_flags(executors)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
 
 
-def main() -> None:
+def _settings() -> TrajectoriesConfig:
     from synthesis.trajectories.config import TrajectoriesConfig
 
-    asyncio.run(_synthesize(cli.overridden(TrajectoriesConfig())))
+    return TrajectoriesConfig()
 
 
-async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
+def main() -> int:
+    return asyncio.run(_synthesize(cli.overridden(_settings())))
+
+
+async def _synthesize(config: TrajectoriesConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
@@ -50,9 +60,10 @@ async def _synthesize(config) -> None:  # type: ignore[no-untyped-def]
         print(f"{name:<32} {value}")
     print()
     cli.print_rejected(summary.rejected, summary.details)
+    return cli.made(summary.counts["trajectories"], "a trajectory", wanted=config.trajectories)
 
 
-def _identity(config, seed: int) -> str:  # type: ignore[no-untyped-def]
+def _identity(config: TrajectoriesConfig, seed: int) -> str:
     """Names the journal: another configuration, seed or content of the files that are read starts anew."""
     import dataclasses
     import hashlib
@@ -80,4 +91,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=_settings)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import hmac
 import ipaddress
-import math
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
+from sandbox.settings import Bound, Count, Port, Seconds, SecondsOrZero, SettingError, Settings, Total
+
+Part = Annotated[float, Bound(above=0, most=1)]
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 """Headers of an answer to who did not show the token."""
 
@@ -24,6 +26,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def network_of(address: str) -> str:
+    """What callers are told apart by: the address, of IPv6 its first 64 bits, below which one caller has all."""
+    try:
+        one = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # a socket of this machine
+        return address
+    return str(ipaddress.ip_network((one, 64), strict=False)) if one.version == 6 else address
 
 
 def shows_token(headers: Mapping[str, str], token: str | None) -> bool:
@@ -54,18 +65,18 @@ def trusting(ca_file: str | None) -> ssl.SSLContext | None:
     """How a client checks a service's certificate: by this file of authorities, or None: by the system's.
 
     Raises:
-        ValueError: the file cannot be read, or holds no certificate.
+        SettingError: the file cannot be read, or holds no certificate.
     """
     if ca_file is None:
         return None
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
-        raise ValueError(f"{ca_file} is no file of certificates (PEM): {_reason(error)}") from None
+        raise SettingError(f"{ca_file} is no file of certificates (PEM): {_reason(error)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReachConfig:
+class ReachConfig(Settings):
     """How a service is reached.
 
     Attributes:
@@ -94,43 +105,29 @@ class ReachConfig:
     """What the service's users know the token as."""
 
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Port = 0
     token: str | None = None
-    drain_seconds: float = 60.0
+    drain_seconds: SecondsOrZero = 60.0
     tls_cert: str | None = None
     tls_key: str | None = None
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    idle_seconds: float = 75.0
-    stall_seconds: float = 60.0
-    max_connections: int = 2048
-    address_share: float = 0.75
-    max_headers: int = 64
-    max_header_bytes: int = 8190
-    max_pending_bytes: int = 256 << 20
+    header_seconds: Seconds = 10.0
+    body_seconds: Seconds = 60.0
+    idle_seconds: Seconds = 75.0
+    stall_seconds: Seconds = 60.0
+    max_connections: Count = 2048
+    address_share: Part = 0.75
+    max_headers: Count = 64
+    max_header_bytes: Count = 8190
+    max_pending_bytes: Total = 256 << 20
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.token and not is_loopback(self.host):
-            raise ValueError(
+            raise SettingError(
                 f"{type(self).__name__}.host={self.host!r} can be reached from other machines, and no "
                 f"{self.TOKEN_NAME} is set: whoever reaches it could {self.RISK}; set one, or listen on 127.0.0.1"
             )
-        self.check_not_negative("drain_seconds")
-        for name in ("header_seconds", "body_seconds", "idle_seconds", "stall_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{type(self).__name__}.{name}={getattr(self, name)}: must be finite and above 0")
-        for name in ("max_connections", "max_headers", "max_header_bytes", "max_pending_bytes"):
-            if not 1 <= getattr(self, name) < 1 << 48:
-                raise ValueError(f"{type(self).__name__}.{name}={getattr(self, name)}: must be at least 1")
-        if not 0 < self.address_share <= 1:
-            raise ValueError(f"{type(self).__name__}.address_share={self.address_share}: must be above 0 and at most 1")
         self.tls()
-
-    def check_not_negative(self, *names: str) -> None:
-        """Raises `ValueError` for one of these fields that is negative or NaN."""
-        for name in names:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{type(self).__name__}.{name}={getattr(self, name)}: must be at least 0")
 
     @property
     def scheme(self) -> str:
@@ -141,7 +138,7 @@ class ReachConfig:
         """What the service encrypts with; None: it does not.
 
         Raises:
-            ValueError: one of the two files is missing, cannot be read, or is not the other's.
+            SettingError: one of the two files is missing, cannot be read, or is not the other's.
         """
         given = {name: value for name in ("tls_cert", "tls_key") if (value := getattr(self, name))}
         if not given:
@@ -149,19 +146,19 @@ class ReachConfig:
         here = type(self).__name__
         if len(given) == 1:
             (name, path), other = given.popitem(), "tls_key" if self.tls_cert else "tls_cert"
-            raise ValueError(f"{here}.{name}={path} without {other}: give the certificate and its key")
+            raise SettingError(f"{here}.{name}={path} without {other}: give the certificate and its key")
         for name, path in given.items():
             try:
                 with open(path, "rb"):
                     pass
             except OSError as error:
-                raise ValueError(f"{here}.{name}={path} cannot be read: {_reason(error)}") from None
+                raise SettingError(f"{here}.{name}={path} cannot be read: {_reason(error)}") from None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             # A password is given, or OpenSSL would ask the terminal for one.
             context.load_cert_chain(self.tls_cert or "", self.tls_key, password="")
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise SettingError(
                 f"{here}.tls_cert={self.tls_cert}, tls_key={self.tls_key}: not a certificate (PEM) and its key without "
                 f"a password ({_reason(error)})"
             ) from None

@@ -25,7 +25,17 @@ import types
 import warnings
 
 from sandbox import determinism, libc, lockdown, modules
-from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, LOCKED, OUTPUT_CUT, REPORT, Report, digest
+from sandbox.protocol import (
+    ERROR_CHARACTERS,
+    ERROR_CUT,
+    LOCKED,
+    MOST_NESTING,
+    OUTPUT_CUT,
+    REPORT,
+    Report,
+    digest,
+    nests_too_deeply,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a megabyte more in each call's copy
@@ -269,6 +279,8 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
         value = function(**arguments)
         stage = Report.UNSERIALISABLE
         result = "".join(_ENCODE(value, 0)).encode()
+        if result.count(b"[") + result.count(b"{") > MOST_NESTING and nests_too_deeply(value):
+            raise ValueError(f"it nests deeper than {MOST_NESTING} levels: return it flatter")
         stage = Report.TOO_LARGE
         if len(result) > most_bytes:
             raise ValueError(f"{len(result)} bytes of JSON; at most {most_bytes} are allowed: return less")

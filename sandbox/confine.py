@@ -39,7 +39,8 @@ def confine(channel: int, parent: int, limits: Limits) -> None:
     readable = lockdown.library_paths()
     lockdown.confine_slot(_PLAN, None, readable)
     lockdown.limit_slot()
-    Locks(lockdown.LandlockRules(readable), call_filter(allow_open=True), limits, parent).close(CHANNEL, 0)
+    calls = call_filter(allow_open=True, allow_waiting=True)  # for what its parent sends
+    Locks(lockdown.LandlockRules(readable), calls, limits, parent).close(CHANNEL, 0)
 
 
 def breaches() -> list[str]:

@@ -15,7 +15,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from sandbox.access import ReachConfig
+from sandbox.access import ReachConfig, network_of
 
 _BACKLOG = 1024  # the kernel drops what is above without a word, and the caller thinks it is connected
 _PAUSE_SECONDS = 0.1  # after an accept that failed: there may be no descriptor left
@@ -185,17 +185,18 @@ class Connections:
             except BaseException:
                 self._room.release()
                 raise
-            if self._of[address[0]] >= self._most_of_one:
+            caller = network_of(address[0])
+            if self._of[caller] >= self._most_of_one:
                 self.refused += 1
                 accepted.close()
                 self._room.release()
                 continue
-            self._of[address[0]] += 1
-            task = loop.create_task(self._carry(accepted, address[0]))
+            self._of[caller] += 1
+            task = loop.create_task(self._carry(accepted, caller))
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
 
-    async def _carry(self, accepted: socket.socket, address: str) -> None:
+    async def _carry(self, accepted: socket.socket, caller: str) -> None:
         """From a connection's handshake to its end."""
         connection = Connection(self._config, self._serve())
         handshake = self._config.header_seconds if self._tls else None
@@ -208,9 +209,9 @@ class Connections:
                 await connection.lost.wait()
         finally:
             self._held.discard(connection)
-            self._of[address] -= 1
-            if not self._of[address]:
-                del self._of[address]
+            self._of[caller] -= 1
+            if not self._of[caller]:
+                del self._of[caller]
             self._room.release()
 
     async def _watch(self) -> None:

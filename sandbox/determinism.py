@@ -77,6 +77,7 @@ def install() -> None:
     _install_entropy()
     os.getpid = lambda: 2
     os.getppid = lambda: 1
+    _reseed_default(_entropy.seed)  # not again in each call: that changes a page
     _thread.get_native_id = lambda: 2  # where `threading`, not loaded yet, takes it from
 
 
@@ -84,9 +85,9 @@ def begin_call(seed: int, now: int | None) -> None:
     """Start a call in a fresh process: at `now` (Unix seconds; None for `EPOCH`), all randomness from `seed`."""
     if now is not None:
         _clock.start_ns = now * 1_000_000_000
-    _entropy.seed = seed
-    _reseed_default(seed)
-    random._inst.gauss_next = None  # type: ignore[attr-defined]  # the second of a pair that gauss() keeps
+    if seed != _entropy.seed:
+        _entropy.seed = seed
+        _reseed_default(seed)
 
 
 def _install_time() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from sandbox.settings import Bound, Count, Seconds, Settings, Total
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Settings):
     """Limits of one call.
 
     Attributes:
         cpu_seconds: decides (`cpu_timeout`); whole seconds, as the kernel counts them.
-        wall_seconds: backstop for calls that wait for ever; counts as infrastructure because it depends on load.
+        wall_seconds: backstop, for when the machine is too busy; counts as infrastructure, but for calls that waited.
         memory_bytes: address space, the interpreter's own ~100 MiB included; beyond it `MemoryError`.
         result_bytes: largest JSON value returned (`too_large`).
         stdout_bytes: what is kept of standard output; the rest is cut and marked.
@@ -20,21 +23,14 @@ class Limits:
         source_bytes: largest module accepted.
     """
 
-    cpu_seconds: int = 2
-    wall_seconds: float = 30.0
-    memory_bytes: int = 512 << 20
-    result_bytes: int = 256 << 10
-    stdout_bytes: int = 16 << 10
-    argument_bytes: int = 256 << 10
-    history_cpu_seconds: int = 30
-    source_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"Limits.{name}={value!r}: must be greater than 0")
-        if self.cpu_seconds != int(self.cpu_seconds):
-            raise ValueError(f"Limits.cpu_seconds={self.cpu_seconds!r}: must be whole seconds (the kernel's unit)")
+    cpu_seconds: Annotated[int, Bound(least=1, most=86_400)] = 2
+    wall_seconds: Seconds = 30.0
+    memory_bytes: Total = 512 << 20
+    result_bytes: Count = 256 << 10
+    stdout_bytes: Count = 16 << 10
+    argument_bytes: Count = 256 << 10
+    history_cpu_seconds: Annotated[int, Bound(least=1, most=86_400)] = 30
+    source_bytes: Count = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def observe(function: str, arguments: dict) -> dict:
     tool.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_module}
     tool.__file__ = "<tool>"
     sys.modules["tool"] = tool
+    sys.modules["another"] = types.ModuleType("another")  # which modules are loaded is not for tools to see
     found = {"value": None, "error": ""}
     try:
         exec(compile(SOURCE, "<tool>", "exec", dont_inherit=True), tool.__dict__)

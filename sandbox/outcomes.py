@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.limits import Limits
-from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, MOST_NESTING, OUTPUT_CUT, CallVerdict, Report
+from sandbox.protocol import (
+    ERROR_CHARACTERS,
+    ERROR_CUT,
+    MOST_NESTING,
+    OUTPUT_CUT,
+    CallVerdict,
+    Report,
+    nests_too_deeply,
+)
 
 
 class SandboxError(Exception):
@@ -35,7 +43,7 @@ class Outcome(enum.StrEnum):
     NO_RESULT = "no_result"  # ended without a report, e.g. `os._exit(0)`
     PROTOCOL_ERROR = "protocol_error"  # wrote something of its own on the result channel
     FLOOD = "flood"  # wrote more on it than any report may hold
-    IDLE_TIMEOUT = "idle_timeout"  # waited for something that never came, e.g. `queue.get()`
+    IDLE_TIMEOUT = "idle_timeout"  # waited for what never came, where no layer forbids it (tier D)
     DIVERGED = "diverged"  # an episode's calls did not repeat: the code is not deterministic
 
     WALL_TIMEOUT = "wall_timeout"  # had work to do and did not come to it
@@ -84,6 +92,9 @@ class CallResult:
     def is_infrastructure(self) -> bool:
         """The outcome says nothing about the code: mask it, never score it."""
         return self.kind in INFRASTRUCTURE
+
+
+CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,9 @@ def _signal_name(number: int) -> str:
 
 
 def _crash(number: int) -> str:
+    if number == signal.SIGSYS:
+        why = "it waited for another thread or process, of which there are none, or made a foreign system call"
+        return f"RuntimeError: the tool was stopped: {why}"
     return f"RuntimeError: the tool's process crashed ({_signal_name(number)})"
 
 
@@ -159,7 +173,9 @@ def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
         body = _DECODER.decode(str(reply.payload, "utf-8"))
         if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
             json.dumps(body, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except RecursionError:  # at what depth, more than `MOST_NESTING`, depends on how deep the host's own caller is
+        return _too_deep(reply)
+    except ValueError:
         return _malformed(reply)
     returned = reply.detail == Report.RETURNED
     expected = {"value", "stdout"} if returned else {"error", "stdout"}
@@ -171,17 +187,8 @@ def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
         # The call has looked at its result's size itself: whoever is over the limit now has forged its report.
         if len(reply.payload) > limits.result_bytes and _json_bytes(body["value"]) > limits.result_bytes:
             return _malformed(reply)
-        if nests_too_deeply(body["value"]):
-            error = f"the result nests deeper than {MOST_NESTING} levels: return it flatter"
-            return CallResult(
-                Outcome.UNSERIALISABLE,
-                None,
-                body["stdout"],
-                error,
-                reply.cpu_seconds,
-                reply.wall_seconds,
-                ended_by="result",
-            )
+        if nests_too_deeply(body["value"]):  # so has this
+            return _too_deep(reply)
         return CallResult(
             Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"
         )
@@ -197,17 +204,14 @@ def _json_bytes(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode())
 
 
-def nests_too_deeply(value: Any) -> bool:
-    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other."""
-    level = [value]
-    for _ in range(MOST_NESTING + 1):
-        inner = (
-            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list | tuple)
-        )
-        level = [part for parts in inner for part in parts]
-        if not level:
-            return False
-    return True
+def _too_deep(reply: SlotReply) -> CallResult:
+    return CallResult(
+        Outcome.UNSERIALISABLE,
+        error=f"the result nests deeper than {MOST_NESTING} levels: return it flatter",
+        cpu_seconds=reply.cpu_seconds,
+        wall_seconds=reply.wall_seconds,
+        ended_by="result",
+    )
 
 
 def _malformed(reply: SlotReply) -> CallResult:

@@ -18,26 +18,26 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import SlotClient, SlotError, ZygoteClient
 from sandbox.limits import Limits, LockPlan
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
+from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
 
 _UIDS = 1000
 # When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
 # one): the first try loses that slot, the second asks a zygote that will not answer, the third finds it gone.
 _TRIES_TO_OPEN = 3
-_CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 _CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
 
 
 @dataclass(frozen=True)
-class SandboxConfig:
+class SandboxConfig(Settings):
     """How to run the pool.
 
     Attributes:
@@ -61,42 +61,27 @@ class SandboxConfig:
         open_seconds: how long a slot may take to open before it counts as failed.
     """
 
-    minimum_tier: str = "C"
+    minimum_tier: Annotated[str, OneOf(POLICIES)] = "C"
     allow_unisolated: bool = False
-    highest_tier: str = "A"
-    leave_out: tuple[str, ...] = ()
-    max_slots: int = 64
-    spare_slots: int = 1
-    concurrency: int | None = None
+    highest_tier: Annotated[str, OneOf(TIERS)] = "A"
+    leave_out: tuple[Annotated[str, OneOf(LAYERS)], ...] = ()
+    max_slots: Slots = 64
+    spare_slots: Annotated[int, Bound(least=0, most=1_024)] = 1
+    concurrency: Slots | None = None
     limits: Limits = field(default_factory=Limits)
-    memory_bytes: int | None = None
-    environment_memory_bytes: int | None = None
-    memory_share: float = 0.5
-    cpus: float | None = None
+    memory_bytes: Total | None = None
+    environment_memory_bytes: Total | None = None
+    memory_share: Annotated[float, Bound(above=0, most=1)] = 0.5
+    cpus: Annotated[float, Bound(above=0, most=65_536)] | None = None
     python: str = field(default_factory=lambda: sys.executable)
-    first_uid: int = 64_000
-    open_seconds: float = 20.0
+    first_uid: Annotated[int, Bound(least=1, most=2**32 - 2 - _UIDS)] = 64_000
+    open_seconds: Seconds = 20.0
 
     def __post_init__(self) -> None:
-        if self.minimum_tier not in POLICIES:
-            raise ValueError(f"SandboxConfig.minimum_tier={self.minimum_tier!r}: use one of {', '.join(POLICIES)}")
-        if self.highest_tier not in TIERS:
-            raise ValueError(f"SandboxConfig.highest_tier={self.highest_tier!r}: use one of A, B, C, D")
-        if unknown := set(self.leave_out) - set(LAYERS):
-            raise ValueError(f"SandboxConfig.leave_out={sorted(unknown)[0]!r}: use some of {', '.join(LAYERS)}")
-        if self.max_slots < 1:
-            raise ValueError(f"SandboxConfig.max_slots={self.max_slots}: must be at least 1")
-        for name in ("memory_bytes", "environment_memory_bytes", "cpus"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"SandboxConfig.{name}={value!r}: must be greater than 0")
-        if not 0 < self.memory_share <= 1:
-            raise ValueError(f"SandboxConfig.memory_share={self.memory_share!r}: must be above 0 and at most 1")
-        if self.spare_slots < 0:
-            raise ValueError(f"SandboxConfig.spare_slots={self.spare_slots}: must be at least 0")
-        if self.concurrency is not None and not 1 <= self.concurrency <= self.max_slots:
-            raise ValueError(
-                f"SandboxConfig.concurrency={self.concurrency}: must be from 1 to max_slots={self.max_slots}"
+        super().__post_init__()
+        if self.concurrency is not None and self.concurrency > self.max_slots:
+            raise SettingError(
+                f"SandboxConfig.concurrency is {self.concurrency}; use at most max_slots, which is {self.max_slots}"
             )
 
     @property
@@ -296,7 +281,7 @@ class SandboxPool:
 
     async def _attempt(self, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
         if self._plan is None:
-            return _CLOSED
+            return CLOSED
         entry = self._entry(code)
         entry.users += 1
         try:
@@ -305,14 +290,14 @@ class SandboxPool:
             if len(self._spares) < self.config.spare_slots:  # once this call is on its way
                 asyncio.get_running_loop().call_soon(self._open_spares)
             result = await slot.call(request, more_cpu_seconds)
-            return _CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
+            return CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
         except SlotError as error:
             if self._plan is None:
-                return _CLOSED
+                return CLOSED
             return CallResult(Outcome.OPEN_FAILED, error=str(error), ended_by="slot")
         except asyncio.CancelledError:
             if entry.opening.cancelled() and self._plan is None:
-                return _CLOSED
+                return CLOSED
             raise
         finally:
             entry.users -= 1

@@ -17,6 +17,7 @@ import struct
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 LENGTH = struct.Struct("!I")  # of the frame that follows
 REQUEST = struct.Struct("!QBH")  # call id, Operation, CPU seconds beyond the limit; then the payload
@@ -109,3 +110,14 @@ def digest(result: str) -> str:
 
     canonical = json.dumps(json.loads(result), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def nests_too_deeply(value: Any) -> bool:
+    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other."""
+    level = [value]
+    for _ in range(MOST_NESTING + 1):
+        holders = [one for one in level if isinstance(one, dict | list | tuple)]
+        if not holders:
+            return False
+        level = [part for one in holders for part in (one.values() if isinstance(one, dict) else one)]
+    return True

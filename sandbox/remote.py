@@ -20,9 +20,10 @@ import aiohttp
 
 from sandbox.access import trusting
 from sandbox.answers import read_answer
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
+from sandbox.settings import SettingError
 
 _MOST_MODULES = 1024  # whose digests a client remembers
 _JSON = {"Content-Type": "application/json"}
@@ -64,7 +65,7 @@ class RemotePool:
         ca_file: str | None = None,
     ) -> None:
         if minimum_tier not in POLICIES:
-            raise ValueError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
+            raise SettingError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
         self._policy = minimum_tier, allow_unisolated
         self._tls = trusting(ca_file)
         self.url = url.rstrip("/")
@@ -141,20 +142,21 @@ class RemotePool:
         return await self._attempt(code, call) if result.ended_by == "connection" else result
 
     async def _attempt(self, code: str, call: Callable[..., bytes | CallResult]) -> CallResult:
-        assert self._session is not None
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience
         digest = self._sent.get(code)
-        while True:
+        while (session := self._session) is not None:
             request = call(code=code) if digest is None else call(digest=digest)
             if isinstance(request, CallResult):
                 return request
             try:
-                asked = self._session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
+                asked = session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
                 async with asked as response:
                     body = json.loads(await read_answer(response))
                     status, later = response.status, response.headers.get("Retry-After", "1")
             except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+                if session.closed:
+                    return CLOSED
                 return _lost(f"{type(error).__name__}: {error}")
             if status == 200:
                 self._note_sent(code)
@@ -173,6 +175,7 @@ class RemotePool:
             if clock() + pause > until:
                 return CallResult(Outcome.OPEN_FAILED, error=text, ended_by="queue")
             await asyncio.sleep(pause)
+        return CLOSED
 
     def _note_sent(self, code: str) -> None:
         if code in self._sent:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from sandbox.outcomes import CallResult, Outcome, nests_too_deeply
-from sandbox.protocol import MOST_NESTING
+from sandbox.outcomes import CallResult, Outcome
+from sandbox.protocol import MOST_NESTING, nests_too_deeply
 
 _MOST_SECONDS = 365 * 86_400
 

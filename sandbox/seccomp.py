@@ -3,7 +3,7 @@
 Everything not named fails with EPERM, so tool code sees `PermissionError` rather than dying; a call through a foreign
 ABI (i386 `int 0x80`, x32) kills the process. Not on the list, among others: fork, execve, every socket call, kill and
 every other way to signal, ptrace, prctl, mount, unshare, keyctl, bpf, io_uring, memfd, timers that signal, file locks,
-`getrandom` (so that entropy which is not the seeded one cannot be read). Standard library only.
+`getrandom` (so that entropy which is not the seeded one cannot be read), and whatever waits. Standard library only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _CORE = [
     "brk",
     "mremap",
     "msync",
-    "mincore",
-    "madvise",
     "rt_sigaction",
     "rt_sigprocmask",
     "rt_sigreturn",
@@ -47,18 +45,6 @@ _CORE = [
     "dup",
     "dup2",
     "dup3",
-    "pipe",
-    "pipe2",
-    "poll",
-    "ppoll",
-    "select",
-    "pselect6",
-    "epoll_create1",
-    "epoll_ctl",
-    "epoll_wait",
-    "epoll_pwait",
-    "nanosleep",
-    "clock_nanosleep",
     "clock_gettime",
     "clock_getres",
     "gettimeofday",
@@ -78,7 +64,6 @@ _CORE = [
     "set_robust_list",
     "set_tid_address",
     "rseq",
-    "membarrier",
     "arch_prctl",
     "sched_yield",
     "sched_getaffinity",
@@ -97,13 +82,39 @@ _OPEN = [
     "getdents",
     "getdents64",
 ]
+_WAITING = [
+    "pipe",
+    "pipe2",
+    "poll",
+    "ppoll",
+    "select",
+    "pselect6",
+    "epoll_create1",
+    "epoll_ctl",
+    "epoll_wait",
+    "epoll_pwait",
+    "nanosleep",
+    "clock_nanosleep",
+    "membarrier",
+]
+"""What takes time and no processor. A call has nothing to wait for: one thread, no sockets, a virtual clock. Could it
+wait, it would use a little of its time, wait for the rest, and have its end blamed on a busy machine."""
+
 _FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, no owner, nor F_SETFL, whose flags belong to the open
 file, which other processes have too."""
 
 _PRIVATE, _REALTIME = 128, 256
-_FUTEX_OPERATIONS = tuple(_PRIVATE | operation for operation in (0, 1, 3, 4, 5, 9, 10, 9 | _REALTIME))
-"""Waiting, waking and requeueing in this process alone: on a page of a library without the flag, in all that map it."""
+_FUTEX_WAITS = tuple(_PRIVATE | operation for operation in (0, 9, 9 | _REALTIME))
+_FUTEX_OPERATIONS = tuple(_PRIVATE | operation for operation in (1, 3, 4, 5, 10))
+"""Waking and requeueing in this process alone: on a page of a library without the flag, in all that map it."""
+
+_ADVICE = (0, 1, 2, 4, 8, 14, 15)
+"""MADV_NORMAL, _RANDOM, _SEQUENTIAL, _DONTNEED, _FREE, _HUGEPAGE, _NOHUGEPAGE: what allocators give. Not to put pages
+out, of a library for all that map it, nor to share equal ones with other processes."""
+
+_O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
+"""Past the page cache: reading would be waiting for a disk."""
 
 _OPEN_TO_CHANGE = 0o3 | 0o100 | 0o1000 | 0o20000000
 """O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE. Landlock knows truncation only from version 3 on, and O_TRUNC needs no
@@ -136,17 +147,23 @@ class SyscallFilter:
         return libc.SYSCALL, (NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address)
 
 
-def call_filter(*, allow_open: bool) -> SyscallFilter:
-    """The filter of a call. With `allow_open=False` (tier C) no path can be named at all."""
-    return SyscallFilter(call_program(allow_open=allow_open))
+def call_filter(*, allow_open: bool, allow_waiting: bool = False) -> SyscallFilter:
+    """The filter of a call.
+
+    Args:
+        allow_open: False (tier C): no path can be named at all.
+        allow_waiting: for a process that talks to its parent, see `sandbox.confine`. A call that wants to wait gets
+            EPERM; for a lock, which no other thread will ever release, it is killed (the C library would abort it).
+    """
+    return SyscallFilter(call_program(allow_open=allow_open, allow_waiting=allow_waiting))
 
 
-def allowed_names(*, allow_open: bool) -> list[str]:
+def allowed_names(*, allow_open: bool, allow_waiting: bool = False) -> list[str]:
     """The system calls that a call may make whatever their arguments."""
-    return _CORE + (_OPEN if allow_open else [])
+    return _CORE + (_OPEN if allow_open else []) + (_WAITING if allow_waiting else [])
 
 
-def call_program(*, allow_open: bool, machine: str = MACHINE) -> list[Instruction]:
+def call_program(*, allow_open: bool, allow_waiting: bool = False, machine: str = MACHINE) -> list[Instruction]:
     """The instructions of `call_filter` for one kind of machine."""
     numbers = TABLES[machine]
     program = _preamble(machine)
@@ -154,13 +171,19 @@ def call_program(*, allow_open: bool, machine: str = MACHINE) -> list[Instructio
     program += _answer(numbers["clone3"], errno.ENOSYS)  # glibc then tries clone, which is refused below
     program += _answer(numbers["clone"], errno.EAGAIN)  # "can't start new thread": what an exhausted system says
     program += _only_values(numbers["fcntl"], argument=1, values=_FCNTL_COMMANDS)
-    program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS)
+    program += _only_values(numbers["madvise"], argument=2, values=_ADVICE)
+    if allow_waiting:
+        program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS + _FUTEX_WAITS)
+    else:
+        program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS, killed=_FUTEX_WAITS)
     if allow_open:
-        program += _only_without(numbers["openat"], argument=2, bits=_OPEN_TO_CHANGE)
+        refused = _OPEN_TO_CHANGE | _O_DIRECT[machine]
+        program += _only_without(numbers["openat"], argument=2, bits=refused)
         if "open" in numbers:
-            program += _only_without(numbers["open"], argument=1, bits=_OPEN_TO_CHANGE)
+            program += _only_without(numbers["open"], argument=1, bits=refused)
     program += _only_null(numbers["prlimit64"], argument=2)  # reading a limit is fine, setting one is not
-    return program + _allow_only({numbers[name] for name in allowed_names(allow_open=allow_open) if name in numbers})
+    names = allowed_names(allow_open=allow_open, allow_waiting=allow_waiting)
+    return program + _allow_only({numbers[name] for name in names if name in numbers})
 
 
 def _allow_only(numbers: set[int]) -> list[Instruction]:
@@ -198,11 +221,15 @@ def _answer(number: int, error: int) -> list[Instruction]:
     return [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | error)]
 
 
-def _only_values(number: int, *, argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`."""
+def _only_values(
+    number: int, *, argument: int, values: tuple[int, ...], killed: tuple[int, ...] = ()
+) -> list[Instruction]:
+    """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`; kill for others."""
     body: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
+    for value in killed:
+        body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_KILL_PROCESS)]
     body.append((_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
     return [(_JUMP_EQUAL, 0, len(body), number), *body]
 

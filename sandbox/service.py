@@ -20,16 +20,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.access import ReachConfig
+from sandbox.access import ReachConfig, network_of
 from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
+from sandbox.settings import Bound, CountOrZero, Port, Rate
 
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -43,26 +44,18 @@ class SandboxServiceConfig(ReachConfig):
 
     Attributes:
         max_waiting: calls that may wait for a permit; one more is answered 429.
-        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address): what
+        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address, or the
+            64 bits of an IPv6 network): what
             is above waits, or is answered 429, though others would be taken. At least one of each.
         caller_calls_per_second: of one caller over ten seconds; more is answered 429. None for no limit.
     """
 
     RISK = "run code"
 
-    port: int = 8700
-    max_waiting: int = 1024
-    caller_share: float = 0.75
-    caller_calls_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_not_negative("max_waiting")
-        if not 0 < self.caller_share <= 1:
-            raise ValueError(f"SandboxServiceConfig.caller_share={self.caller_share}: must be above 0 and at most 1")
-        rate = self.caller_calls_per_second
-        if rate is not None and not 0 < rate < math.inf:
-            raise ValueError(f"SandboxServiceConfig.caller_calls_per_second={rate}: must be finite and above 0")
+    port: Port = 8700
+    max_waiting: CountOrZero = 1024
+    caller_share: Annotated[float, Bound(above=0, most=1)] = 0.75
+    caller_calls_per_second: Rate | None = None
 
 
 class _Caller:
@@ -189,7 +182,7 @@ class SandboxService(HttpService):
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
     def _caller(self, request: web.Request) -> _Caller:
-        address = request.remote or ""
+        address = network_of(request.remote or "")
         if address not in self._callers:
             self._callers = {name: caller for name, caller in self._callers.items() if not caller.idle}
             running = max(1, int(self._pool.config.calls_at_once * self.config.caller_share))

@@ -153,13 +153,25 @@ def check_source(code: str, allowed: frozenset[str] = ALLOWED) -> Finding | None
 
 
 def _names_loaded_modules(tree: ast.AST) -> bool:
+    """Whether it says `sys.modules` in one of the usual ways; `observer.py` is for what is put together at run time."""
     nodes = list(ast.walk(tree))
     imports = [(node, alias) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     if any(getattr(node, "module", "") == "sys" and alias.name in ("modules", "*") for node, alias in imports):
         return True
-    names = {alias.asname or "sys" for node, alias in imports if isinstance(node, ast.Import) and alias.name == "sys"}
-    read = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "modules")
-    return any(isinstance(node.value, ast.Name) and node.value.id in names for node in read)
+    has_sys = any(isinstance(node, ast.Import) and alias.name == "sys" for node, alias in imports)
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr="modules", value=ast.Attribute(attr="sys")):  # another module's
+                return True
+            case ast.Attribute(attr="modules") if has_sys:  # under whatever name
+                return True
+            case ast.Call(func=ast.Name("getattr"), args=[_, ast.Constant("modules"), *_]):
+                return True
+            case ast.Subscript(value=ast.Attribute(attr="__dict__"), slice=ast.Constant("modules")):
+                return True
+            case ast.Subscript(value=ast.Call(func=ast.Name("vars")), slice=ast.Constant("modules")):
+                return True
+    return False
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

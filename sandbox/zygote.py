@@ -28,7 +28,7 @@ if "sandbox" not in sys.modules:
     _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["sandbox"] = _package
 
-from sandbox import call, determinism, libc, lockdown, modules  # noqa: E402
+from sandbox import call, determinism, heap, libc, lockdown, modules  # noqa: E402
 from sandbox.protocol import HELLO_ID, REPLY, CallVerdict, FrameReader, frame  # noqa: E402
 from sandbox.slot import Slot  # noqa: E402
 
@@ -205,6 +205,8 @@ def main() -> NoReturn:
     _OWN_MODULES.update({n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "sandbox"})
     call.rehearse()
     gc.collect()
+    heap.merge_mappings()
+    heap.fill_gaps()
     gc.freeze()
     gc.disable()
     gc.set_threshold(20_000)  # else building a table of a few hundred rows is interrupted by several collections

@@ -8,6 +8,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "test_names.py": (),
     "test_paths.py": (),
     "test_selection.py": (),
+    "test_settings.py": (),
     "synthesis/core/test_chat_format.py": (),
     "synthesis/core/test_datasets.py": (),
     "synthesis/core/test_matching.py": (),
@@ -25,12 +26,15 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_runs_that_end_nowhere_are_rejected",
     ),
     "synthesis/environments/test_environments.py": (),
+    "synthesis/environments/test_proof.py": (
+        "test_proofs",
+        "test_one_call_that_finds_everything_is_not_rewarded",
+    ),
     "synthesis/environments/test_environments_pipeline.py": (
         "test_nearly_all_questions_become_environments",
         "test_every_reference_call_replays",
         "test_a_changed_output_fails_the_replay",
         "test_nothing_leaks_between_the_splits",
-        "test_proofs",
         "test_wrong_policies_get_what_the_formula_says",
     ),
     "sandbox/test_http_service.py": (
@@ -102,6 +106,8 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_a_checkpoint_of_another_model_is_refused",
     ),
     "astra_jax/run/test_optimizers.py": (),
+    "astra_jax/serving/test_serving_hostile.py": (),
+    "astra_jax/serving/test_serving_strict.py": (),
     "astra_jax/serving/test_serving_text.py": (),
     "astra_jax/evaluation/test_evaluation.py": (
         "test_every_item_runs_as_often_as_its_decoding_says",

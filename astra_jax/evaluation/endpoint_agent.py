@@ -118,7 +118,7 @@ class EndpointAgent:
                 call["function"] = {**call["function"], "arguments": "{}"}
         return None if reply.truncated else calls
 
-    def observe(self, outputs: Sequence[str]) -> bool:
+    async def observe(self, outputs: Sequence[str]) -> bool:
         """Take the outputs; tags in them are escaped, as not every server's template does so. There is always room."""
         for call_id, output in zip(self._pending, outputs, strict=True):
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": escape_tags(output)})

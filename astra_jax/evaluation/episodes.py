@@ -14,6 +14,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_epi
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from sandbox.settings import Count, Seed, Settings, Temperature
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.reward import f1_reward
@@ -21,7 +22,7 @@ from synthesis.core.stages import rng_for
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """How to evaluate.
 
     Attributes:
@@ -32,16 +33,11 @@ class EvalConfig:
         seed: of distractors, tool order and sampling.
     """
 
-    temperature: float = 0.6
-    episodes_per_environment: int = 1
-    concurrency: int = 64
+    temperature: Temperature = 0.6
+    episodes_per_environment: Count = 1
+    concurrency: Count = 64
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("episodes_per_environment", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"EvalConfig.{name} is {getattr(self, name)}; use a positive number")
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ async def run_episodes(
     async def one(environment: ToolEnvironment, number: int) -> None:
         async with gate:
             rng = rng_for(config.seed, "evaluate", environment.id, number)
-            task = make_task(environment, tokenizer, limits, seed=rng.getrandbits(32))
+            task = await asyncio.to_thread(make_task, environment, tokenizer, limits, seed=rng.getrandbits(32))
             seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
             episode = await run_episode(engine, sandbox, task, tokenizer, limits, seed=seed, session=session)
             bar.update()

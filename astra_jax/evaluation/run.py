@@ -10,11 +10,12 @@ from functools import partial
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, Suite, SuiteInfo
+from sandbox.settings import Count, CountOrZero, Length, Seed, Settings, Temperature
 from synthesis.core.stages import Journal, rng_for, run_stage
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Settings):
     """How to run.
 
     Attributes:
@@ -28,20 +29,14 @@ class RunConfig:
         retries: how often an item is tried again where the infrastructure failed.
     """
 
-    seed: int = 0
-    limit: int | None = None
-    trials: int | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
+    seed: Seed = 0
+    limit: Count | None = None
+    trials: Count | None = None
+    temperature: Temperature | None = None
+    max_tokens: Length | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
-    concurrency: int = 32
-    retries: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "trials", "concurrency"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"RunConfig.{name} is {value}; use a positive number")
+    concurrency: Count = 32
+    retries: CountOrZero = 2
 
     def decodings(self, info: SuiteInfo) -> dict[str, Decoding]:
         """Of each category: the paper's, with what this run overrides."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
+from sandbox.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from synthesis.core.endpoint import Endpoint
 
 Role = Literal["user", "judge"]
@@ -32,7 +33,7 @@ class ModelEndpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Decoding(Settings):
     """How the scored model is sampled.
 
     Attributes:
@@ -45,22 +46,19 @@ class Decoding:
         extra: further fields of the request, such as `chat_template_kwargs`.
     """
 
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = -1
-    trials: int = 4
-    max_tokens: int | None = None
+    temperature: Temperature
+    top_p: TopP = 1.0
+    top_k: Annotated[int, Bound(least=-1, most=2**31 - 1)] = -1
+    trials: Count = 4
+    max_tokens: Length | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"Decoding.temperature is {self.temperature}; use 0 (greedy) or a positive number")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"Decoding.top_p is {self.top_p}; use a number in (0, 1]")
-        if self.trials < 1:
-            raise ValueError(f"Decoding.trials is {self.trials}; run each item at least once")
+        super().__post_init__()
+        if self.top_k == 0:
+            raise SettingError("Decoding.top_k is 0; use -1 for all tokens, or a number from 1")
         if reserved := sorted(_RESERVED & self.extra.keys()):
-            raise ValueError(f"Decoding.extra has {reserved[0]}, which the evaluation itself decides; leave it out")
+            raise SettingError(f"Decoding.extra has {reserved[0]}, which the evaluation itself decides; leave it out")
 
     def request(self, seed: int) -> dict[str, Any]:
         """The fields of a chat completions request that say how to sample."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.run.config import TrainingConfig
+from astra_jax.run.config import LearningRate, TrainingConfig, WeightDecay
+from sandbox.settings import Bound, Count, CountOrZero, Length, Seconds, Seed, SettingError, Share, Slots
 
 Order = Literal["shuffled", "easy_first"]
 """Of the environments in each pass over them."""
+_DELTA = "rewards are in [0, 1], so no group deviates by 0.5 or more and no batch could be filled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,60 +50,50 @@ class GRPOConfig(TrainingConfig):
         seed: of environment order, distractors and sampling.
     """
 
-    steps: int = 140
-    batch_size: int = 256
-    micro_batch_size: int = 1
-    group_size: int = 8
-    learning_rate: float = 2e-6
+    steps: Count = 140
+    batch_size: Count = 256
+    micro_batch_size: Count = 1
+    group_size: Annotated[int, Bound(least=2, most=65_536, why="advantages are relative to the group")] = 8
+    learning_rate: LearningRate = 2e-6
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    mini_batches: int = 1
-    delta: float = 0.01
-    surplus_max_age: int = 1
-    oversample: float = 1.25
-    concurrent_groups: int = 64
-    deadline_seconds: float | None = None
+    mini_batches: Count = 1
+    delta: Annotated[float, Bound(least=0, below=0.5, why=_DELTA)] = 0.01
+    surplus_max_age: CountOrZero = 1
+    oversample: Annotated[float, Bound(least=1, most=1_000)] = 1.25
+    concurrent_groups: Slots = 64
+    deadline_seconds: Seconds | None = None
     async_steps: Literal[0, 1] = 0
-    max_groups_per_step: int | None = None
+    max_groups_per_step: Count | None = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
-    solve_rates: tuple[float, float] | None = None
+    solve_rates: tuple[Share, Share] | None = None
     order: Order = "shuffled"
-    row_buckets: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768, 74_752)
-    weight_decay: float = 0.01
-    checkpoint_every: int = 10
-    episodes_every: int = 10
-    seed: int = 0
+    row_buckets: tuple[Length, ...] = (4_096, 8_192, 16_384, 32_768, 74_752)
+    weight_decay: WeightDecay = 0.01
+    checkpoint_every: Count = 10
+    episodes_every: CountOrZero = 10
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_size < 2:
-            raise ValueError(f"group_size is {self.group_size}; advantages are relative to the group: use at least 2")
-        if self.mini_batches < 1 or self.batch_size % self.mini_batches:
-            raise ValueError(
-                f"mini_batches is {self.mini_batches}, which does not divide batch_size ({self.batch_size})"
+        if self.batch_size % self.mini_batches:
+            raise SettingError(
+                f"mini_batches is {self.mini_batches}, which does not divide batch_size ({self.batch_size}); "
+                "choose a divisor"
             )
-        if self.concurrent_groups < 1:
-            raise ValueError(f"concurrent_groups is {self.concurrent_groups}; a batch needs at least 1 under way")
         if self.max_groups_per_step is not None and self.max_groups_per_step < self.batch_size:
-            raise ValueError(
+            raise SettingError(
                 f"max_groups_per_step is {self.max_groups_per_step}, batch_size {self.batch_size}: no batch could be "
                 "filled; raise the first or lower the second"
             )
-        if not 0 <= self.delta < 0.5:
-            raise ValueError(
-                f"delta is {self.delta}: rewards are in [0, 1], so no group deviates by 0.5 or more and no batch could "
-                "be filled; use a number in [0, 0.5)"
-            )
-        if self.deadline_seconds is not None and self.deadline_seconds <= 0:
-            raise ValueError(f"deadline_seconds is {self.deadline_seconds}; use a positive number, or None")
-        if self.solve_rates is not None and not 0 <= self.solve_rates[0] <= self.solve_rates[1] <= 1:
-            raise ValueError(f"solve_rates is {self.solve_rates}; use (lowest, highest), each from 0 to 1")
+        if self.solve_rates is not None and self.solve_rates[0] > self.solve_rates[1]:
+            raise SettingError(f"solve_rates is {self.solve_rates}; use (lowest, highest), each from 0 to 1")
         if self.episode.temperature <= 0 or self.episode.top_p < 1:
-            raise ValueError(
+            raise SettingError(
                 f"episode.temperature is {self.episode.temperature} and top_p {self.episode.top_p}; training needs "
                 "samples from the policy's own distribution: use a positive temperature and top_p 1"
             )
         longest = self.episode.max_prompt_tokens + self.episode.max_response_tokens
         if max(self.row_buckets, default=0) < longest:
-            raise ValueError(
+            raise SettingError(
                 f"the largest of row_buckets ({self.row_buckets}) must hold an episode of {longest} tokens"
             )

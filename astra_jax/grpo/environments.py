@@ -59,7 +59,7 @@ async def check_environments(
     """
     if not environments:
         raise ValueError("train needs at least one environment; the dataset is empty or its split has none")
-    tasks = [make_task(environment, tokenizer, config, seed=seed) for environment in environments]
+    tasks = [await asyncio.to_thread(make_task, one, tokenizer, config, seed=seed) for one in environments]
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def check(task: EpisodeTask, call: ReferenceCall, tool: CodeTool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from astra_jax.grpo.config import Order
-from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, make_task, run_episode
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
@@ -78,9 +78,8 @@ class GroupSampler:
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version
         tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
-        task = make_task(environment, self.tokenizer, self.config, seed=tools_seed)
 
-        async def episode(number: int) -> Episode:
+        async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
             session = f"group{index}.{number}"
             return await run_episode(
@@ -88,7 +87,8 @@ class GroupSampler:
             )
 
         try:
-            episodes = await asyncio.gather(*(episode(number) for number in range(self.group_size)))
+            task = await asyncio.to_thread(make_task, environment, self.tokenizer, self.config, seed=tools_seed)
+            episodes = await asyncio.gather(*(episode(task, number) for number in range(self.group_size)))
         except asyncio.CancelledError:
             self.cancelled += self.group_size
             raise

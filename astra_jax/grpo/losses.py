@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,13 @@ import numpy as np
 from flax import struct
 
 from astra_jax.rollout.filling import group_deviation
+from sandbox.settings import Bound, Count, Settings
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Settings):
     """Which objective. The defaults are the paper's where it gives one; those it leaves open are ours.
 
     Attributes:
@@ -47,24 +48,14 @@ class ObjectiveConfig:
         fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_low: Annotated[float, Bound(least=0, below=1)] = 0.2
+    clip_high: Annotated[float, Bound(least=0, most=1e6)] = 0.28
     ratio: Literal["token", "sequence"] = "token"
-    tis_cap: float | None = 2.0
+    tis_cap: Annotated[float, Bound(least=1e-30, most=1e30)] | None = 2.0
     tis: Literal["token", "sequence"] = "token"
     advantage: Literal["deviation", "mean"] = "deviation"
     normalisation: Literal["batch", "group", "episode", "fixed"] = "batch"
-    fixed_tokens: int = 49_152
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low < 1 or self.clip_high < 0:
-            raise ValueError(
-                f"clip_low is {self.clip_low} and clip_high {self.clip_high}; use 0 <= clip_low < 1 and clip_high >= 0"
-            )
-        if self.tis_cap is not None and self.tis_cap <= 0:
-            raise ValueError(f"tis_cap is {self.tis_cap}; use a positive bound, or None for no correction")
-        if self.fixed_tokens < 1:
-            raise ValueError(f"fixed_tokens is {self.fixed_tokens}; use a positive number")
+    fixed_tokens: Count = 49_152
 
     @property
     def corrects_episodes(self) -> bool:

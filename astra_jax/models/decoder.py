@@ -44,8 +44,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "attention": _SAVE_ATTENTION,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""What the backward pass recomputes, layer by layer: nothing; all but the outputs of matmuls and attention; all but
-attention's, from the layer's input (long rows, where attention is most of the work); all, from the layer's input."""
+"""What `remat.REMATS` names and describes."""
 
 
 class Block(nnx.Module):

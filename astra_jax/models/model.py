@@ -115,7 +115,7 @@ class Model(Protocol):
             tokens_bt: int32 token ids.
             positions_bt: int32, from 0 in each document.
             segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other.
-            remat: a name of `decoder.REMAT_POLICIES`.
+            remat: a name of `remat.REMATS`.
             backend: of `astra_jax.attention`.
             mesh: where parameters and batch live; the sequence is in its zig-zag order. None is one device.
 

@@ -26,6 +26,8 @@ TOKENS_PER_CHIP = 8_192
 """Of one row: longer ones are spread over `context`. The saved layer inputs of 14B are then 3.4 GB a chip."""
 
 
+_MOST_CHIPS = 131_072
+
 INSTALL_GPU = "pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version"
 
 
@@ -55,6 +57,8 @@ class Slice:
         if not known or not all(part.isdecimal() and int(part) > 0 for part in parts):
             example = CHIPS[kind].slices[1]
             raise PlanError(f"topology {name!r}: {shape!r} is no shape; write for example {kind}:{example}")
+        if math.prod(map(int, parts)) > _MOST_CHIPS:
+            raise PlanError(f"topology {name!r}: there are no slices of more than {_MOST_CHIPS:,} chips; write fewer")
         return cls(CHIPS[kind], shape)
 
     @property

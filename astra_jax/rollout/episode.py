@@ -6,9 +6,10 @@ they were sampled, and only the new tool outputs are rendered and encoded, O(new
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from astra_jax.rollout.policy import Policy, Sampling
 from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call, parse_assistant, render, tool_results_text
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
@@ -25,7 +27,7 @@ from synthesis.core.tool_results import MAX_CHARACTERS
 
 
 @dataclass(frozen=True)
-class EpisodeConfig:
+class EpisodeConfig(Settings):
     """Limits and scoring of an episode; defaults are the paper's where it gives one.
 
     Attributes:
@@ -42,16 +44,16 @@ class EpisodeConfig:
         reward_epsilon: in the precision's denominator. Ours: 1e-6, so that 4 of 4 in 4 calls scores 1 as in the paper.
     """
 
-    max_turns: int = 32
-    max_prompt_tokens: int = 25_600
-    max_response_tokens: int = 49_152
-    max_turn_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_output_chars: int = MAX_CHARACTERS
-    distractors_per_band: int = 2
+    max_turns: Count = 32
+    max_prompt_tokens: Length = 25_600
+    max_response_tokens: Length = 49_152
+    max_turn_tokens: Length | None = None
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    max_output_chars: Count = MAX_CHARACTERS
+    distractors_per_band: CountOrZero = 2
     reward: RewardKind = "f1"
-    reward_epsilon: float = 1e-6
+    reward_epsilon: Annotated[float, Bound(above=0, most=1)] = 1e-6
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -236,8 +238,9 @@ class _PolicyAgent:
             shown, name = result.record.output, result.record.name
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
-    def observe(self, outputs: Sequence[str]) -> bool:
-        observation = self._tokenizer.encode(tool_results_text(list(outputs)))
+    async def observe(self, outputs: Sequence[str]) -> bool:
+        # A turn's outputs may be a megabyte: a second of tokenising, which no other episode waits for.
+        observation = await asyncio.to_thread(lambda: self._tokenizer.encode(tool_results_text(list(outputs))))
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
         self._append(observation, [0.0] * len(observation), mask=0)

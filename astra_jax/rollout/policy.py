@@ -10,17 +10,32 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
+"""Of a draw that is not greedy: what logits of a few thousand are divided by without leaving float32's range, and what
+makes any distribution uniform."""
+MIN_TOP_P = 1e-6
+"""Less is no other nucleus than the likeliest token, and at 1e-46 float32 makes it 0, of which nothing is in."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Token ids, and counts of tokens, are int32 on the device."""
+
+
+class RequestFailed(RuntimeError):
+    """This one request cannot be carried out, and the policy goes on without it; the cause is chained."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How one completion is drawn.
 
     Attributes:
-        max_tokens: at most this many new tokens, >= 1.
-        stop_ids: sampling ends after any of these; the stop token is part of the completion.
+        max_tokens: at most this many new tokens, from 1 to `MAX_TOKEN_ID`.
+        stop_ids: sampling ends after any of these, from 0 to `MAX_TOKEN_ID`; the stop token is part of the completion.
         seed: the draw at sequence position p depends on (seed, p) and the distribution alone, never on the batch.
-        temperature: divides the logits; 0 is greedy.
-        top_p: nucleus mass in (0, 1]; 1 samples from the whole distribution.
+        temperature: divides the logits, from `MIN_TEMPERATURE` to `MAX_TEMPERATURE`; 0 is greedy.
+        top_p: nucleus mass from `MIN_TOP_P` to 1, which samples from the whole distribution.
+
+    Raises:
+        ValueError: a number is out of its range, or none.
     """
 
     max_tokens: int
@@ -30,12 +45,18 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"Sampling.max_tokens is {self.max_tokens}; ask for at least 1 token")
-        if self.temperature < 0:
-            raise ValueError(f"Sampling.temperature is {self.temperature}; use 0 (greedy) or a positive number")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"Sampling.top_p is {self.top_p}; use a number in (0, 1]")
+        if not 1 <= self.max_tokens <= MAX_TOKEN_ID:
+            raise ValueError(f"Sampling.max_tokens is {self.max_tokens}; use a number from 1 to {MAX_TOKEN_ID}")
+        for stop_id in self.stop_ids:
+            if not 0 <= stop_id <= MAX_TOKEN_ID:
+                raise ValueError(f"Sampling.stop_ids has {stop_id}; token ids are from 0 to {MAX_TOKEN_ID}")
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+            raise ValueError(
+                f"Sampling.temperature is {self.temperature}; use 0 (greedy), or a number from {MIN_TEMPERATURE:g} to "
+                f"{MAX_TEMPERATURE:g}"
+            )
+        if not MIN_TOP_P <= self.top_p <= 1:
+            raise ValueError(f"Sampling.top_p is {self.top_p}; use a number from {MIN_TOP_P:g} to 1")
 
 
 @dataclass(frozen=True)
@@ -45,7 +66,7 @@ class Completion:
     Attributes:
         token_ids: the new tokens, the stop token included.
         logprobs: of each token under the distribution it was drawn from (temperature and nucleus applied); for greedy
-            draws, under the model's own distribution (temperature 1).
+            draws, under the model's own distribution (temperature 1). Finite.
         policy_version: the weights that drew all of these tokens.
         finish: `stop` after a stop token; `length` at `max_tokens` or at the policy's context length.
     """
@@ -156,5 +177,10 @@ class StreamingPolicy(Policy, Protocol):
         ...
 
     def stream(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> AsyncGenerator[Drawn, None]:
-        """As `generate`, in parts; the last has a `finish`. Closing the iterator gives the request up."""
+        """As `generate`, in parts; the last has a `finish`. Closing the iterator gives the request up.
+
+        Raises:
+            ValueError: as `generate`.
+            RequestFailed: this request cannot be carried out; others can.
+        """
         ...

@@ -17,7 +17,8 @@ from sandbox import Sandbox
 from synthesis.core.chat_format import Call, MalformedCall
 from synthesis.core.records import CodeTool, SubQuestion, ToolCall
 from synthesis.core.reward import solved_by
-from synthesis.core.tool_results import UncheckableSchema, error_text, outcome_text, refusal
+from synthesis.core.tool_results import error_text, outcome_text, refusal
+from synthesis.core.tool_schemas import UncheckableSchema
 
 
 class CallRecord(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
+from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location
 
@@ -49,7 +50,7 @@ class Checkpointer:
         self, dir: Folder, *, reading: bool = False, keep_states: int = 2, keep_params: int | None = None
     ) -> None:
         if keep_states < 1:
-            raise ValueError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
+            raise SettingError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
         self.dir = location(dir)
         if keep_params is not None:
             keep_params = max(keep_params, keep_states)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from astra_jax.models.remat import REMATS
+from sandbox.settings import Bound, Count, OneOf, Settings
 
 OptimizerName = Literal["adamw", "muon"]
+LearningRate = Annotated[float, Bound(least=0, most=100)]
+WeightDecay = Annotated[float, Bound(least=0, most=100)]
+Decay = Annotated[float, Bound(least=0, below=1)]
+"""Of a running mean."""
 
 _FORMER_NAMES = {
     "data.rows": "batch_size",
@@ -26,7 +33,7 @@ def todays_name(setting: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """What SFT and GRPO share.
 
     Attributes:
@@ -50,32 +57,22 @@ class TrainingConfig:
         keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
     """
 
-    steps: int | None
-    batch_size: int
-    learning_rate: float
-    micro_batch_size: int | None = None
+    steps: Count | None
+    batch_size: Count
+    learning_rate: LearningRate
+    micro_batch_size: Count | None = None
     optimizer: OptimizerName = "adamw"
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    eps: Annotated[float, Bound(least=1e-30, most=1)] = 1e-8
+    weight_decay: WeightDecay = 0.0
+    max_grad_norm: Annotated[float, Bound(least=1e-30, most=1e30)] = 1.0
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    remat: str = "none"
-    checkpoint_every: int = 100
-    keep_states: int = 2
-    keep_params: int | None = None
-
-    def __post_init__(self) -> None:
-        self._at_least(1, "steps", "batch_size", "micro_batch_size", "checkpoint_every", "keep_states", "keep_params")
-
-    def _at_least(self, least: int, *names: str) -> None:
-        """Raises `ValueError`: a setting is below it. None passes: it is not given."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+    remat: Annotated[str, OneOf(REMATS)] = "none"
+    checkpoint_every: Count = 100
+    keep_states: Count = 2
+    keep_params: Count | None = None
 
 
 FREE = ("checkpoint_every", "keep_states", "keep_params", "remat", "micro_batch_size", "on_nonfinite")

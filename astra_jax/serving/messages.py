@@ -6,14 +6,16 @@ Rendering and parsing are `chat_format`'s. What cannot be executed as a call sta
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.serving.protocol import ChatRequest, InvalidRequest
+from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
 from astra_jax.serving.sampled import beginning
-from astra_jax.tokenizer import ChatTokenizer
+from astra_jax.serving.strict import Check, check_of
+from sandbox.protocol import nests_too_deeply
 from synthesis.core.chat_format import (
     CALL_END,
     CALL_START,
@@ -22,29 +24,29 @@ from synthesis.core.chat_format import (
     AssistantTurn,
     parse_arguments,
     parse_assistant,
-    render,
     split_reasoning,
 )
 from synthesis.core.records import Message, ToolCall, ToolSpec
+from synthesis.core.tool_schemas import UncheckableSchema, check_size
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # OpenAI's, and `ToolSpec`'s
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In
 
 
-def prompt_of(request: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
-    """The conversation's token ids, with the assistant's turn opened.
+def conversation_of(request: ChatRequest) -> tuple[list[Message], list[ToolSpec]]:
+    """The messages, and the tools that the model is shown.
 
     Raises:
-        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
+        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text; a strict
+            function whose schema cannot be enforced.
     """
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
-    thinking = request.chat_template_kwargs.enable_thinking
-    offered = tools if offers_tools(request) else []
-    segments = render(messages, offered, add_generation_prompt=True, thinking=thinking)
-    return tokenizer.encode_segments(segments)[0]
+    check_of(request.tools)
+    return messages, tools if offers_tools(request) else []
 
 
 def offers_tools(request: ChatRequest) -> bool:
@@ -55,10 +57,8 @@ def offers_tools(request: ChatRequest) -> bool:
 def _message(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidRequest(
-            f"{where}.role is {json.dumps(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role"
-        )
-    calls = message.get("tool_calls") or []
+        raise InvalidRequest(f"{where}.role is {shown(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role")
+    calls = [] if message.get("tool_calls") is None else message["tool_calls"]
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise InvalidRequest(
             f"{where}.tool_calls must be a list, in a message of the assistant", param=f"{where}.tool_calls"
@@ -87,9 +87,7 @@ def _text(content: Any, where: str) -> str:
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(
-                f"{where} has {json.dumps(part)[:80]}; send a string, or parts of type text", param=where
-            )
+            raise InvalidRequest(f"{where} has {shown(part)}; send a string, or parts of type text", param=where)
     return "".join(part["text"] for part in parts)
 
 
@@ -102,9 +100,9 @@ def _call(call: Any, where: str) -> ToolCall:
         value = parse_arguments(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or nests_too_deeply(value):
         where = f"{where}.function.arguments"
-        raise InvalidRequest(f"{where} is {json.dumps(arguments)[:80]}; send a JSON object as a string", param=where)
+        raise InvalidRequest(f"{where} is {shown(arguments)}; send a JSON object as a string", param=where)
     return ToolCall(id=_text(call.get("id"), f"{where}.id"), name=function["name"], arguments=value)
 
 
@@ -112,13 +110,26 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} is no function with a name; only functions are offered here", param=where)
-    if function.get("strict"):
+    if function.get("strict") not in (None, True, False):
         raise InvalidRequest(
-            f"{where}.function.strict is true; a schema cannot be enforced here", param=f"{where}.function"
+            f"{where}.function.strict is {shown(function['strict'])}; send true or false",
+            param=f"{where}.function.strict",
         )
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not _NAME.fullmatch(function["name"]):
+        raise InvalidRequest(
+            f"{where}.function.name is {shown(function['name'])}; use 1 to 64 letters, digits, _ and -",
+            param=f"{where}.function.name",
+        )
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param=f"{where}.function.parameters")
+    try:
+        check_size(parameters)
+    except UncheckableSchema as error:
+        where = f"{where}.function.parameters"
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
     description = _text(function.get("description"), f"{where}.function.description")
     return ToolSpec(function["name"], description, parameters)
 
@@ -127,13 +138,14 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
 # Out
 
 
-def message_of(text: str, *, tools: bool) -> dict[str, Any]:
+def message_of(text: str, *, tools: bool, check: Check | None = None) -> dict[str, Any]:
     """A whole turn as the message of an answer.
 
     Args:
         tools: whether tools were offered; without, nothing is a call.
+        check: of strict functions' calls.
     """
-    turn = _parse(text, tools=tools)
+    turn = _parse(text, tools=tools, check=check)
     message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
@@ -142,8 +154,16 @@ def message_of(text: str, *, tools: bool) -> dict[str, Any]:
     return message
 
 
-def _parse(text: str, *, tools: bool) -> AssistantTurn:
-    return parse_assistant(text, keep_malformed=True) if tools else AssistantTurn(*split_reasoning(text))
+def _parse(text: str, *, tools: bool, check: Check | None) -> AssistantTurn:
+    if not tools:
+        return AssistantTurn(*split_reasoning(text))
+
+    def problem(call: ToolCall) -> str:
+        if nests_too_deeply(call.arguments):
+            return "the arguments nest too deeply"
+        return "" if check is None else check(call)
+
+    return parse_assistant(text, keep_malformed=True, check=problem)
 
 
 def _calls(turn: AssistantTurn) -> list[ToolCall]:
@@ -167,6 +187,7 @@ class TurnDeltas:
     """
 
     tools: bool
+    check: Check | None = None
     _text: str = ""
     _settled: int = 0  # end of the last whole call
     _reasoning: str = ""
@@ -184,7 +205,7 @@ class TurnDeltas:
         if not text or THINK_START.startswith(self._text.lstrip("\n")):
             return
         stable = self._text[: self._stable()]
-        turn = _parse(stable, tools=self.tools)
+        turn = _parse(stable, tools=self.tools, check=self.check)
         open_thought = stable.lstrip("\n").startswith(THINK_START) and THINK_END not in stable
         if open_thought:
             held = beginning(turn.reasoning, THINK_END)
@@ -196,7 +217,7 @@ class TurnDeltas:
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Deltas of what waited."""
-        yield from self._growth(_parse(self._text, tools=self.tools))
+        yield from self._growth(_parse(self._text, tools=self.tools, check=self.check))
 
     def _stable(self) -> int:
         """How much of the text has no open call in it."""

@@ -19,6 +19,9 @@ class Metrics:
         self.requests = Counter(
             "astra_serving_requests", "Requests answered.", ["endpoint", "status"], registry=self.registry
         )
+        self.failures = Counter(
+            "astra_serving_failures", "Requests that the server failed on.", ["error"], registry=self.registry
+        )
         self.tokens = Counter("astra_serving_tokens", "Tokens of finished choices.", ["kind"], registry=self.registry)
         self.to_first = self._histogram("time_to_first_token", "From a request to a choice's first tokens.", _TO_FIRST)
         self.per_token = self._histogram("time_per_token", "Between a choice's tokens, from its first on.", _PER_TOKEN)

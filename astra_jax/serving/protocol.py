@@ -2,6 +2,7 @@
 
 A field that would change the output and is not offered is refused by name, unless its value asks for nothing
 (`presence_penalty: 0`). Fields that change nothing here (`user`, `metadata`) are taken. A null is an absent field.
+Every number and every list has bounds: what is taken here, the policy can carry out.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from astra_jax.rollout.policy import MAX_TEMPERATURE, MAX_TOKEN_ID, MIN_TEMPERATURE, MIN_TOP_P
 from sandbox import http_service
 
 MAX_CHOICES = 128
 """Completions of one request."""
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
+"""Each is compared with every token's text, wherever it may begin."""
+_SEEDS = (-(2**63), 2**63 - 1)  # as OpenAI has them
+_LONGEST_TEXT, _LONGEST_NAME = 1_000, 100
 
 
 class InvalidRequest(http_service.HttpRefusal):
@@ -35,8 +41,8 @@ class InvalidRequest(http_service.HttpRefusal):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(status, text, headers)
-        self.param = param
+        super().__init__(status, text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} …", headers)
+        self.param = param if param is None else param[:_LONGEST_NAME]
         self.code = code
 
     def body(self) -> dict[str, Any]:
@@ -69,23 +75,43 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `InvalidRequest` for a value out of range."""
-        for name, low, high in (("n", 1, MAX_CHOICES), ("temperature", 0, None), ("top_p", 0, 1)):
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high) or (name == "top_p" and value == 0):
-                upper = f" to {high}" if high is not None else " upwards"
-                raise InvalidRequest(f"{name} is {value}; use a number from {low}{upper}", param=name)
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+            raise InvalidRequest(
+                f"temperature is {self.temperature}; use 0 (greedy), or a number from {MIN_TEMPERATURE:g} to "
+                f"{MAX_TEMPERATURE:g}",
+                param="temperature",
+            )
+        for name, low, high in (
+            ("n", 1, MAX_CHOICES),
+            ("top_p", MIN_TOP_P, 1),
+            ("seed", *_SEEDS),
+            ("max_tokens", 1, MAX_TOKEN_ID),
+            ("max_completion_tokens", 1, MAX_TOKEN_ID),
+        ):
+            value = getattr(self, name, None)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} is {value}; use a number from {low:,} to {high:,}", param=name)
+        if len(self.stops) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARACTERS for stop in self.stops):
+            raise InvalidRequest(
+                f"stop has {len(self.stops)} strings, the longest of {max(map(len, self.stops))} characters; at most "
+                f"{MAX_STOP_STRINGS} of {MAX_STOP_CHARACTERS} are watched for",
+                param="stop",
+            )
         if "" in self.stops:
             raise InvalidRequest(
                 "stop has an empty string, which would end every completion; leave it out", param="stop"
             )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is given without stream; set stream to true", param="stream_options")
-        if self.token_limit is not None and self.token_limit < 1:
-            raise InvalidRequest(f"max_tokens is {self.token_limit}; ask for at least 1 token", param="max_tokens")
 
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def choices(self) -> int:
+        """Completions that are asked for."""
+        raise NotImplementedError
 
     @property
     def token_limit(self) -> int | None:
@@ -113,7 +139,7 @@ class CompletionRequest(_Request, kw_only=True):
             raise InvalidRequest(
                 f"logprobs is {self.logprobs}; only the drawn tokens' are given here, ask for 0", param="logprobs"
             )
-        if len(self.prompts) * self.n > MAX_CHOICES:
+        if self.choices > MAX_CHOICES:
             raise InvalidRequest(
                 f"{len(self.prompts)} prompts x n {self.n} are above {MAX_CHOICES}; ask in parts", param="n"
             )
@@ -128,6 +154,10 @@ class CompletionRequest(_Request, kw_only=True):
         if len(several) != len(self.prompt) or not several:
             raise InvalidRequest("prompt is empty, or mixes token ids with texts; send one kind", param="prompt")
         return several
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
 
     @property
     def token_limit(self) -> int | None:
@@ -159,15 +189,19 @@ class ChatRequest(_Request, kw_only=True):
         if not self.messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
         if self.tool_choice not in ("auto", "none"):
-            shown = json.dumps(self.tool_choice)[:80]
             raise InvalidRequest(
-                f"tool_choice is {shown}; a call cannot be enforced here, use auto or none", param="tool_choice"
+                f"tool_choice is {shown(self.tool_choice)}; a call cannot be enforced here, use auto or none",
+                param="tool_choice",
             )
         if self.top_logprobs:
             raise InvalidRequest(
                 f"top_logprobs is {self.top_logprobs}; only the drawn tokens' are given here, ask for 0",
                 param="top_logprobs",
             )
+
+    @property
+    def choices(self) -> int:
+        return self.n
 
     @property
     def token_limit(self) -> int | None:
@@ -217,33 +251,30 @@ _HARMLESS = {
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
 
-def parse(body: bytes, kind: type[Request]) -> Request:
-    """The request in a body, checked.
+def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
+    """The request that a body's fields make, checked.
 
     Raises:
-        InvalidRequest: it is no JSON object, or a field is unknown, of another type, out of range or not offered.
+        InvalidRequest: a field is unknown, of another type, out of range or not offered.
     """
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest(f"the body is a JSON {type(fields).__name__}; send an object")
     fields = {name: value for name, value in fields.items() if value is not None and name not in _HARMLESS}
     for name in sorted(set(fields) & set(_NEUTRAL)):
         value = fields.pop(name)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
-            raise InvalidRequest(
-                f"{name} is {json.dumps(value)[:80]}; it is not offered here, leave it out", param=name
-            )
+            raise InvalidRequest(f"{name} is {shown(value)}; it is not offered here, leave it out", param=name)
     if unknown := sorted(set(fields) - set(kind.__struct_fields__)):
-        raise InvalidRequest(f"unknown field {unknown[0]!r}; leave it out", param=unknown[0])
+        raise InvalidRequest(f"unknown field {unknown[0]!r:.100}; leave it out", param=unknown[0])
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         where = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
         param = where.group(1) if where else None
-        name = f"{param} is {json.dumps(fields[param])[:80]}: " if param in fields else ""
+        name = f"{param} is {shown(fields[param])}: " if param in fields else ""
         raise InvalidRequest(f"{name}{error}", param=param) from None
     request.check()
     return request
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, for a refusal."""
+    return json.dumps(value)[:80]

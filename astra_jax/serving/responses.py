@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest
 from astra_jax.serving.sampled import Part
+from astra_jax.serving.strict import check_of
 from astra_jax.tokenizer import ChatTokenizer
 
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
@@ -130,10 +131,11 @@ class ChatResponse(Response[ChatRequest]):
     ) -> None:
         super().__init__(request, model, tokenizer, prompts)
         self._tools = offers_tools(request)
-        self._deltas = [TurnDeltas(self._tools) for _ in self.choices]
+        self._check = check_of(request.tools)
+        self._deltas = [TurnDeltas(self._tools, self._check) for _ in self.choices]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        message = message_of(choice.text, tools=self._tools)
+        message = message_of(choice.text, tools=self._tools, check=self._check)
         finish = self._finish(choice.parts[-1], called="tool_calls" in message)
         body = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.parts)}
         return {**body, "finish_reason": finish, "stop_reason": choice.parts[-1].stop_reason, **self._ids(choice.parts)}

@@ -11,9 +11,12 @@ from typing import Literal
 from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import TURN_START
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_BYTES = 4
+"""Of a character in UTF-8; a token has one byte at least."""
+_MOST_PENDING = 8
+"""More tokens than that are no beginning of a character."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Detokenizer:
         """
         self._tokenizer = tokenizer
         self._stops = stops
-        self._hidden = {tokenizer.pad_id, tokenizer.eos_id, *tokenizer.encode(TURN_START)} if skip_special else set()
+        self._hidden = {tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id} if skip_special else set()
         self._pending: list[int] = []  # their text may end within a character
         self._held = ""  # may be the beginning of a stop string
         self._length = 0
@@ -63,9 +66,21 @@ class Detokenizer:
             self._pending.append(token_id)
         text = self._tokenizer.decode(self._pending) if self._pending else ""
         if text.endswith(_INCOMPLETE):
-            return ""
-        self._pending.clear()
-        return self._advance(text, last=False)
+            text, self._pending = self._settled(text)
+        else:
+            self._pending = []
+        return self._advance(text, last=False) if text else ""
+
+    def _settled(self, text: str) -> tuple[str, list[int]]:
+        """Of pending tokens whose text ends within a character: what no further byte changes, and the tokens behind it.
+        A model may say bytes that are no text for as long as it likes."""
+        if len(self._pending) > _MOST_PENDING:
+            for last in range(_MOST_BYTES - 1, 0, -1):
+                before, behind = self._pending[:-last], self._pending[-last:]
+                whole = self._tokenizer.decode(before)
+                if whole + self._tokenizer.decode(behind) == text:  # no character begins before and ends behind
+                    return whole, behind
+        return "", self._pending
 
     def finish(self) -> str:
         """What was held back."""
@@ -93,22 +108,17 @@ def beginning(text: str, tag: str) -> int:
 
 
 def samplings_of(
-    asked: CompletionRequest | ChatRequest,
-    prompts: Sequence[Sequence[int]],
-    limits: PolicyLimits,
-    turn_ends: Sequence[int],
+    asked: CompletionRequest | ChatRequest, choices: int, limits: PolicyLimits, turn_ends: Sequence[int]
 ) -> list[Sampling]:
     """How each choice is drawn. Those of one prompt have seeds one after the other, whatever is asked beside them.
 
     Args:
-        prompts: one a choice, `asked.n` of each.
+        choices: how many, `asked.n` of each prompt.
         turn_ends: token ids that end a turn, unless `asked.ignore_eos`.
 
     Raises:
-        InvalidRequest: a prompt or the stop ids are more than the policy takes.
+        InvalidRequest: the stop ids are more than the policy takes, or none of its.
     """
-    for prompt in prompts:
-        _check_prompt(prompt, limits, "prompt" if isinstance(asked, CompletionRequest) else "messages")
     ends = () if asked.ignore_eos else turn_ends
     stop_ids = tuple(dict.fromkeys([*ends, *asked.stop_token_ids]))
     if len(stop_ids) > limits.max_stops:
@@ -117,6 +127,11 @@ def samplings_of(
             f"{limits.max_stops} are watched for",
             param="stop_token_ids",
         )
+    for wrong in asked.stop_token_ids:
+        if not 0 <= wrong < limits.vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids has {wrong}; ids are from 0 to {limits.vocab_size - 1}", param="stop_token_ids"
+            )
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     most = limits.max_length if asked.token_limit is None else asked.token_limit
     return [
@@ -127,25 +142,8 @@ def samplings_of(
             temperature=asked.temperature,
             top_p=asked.top_p,
         )
-        for i in range(len(prompts))
+        for i in range(choices)
     ]
-
-
-def _check_prompt(prompt: Sequence[int], limits: PolicyLimits, param: str) -> None:
-    if not prompt:
-        raise InvalidRequest(f"{param} has no tokens; send at least one", param=param)
-    if len(prompt) >= limits.max_length:
-        raise InvalidRequest(
-            f"{param} has {len(prompt)} tokens; prompt and completion have room for {limits.max_length} here, so "
-            f"at most {limits.max_length - 1} are taken",
-            param=param,
-            code="context_length_exceeded",
-        )
-    for wrong in (min(prompt), max(prompt)):
-        if not 0 <= wrong < limits.vocab_size:
-            raise InvalidRequest(
-                f"{param} has token id {wrong}; ids are from 0 to {limits.vocab_size - 1}", param=param
-            )
 
 
 async def sample(

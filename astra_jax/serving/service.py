@@ -8,33 +8,45 @@
 
 With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
 400, 401, 404 (another model), 413, 429 with Retry-After, 503. An error is `{"error": {"message", "type", "param",
-"code"}}`.
+"code"}}`. A request that the server fails on is answered 500, counted, and ends no other.
+
+What may take long of a body is done in threads, beside the event loop: long ones wait for each other, short ones do not
+wait for long ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+from absl import logging
 from aiohttp import web
 from prometheus_client import exposition
 
-from astra_jax.rollout.policy import Sampling, StreamingPolicy
-from astra_jax.serving.messages import prompt_of
+from astra_jax.rollout.policy import RequestFailed, Sampling, StreamingPolicy
+from astra_jax.serving.bodies import read_object
 from astra_jax.serving.metrics import Metrics
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, parse
+from astra_jax.serving.prompts import prompts_of
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, Request, parse
 from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
 from sandbox.access import ReachConfig
 from sandbox.http_service import HttpService
+from sandbox.settings import CountOrZero, Port
+
+_LONG = 1 << 18
+"""Bytes of a body that is tokenised for a quarter of a second or longer."""
+_SHORT_AT_ONCE = 2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,9 @@ class ServingConfig(ReachConfig):
 
     model: str
     _: KW_ONLY
-    port: int = 8000
-    max_waiting: int = 1024
-    max_body_bytes: int = 16 << 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_not_negative("max_waiting", "max_body_bytes")
+    port: Port = 8000
+    max_waiting: CountOrZero = 1024
+    max_body_bytes: CountOrZero = 16 << 20
 
 
 class OpenAIService(HttpService):
@@ -77,6 +85,8 @@ class OpenAIService(HttpService):
         self._created = int(time.time())
         self._choices = 0  # accepted and not finished
         self._metrics = Metrics(policy)
+        self._short = ThreadPoolExecutor(_SHORT_AT_ONCE, "short-requests")
+        self._long = ThreadPoolExecutor(1, "long-requests")
         routes = [
             web.post("/v1/completions", self._completions),
             web.post("/v1/chat/completions", self._chat),
@@ -85,6 +95,13 @@ class OpenAIService(HttpService):
             web.get("/metrics", self._show_metrics),
         ]
         super().__init__(config, routes, most_bytes=config.max_body_bytes)
+
+    async def stop(self) -> int:
+        """See `HttpService.stop`."""
+        cut = await super().stop()
+        self._short.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)
+        return cut
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
@@ -106,14 +123,10 @@ class OpenAIService(HttpService):
         return resource.canonical if resource is not None else "other"
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        asked = parse(await request.read(), CompletionRequest)
-        prompts = [self._tokenizer.encode(one) if isinstance(one, str) else one for one in asked.prompts]
-        return await self._answer(request, CompletionResponse(asked, self._model(asked), self._tokenizer, prompts))
+        return await self._answered(request, CompletionRequest, CompletionResponse)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        asked = parse(await request.read(), ChatRequest)
-        prompt = prompt_of(asked, self._tokenizer)
-        return await self._answer(request, ChatResponse(asked, self._model(asked), self._tokenizer, [prompt]))
+        return await self._answered(request, ChatRequest, ChatResponse)
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": self.config.model, "object": "model", "created": self._created, "owned_by": "astra-jax"}
@@ -132,28 +145,51 @@ class OpenAIService(HttpService):
 
     # ------------------------------------------------------------------------------------------------------- answering
 
+    async def _answered(
+        self, request: web.Request, kind: type[Request], response: type[Response[Request]]
+    ) -> web.StreamResponse:
+        try:
+            body = await request.read()
+            threads = self._short if len(body) < _LONG else self._long
+            asked = await _aside(threads, lambda: parse(read_object(body), kind))
+            model, limits = self._model(asked), self._policy.limits
+            samplings = samplings_of(asked, asked.choices, limits, self._turn_ends)
+            with self._admitted(asked.choices):
+                prompts = await _aside(threads, lambda: prompts_of(asked, self._tokenizer, limits))
+                answer = response(asked, model, self._tokenizer, prompts)
+                return await self._answer(request, answer, samplings)
+        except (http_service.HttpRefusal, web.HTTPException, ConnectionError):
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> InvalidRequest:
+        """What is said of something that is not the client's fault. The policy says it to whoever waits for it."""
+        logging.error("a request failed", exc_info=error)
+        self._metrics.failures.labels(type(error).__name__).inc()
+        if self._policy.failure is not None:
+            return InvalidRequest(str(error), status=503)
+        text = (
+            str(error) if isinstance(error, RequestFailed) else f"{type(error).__name__}; the server's log says where"
+        )
+        return InvalidRequest(f"the server failed on this request: {text}", status=500)
+
     def _model(self, asked: CompletionRequest | ChatRequest) -> str:
         if asked.model not in (None, self.config.model):
             text = f"model is {asked.model!r}; {self.config.model!r} is served here"
             raise InvalidRequest(text, status=404, param="model", code="model_not_found")
         return self.config.model
 
-    async def _answer(self, request: web.Request, answer: Response[Any]) -> web.StreamResponse:
-        prompts = [choice.prompt for choice in answer.choices]
-        samplings = samplings_of(answer.request, prompts, self._policy.limits, self._turn_ends)
-        with self._admitted(len(answer.choices)):
-            parts = self._sampled(answer, samplings)
-            async with contextlib.aclosing(parts):
-                if answer.request.stream:
-                    return await self._streamed(request, answer, parts)
-                try:
-                    async for choice, part in parts:
-                        choice.parts.append(part)
-                except Exception as error:  # of the policy: it says so to whoever waits, and fails for good
-                    if self._policy.failure is None:
-                        raise
-                    raise InvalidRequest(str(error), status=503) from error
-        return web.json_response(answer.whole())
+    async def _answer(
+        self, request: web.Request, answer: Response[Any], samplings: Sequence[Sampling]
+    ) -> web.StreamResponse:
+        async with contextlib.aclosing(self._sampled(answer, samplings)) as parts:
+            if answer.request.stream:
+                return await self._streamed(request, answer, parts)
+            async for choice, part in parts:
+                choice.parts.append(part)
+        whole = await _aside(self._short, lambda: msgspec.json.encode(answer.whole()))
+        return web.Response(body=whole, content_type="application/json")
 
     async def _streamed(
         self, request: web.Request, answer: Response[Any], parts: AsyncGenerator[tuple[Choice, Part], None]
@@ -161,7 +197,7 @@ class OpenAIService(HttpService):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
         async def send(chunk: dict[str, Any]) -> None:
-            await response.write(b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n")
+            await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
         await response.prepare(request)
         try:
@@ -177,9 +213,7 @@ class OpenAIService(HttpService):
         except ConnectionError:
             pass  # the client went away; closing `parts` frees its slots
         except Exception as error:  # the status line is out: all that is left is an event
-            if self._policy.failure is None:
-                raise
-            await send(InvalidRequest(str(error), status=503).body())
+            await send(self._failed(error).body())
         return response
 
     @contextlib.contextmanager
@@ -247,3 +281,8 @@ class OpenAIService(HttpService):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _aside(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """The result of work on a request, beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

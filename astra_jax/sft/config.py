@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from astra_jax.run.config import TrainingConfig
+from astra_jax.run.config import Decay, LearningRate, TrainingConfig
 from astra_jax.sft.data import DataConfig
+from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +35,24 @@ class SFTConfig(TrainingConfig):
     """
 
     data: DataConfig = DataConfig(seq_len=20_480)
-    batch_size: int = 32
-    epochs: float = 2.0
-    steps: int | None = None
-    learning_rate: float = 5e-6
-    warmup_fraction: float = 0.05
-    final_fraction: float = 0.1
-    b2: float = 0.95
-    log_every: int = 1
-    eval_every: int = 100
-    eval_batches: int = 16
-    sample_every: int = 100
-    samples: int = 4
-    sample_tokens: int = 256
+    batch_size: Count = 32
+    epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.0
+    steps: Count | None = None
+    learning_rate: LearningRate = 5e-6
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.1
+    b2: Decay = 0.95
+    log_every: Count = 1
+    eval_every: Count = 100
+    eval_batches: Count = 16
+    sample_every: CountOrZero = 100
+    samples: Count = 4
+    sample_tokens: Length = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(1, "log_every", "eval_every", "eval_batches", "samples", "sample_tokens")
-        if self.sample_every < 0:
-            raise ValueError(f"sample_every is {self.sample_every}; it must be at least 1, or 0 for no samples")
         if self.batch_size % self.rows_at_once:
-            raise ValueError(
+            raise SettingError(
                 f"micro_batch_size is {self.micro_batch_size}, which does not divide batch_size ({self.batch_size}); "
                 "choose a divisor"
             )

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import grain
 import msgspec
@@ -25,13 +25,14 @@ from grain.experimental import FirstFitPackIterDataset
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
+from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import render
 from synthesis.core.datasets import DatasetError, Folder, read_card, records_file
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings):
     """How trajectories become batches.
 
     Attributes:
@@ -53,24 +54,15 @@ class DataConfig:
         seed: of the shuffle.
     """
 
-    seq_len: int
+    seq_len: Length
     keep_reasoning: bool = True
     too_long: Literal["drop", "cut"] = "cut"
     tools: Literal["all", "some", "none"] = "all"
     thinking: bool = True
-    rename_entities: float = 0.0
-    workers: int = 0
-    packing_bins: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rename_entities <= 1:
-            raise ValueError(f"rename_entities is {self.rename_entities}; it is a share: use 0 to 1")
-        if self.workers < 0:
-            raise ValueError(f"workers is {self.workers}; use 0 or more")
-        for name in ("seq_len", "packing_bins"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    rename_entities: Share = 0.0
+    workers: Annotated[int, Bound(least=0, most=1_024)] = 0
+    packing_bins: Annotated[int, Bound(least=1, most=65_536)] = 64
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,17 @@ import runpy
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import app, flags, logging
 
+import astra_jax
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
+from launch.flags import settings_list
+from sandbox.settings import SettingError
 
 if TYPE_CHECKING:
     from etils import epath
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 _PREFIX = "--config."
+_HELP_CONFIG = "help_config"
+_ABSL_HELPED = 1
+"""What absl exits with after it has printed the help that was asked for."""
+_MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
 _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 """A preset's file, as versions up to 0.1 had them."""
 _overrides: list[tuple[str, str]] = []
@@ -43,7 +51,7 @@ def with_cpu_environment(module: str) -> None:
 
     The settings are read when a process starts, so they cannot be made later. Children do not inherit the malloc.
     """
-    if "ASTRA_CPU" not in os.environ and not {"--help", "--helpfull"} & set(sys.argv):
+    if "ASTRA_CPU" not in os.environ and not any(one.startswith(("--help", "--version")) for one in sys.argv):
         environment = cpu_environment(os.environ)
         if environment != os.environ:
             own = "malloc" if "GLIBC_TUNABLES" not in os.environ else "set"
@@ -57,16 +65,21 @@ def run(
     *,
     user_errors: Callable[[], tuple[type[Exception], ...]] = tuple,
     argument: flags.FlagHolder[str | None] | None = None,
+    settings: Callable[[], Any] | None = None,
 ) -> None:
     """Parse the command line and run a program.
 
-    Exits with what `main` returns (None is 0), with 1 for unknown flags (absl's own behaviour, which names the nearest
-    flag), and with 2 after a one-line message for `UsageError` and the errors that `user_errors()` lists.
+    Exits with what `main` returns (None is 0), with 0 after `--help`, `--version` and `--help_config`, and with 2 after
+    a one-line message for flags that there are not or that have bad values, for `SettingError`, `UsageError` and the
+    errors that `user_errors()` lists.
 
     Args:
         user_errors: the exceptions whose messages already say what to do; called only when something was raised.
         argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --dataset=DIR`.
+        settings: the configuration that `--config.NAME=VALUE` changes, for `--help_config`; called when the flags are
+            parsed. None: the program has none, and refuses such arguments.
     """
+    _define_standard_flags(configurable=settings is not None)
     if argument is not None:
         flags.FLAGS.set_gnu_getopt()  # else absl takes the flags after it for arguments too
 
@@ -83,15 +96,71 @@ def run(
                 raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
             return main()
         except Exception as error:
-            if isinstance(error, (UsageError, *user_errors())):
+            if isinstance(error, (SettingError, UsageError, *user_errors())):
                 print(f"error: {error}", file=sys.stderr)
                 return 2
             raise
 
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=partial(_parse, settings=settings))
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+class _VersionFlag(flags.BooleanFlag):
+    """Prints the version and ends, whatever else is given or missing."""
+
+    def __init__(self) -> None:
+        super().__init__("version", False, "Print the version, and stop.", allow_hide_cpp=True)
+
+    def parse(self, arg: Any) -> None:
+        if self._parse(arg):
+            print(f"astra_jax {astra_jax.__version__}")
+            sys.exit(0)
+
+
+def _define_standard_flags(*, configurable: bool) -> None:
+    """What every program has beside absl's own; they stand among its own in --help."""
+    if "version" in flags.FLAGS:
+        return
+    flags.DEFINE_flag(_VersionFlag(), module_name=sys.argv[0])
+    if configurable:
+        about = f"List the settings that {_PREFIX}NAME=VALUE changes, what each may be and means, and stop."
+        flags.DEFINE_bool(_HELP_CONFIG, False, about, module_name=sys.argv[0])
+
+
+def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]:
+    """The arguments that are no flags. Ends the program for what asks for help, and for what is wrong."""
+    kept = _without_overrides(argv)
+    try:
+        if _overrides and settings is None:
+            raise UsageError(f"{_PREFIX}{_overrides[0][0]}: this program has no such settings (see --help)")
+        try:
+            rest = flags.FLAGS(kept)
+        except flags.Error as error:
+            # A flag that is missing does not matter to who asks for the settings; one that is wrong does.
+            if not (flags.FLAGS.is_parsed() and settings is not None and flags.FLAGS[_HELP_CONFIG].value):
+                raise UsageError(_in_our_words(error)) from None
+            rest = kept[:1]
+        if settings is not None and flags.FLAGS[_HELP_CONFIG].value:
+            print(settings_list.listing(overridden(settings()), _PREFIX))
+            sys.exit(0)
+        return rest
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as ended:
+        sys.exit(0 if ended.code == _ABSL_HELPED else ended.code)
+
+
+def _in_our_words(error: flags.Error) -> str:
+    """One line, of absl's message about flags."""
+    lines = str(error).splitlines()
+    missing = [_MISSING.fullmatch(line) for line in lines]
+    if names := [f"--{one[1]}" for one in missing if one is not None]:
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing; see --help"
+    return " ".join(line.removeprefix("flag ") for line in lines)
+
+
+def _without_overrides(argv: Sequence[str]) -> list[str]:
+    """Keeps those for `overridden`."""
     kept: list[str] = []
     _overrides.clear()
     arguments = iter(argv)
@@ -101,7 +170,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
             continue
         name, equals, value = argument[len(_PREFIX) :].partition("=")
         _overrides.append((name, value if equals else next(arguments, "")))
-    return app.parse_flags_with_usage(kept)
+    return kept
 
 
 def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
@@ -233,7 +302,7 @@ def _replaced(config: Any, wanted: _Tree) -> Any:
         changes[name] = _replaced(getattr(config, name), change) if isinstance(change, dict) else change[1]
     try:
         return dataclasses.replace(config, **changes)
-    except ValueError as error:  # of a __post_init__
+    except SettingError as error:
         written = [change[0] for change in wanted.values() if not isinstance(change, dict)]
         raise UsageError(f"{' '.join(written) or _PREFIX + '.'.join(wanted)}: {error}") from None
 
@@ -247,7 +316,7 @@ def _convert(text: str, annotation: Any, name: str) -> Any:
 
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or of thousands of digits or brackets
         value = {"True": True, "False": False, "None": None}.get(text, text)
     try:
         return msgspec.convert(value, annotation)
@@ -274,3 +343,11 @@ def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[
         for reason, count in reasons.items():
             example = examples.get(stage, {}).get(reason, "")
             print(f"rejected by {stage}: {count} {reason}{f', such as {example[:200]}' if example else ''}")
+
+
+def made(count: int, noun: str, *, wanted: int) -> int:
+    """The exit code of a synthesis: 1, with a line, where all that was wanted was rejected."""
+    if count or not wanted:
+        return 0
+    print(f"error: none of {wanted:,} became {noun}; the reasons are above", file=sys.stderr)
+    return 1

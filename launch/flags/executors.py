@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from launch.flags import cli, sandboxes, teachers
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count
 
 if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.pipeline.executors import Executor
@@ -28,8 +30,8 @@ _ADDRESS = flags.DEFINE_string(
     None,
     "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
 )
-_WORKERS = flags.DEFINE_integer(
-    "ray_workers", None, "Workers of --executor=ray, a CPU each; by default as many as there are CPUs.", lower_bound=1
+_WORKERS = number_flag(
+    "ray_workers", None, Count, "Workers of --executor=ray, a CPU each; by default as many as there are CPUs."
 )
 
 

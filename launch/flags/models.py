@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, meshes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, CountOrZero, Seconds
 
 if TYPE_CHECKING:
     from etils import epath
@@ -29,9 +31,9 @@ _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trac
 _MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as fsdp=8,context=2; by default one device.")
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
-_HOSTS = flags.DEFINE_integer("hosts", None, "How many; with --coordinator.")
-_HOST = flags.DEFINE_integer("host", None, "This one's number, from 0; with --coordinator.")
-_DEADLINE = flags.DEFINE_float("host_deadline", 60.0, "Seconds without a sign of life after which a host is gone.")
+_HOSTS = number_flag("hosts", None, Count, "How many; with --coordinator.")
+_HOST = number_flag("host", None, CountOrZero, "This one's number, from 0; with --coordinator.")
+_DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign of life after which a host is gone.")
 
 _LATER = 60.0
 """Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
@@ -51,8 +53,8 @@ def hosts() -> Iterator[None]:
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
         raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
-    if _DEADLINE.value <= 0:
-        raise cli.UsageError(f"--host_deadline={_DEADLINE.value:g}: it is a number of seconds above 0")
+    if given and _HOST.value >= _HOSTS.value:
+        raise cli.UsageError(f"--host={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below")
     if given or _MULTIHOST.value:
         jax.distributed.initialize(
             _COORDINATOR.value,
@@ -64,6 +66,18 @@ def hosts() -> Iterator[None]:
         if jax.process_count() > 1 and not _MESH.value:
             raise cli.UsageError("several hosts want a --mesh of all their devices")
         yield
+
+
+def config(example: str | None = None) -> Any:
+    """The configuration of --config, before --config.NAME=VALUE.
+
+    Args:
+        example: the preset to take where there is no --config.
+
+    Raises:
+        UsageError: there is no such configuration.
+    """
+    return cli.load_config(CONFIG.value if CONFIG.present or example is None else example)
 
 
 def workdir() -> epath.Path:
@@ -81,18 +95,12 @@ def mesh() -> Mesh | None:
 
     Raises:
         UsageError: an axis that there is not, or no number.
+        SettingError: there are not as many devices.
     """
     from astra_jax.mesh import AXES, make_mesh
 
-    if not _MESH.value:
-        return None
-    sizes: dict[str, int] = {}
-    for item in _MESH.value:
-        axis, _, size = item.partition("=")
-        if axis not in AXES or not size.lstrip("-").isdigit():
-            raise cli.UsageError(f"--mesh={item}: write AXIS=SIZE, the axes are {', '.join(AXES)}")
-        sizes[axis] = int(size)
-    return make_mesh(*(sizes.get(axis, 1) for axis in AXES))
+    sizes = meshes.axis_sizes(_MESH, AXES)
+    return make_mesh(*(sizes.get(axis, 1) for axis in AXES)) if sizes else None
 
 
 def profiled_steps() -> tuple[int, int] | None:

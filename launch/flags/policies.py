@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.settings import CountOrZero
 
 if TYPE_CHECKING:
     from etils import epath
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 _WEIGHTS = flags.DEFINE_string(
     "weights", None, "A Hugging Face folder, or one of Orbax checkpoints such as a run's checkpoints/.", required=True
 )
-_STEP = flags.DEFINE_integer("step", None, "Step of Orbax checkpoints; by default the newest.")
+_STEP = number_flag("step", None, CountOrZero, "Step of Orbax checkpoints; by default the newest.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
 _DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
 

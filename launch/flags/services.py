@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import flags
 
 from launch.flags import cli
-from sandbox.access import ReachConfig, is_loopback
+from launch.flags.numbers import number_flag
+from sandbox.access import Part, ReachConfig, is_loopback
+from sandbox.settings import Count, Seconds, Total
 
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
@@ -21,17 +23,15 @@ Config = TypeVar("Config", bound=ReachConfig)
 _OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
     flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain: HTTPS instead of HTTP."),
     flags.DEFINE_string("tls_key", None, "PEM file of the certificate's key, without a password."),
-    flags.DEFINE_float(
-        "header_seconds", ReachConfig.header_seconds, "For a TLS handshake, and for a request's headers."
-    ),
-    flags.DEFINE_float("body_seconds", ReachConfig.body_seconds, "For a request's body."),
-    flags.DEFINE_float("idle_seconds", ReachConfig.idle_seconds, "For a connection between two requests."),
-    flags.DEFINE_float("stall_seconds", ReachConfig.stall_seconds, "For a caller that takes nothing of an answer."),
-    flags.DEFINE_integer("max_connections", ReachConfig.max_connections, "Open at once; further ones wait."),
-    flags.DEFINE_float("address_share", ReachConfig.address_share, "Of those, one address's; 1 behind a proxy."),
-    flags.DEFINE_integer("max_headers", ReachConfig.max_headers, "Of a request."),
-    flags.DEFINE_integer("max_header_bytes", ReachConfig.max_header_bytes, "Of a request's line, and of each header."),
-    flags.DEFINE_integer("max_pending_bytes", ReachConfig.max_pending_bytes, "Of all bodies under way; more are 429."),
+    number_flag("header_seconds", ReachConfig.header_seconds, Seconds, "For a TLS handshake, and a request's headers."),
+    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "For a request's body."),
+    number_flag("idle_seconds", ReachConfig.idle_seconds, Seconds, "For a connection between two requests."),
+    number_flag("stall_seconds", ReachConfig.stall_seconds, Seconds, "For a caller that takes nothing of an answer."),
+    number_flag("max_connections", ReachConfig.max_connections, Count, "Open at once; further ones wait."),
+    number_flag("address_share", ReachConfig.address_share, Part, "Of those, one address's; 1 behind a proxy."),
+    number_flag("max_headers", ReachConfig.max_headers, Count, "Of a request."),
+    number_flag("max_header_bytes", ReachConfig.max_header_bytes, Count, "Of a request's line, and of each header."),
+    number_flag("max_pending_bytes", ReachConfig.max_pending_bytes, Total, "Of all bodies under way; more are 429."),
 )
 
 
@@ -39,12 +39,9 @@ def reached(kind: type[Config], **settings: Any) -> Config:
     """A service's configuration: these settings, and what the flags say of how it is reached.
 
     Raises:
-        UsageError: one is refused.
+        SettingError: one is refused.
     """
-    try:
-        return kind(**settings, **{flag.name: flag.value for flag in _OF_REACH})
-    except ValueError as error:
-        raise cli.UsageError(str(error)) from None
+    return kind(**settings, **{flag.name: flag.value for flag in _OF_REACH})
 
 
 def told_to_stop() -> asyncio.Event:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from launch.flags import cli
+from launch.flags.numbers import number_flag, numbers_of
+from sandbox.settings import Amount, Count, Minutes, Rate, SettingError, TotalOrZero
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.embedding import Embedder
@@ -20,16 +22,19 @@ _URL = flags.DEFINE_string(
 )
 _MODEL = flags.DEFINE_string("teacher_model", None, "The served model's name; with --teacher_url.")
 _KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the endpoint's key.")
-_CONCURRENCY = flags.DEFINE_integer("teacher_concurrency", 256, "Requests in flight at most.", lower_bound=1)
-_REQUESTS = flags.DEFINE_float("teacher_requests_per_minute", None, "Rate limit; by default none.", lower_bound=0)
-_TOKENS = flags.DEFINE_float("teacher_tokens_per_minute", None, "Rate limit, prompts and answers; by default none.")
-_OUTAGE = flags.DEFINE_float(
-    "teacher_outage_minutes", 60.0, "How long the endpoint may answer nothing before the run stops.", lower_bound=0
+_CONCURRENCY = number_flag("teacher_concurrency", 256, Count, "Requests in flight at most.")
+_REQUESTS = number_flag("teacher_requests_per_minute", None, Rate, "Rate limit; by default none.")
+_TOKENS = number_flag("teacher_tokens_per_minute", None, Rate, "Rate limit, prompts and answers; by default none.")
+_OUTAGE = number_flag(
+    "teacher_outage_minutes", 60.0, Minutes, "How long the endpoint may answer nothing before the run stops."
 )
-_TOKEN_BUDGET = flags.DEFINE_integer(
-    "teacher_token_budget", None, "Tokens of the whole run, restarts included; when they are spent it stops."
+_TOKEN_BUDGET = number_flag(
+    "teacher_token_budget",
+    None,
+    TotalOrZero,
+    "Tokens of the whole run, restarts included; when they are spent it stops.",
 )
-_MONEY_BUDGET = flags.DEFINE_float("teacher_money_budget", None, "The same in money, at the prices given.")
+_MONEY_BUDGET = number_flag("teacher_money_budget", None, Amount, "The same in money, at the prices given.")
 _PRICES = flags.DEFINE_list(
     "teacher_prices", None, "Prices of a million prompt tokens and a million answer tokens, as 0.5,2; any currency."
 )
@@ -69,11 +74,9 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
     if not url:
         return None
     path = Path(_RECORDING.value or workdir / "teacher.sqlite").absolute()
-    prices = _PRICES.value or ["0", "0"]
-    try:
-        price_prompt, price_completion = map(float, prices)
-    except ValueError:
-        raise cli.UsageError(f"--{_PRICES.name}={','.join(prices)}: write two numbers, as 0.5,2") from None
+    prices = numbers_of(_PRICES, Amount) or [0.0, 0.0]
+    if len(prices) != 2:
+        raise cli.UsageError(f"--{_PRICES.name}={','.join(_PRICES.value or [])}: write two numbers, as 0.5,2")
     try:
         config = OpenAITeacherConfig(
             url,
@@ -85,10 +88,10 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             outage_seconds=_OUTAGE.value * 60,
             token_budget=_TOKEN_BUDGET.value,
             money_budget=_MONEY_BUDGET.value,
-            price_prompt=price_prompt,
-            price_completion=price_completion,
+            price_prompt=prices[0],
+            price_completion=prices[1],
         )
-    except ValueError as error:
+    except SettingError as error:
         raise cli.UsageError(f"--teacher_*: {error}") from None
     return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value))
 

@@ -12,17 +12,23 @@ Settings are changed with --config.NAME=VALUE, for example --config.grpo.steps=4
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from launch.flags import cli, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Seed
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from configs.quickstart import QuickstartConfig
 
 flags.adopt_module_key_flags(sandboxes)
 
 PROFILES = ("quick", "full", "ci")
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of synthesis, initialisation, shuffling and sampling.", lower_bound=0)
+_SEED = number_flag("seed", 0, Seed, "Seed of synthesis, initialisation, shuffling and sampling.")
 _PROFILE = flags.DEFINE_enum(
     "profile",
     "quick",
@@ -31,12 +37,17 @@ _PROFILE = flags.DEFINE_enum(
 )
 
 
-def main() -> None:
+def _settings() -> QuickstartConfig:
     from configs.quickstart import PROFILES, seeded
+
+    return seeded(PROFILES[_PROFILE.value](), _SEED.value)
+
+
+def main() -> None:
     from launch.quickstart import report, stages, summary
     from launch.quickstart.ledger import Ledger
 
-    config = cli.overridden(seeded(PROFILES[_PROFILE.value](), _SEED.value))
+    config = cli.overridden(_settings())
     workdir = cli.local_folder(_WORKDIR)
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
     try:
@@ -64,4 +75,4 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 if __name__ == "__main__":
     cli.with_cpu_environment("launch.quickstart")
-    cli.run(main, user_errors=_user_errors)
+    cli.run(main, user_errors=_user_errors, settings=_settings)

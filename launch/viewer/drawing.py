@@ -25,7 +25,7 @@ _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _OPENING, _CLOSING = r"（「『《〈【“‘", r"，。、；：？！）」』》〉】”’…"
 # Chinese may break between any two characters, but closing marks do not begin a line and opening ones do not end it.
 _UNIT = re.compile(
-    rf"\s+|[{_OPENING}]*[{_CJK}][{_CLOSING}]*|[{_OPENING}]*[^\s{_CJK}{_OPENING}{_CLOSING}]+[{_CLOSING}]*|\S"
+    rf"\s+|[{_OPENING}]*[{_CJK}][{_CLOSING}]*|[{_OPENING}]*[^\s{_CJK}{_OPENING}{_CLOSING}]+[{_CLOSING}]*|[{_OPENING}]++|\S"
 )
 _NARROW, _BROAD = frozenset("fijlrtI.,:;'|!()[]{}\"/\\- "), frozenset("mwMW@%&")
 
@@ -201,12 +201,24 @@ def wrap(text: str, width: float) -> list[str]:
             line, length = "", 0.0
         if not line and unit == " ":
             continue
-        while size > width:  # a word longer than a line
-            room = max(1, next(n for n in range(1, len(unit) + 1) if _em(unit[:n]) > width) - 1)
-            lines.append(unit[:room])
-            unit, size = unit[room:], _em(unit[room:])
+        if size > width:  # a word longer than a line
+            *whole, unit = _broken(unit, width)
+            lines += whole
+            size = _em(unit)
         line, length = line + unit, length + size
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def _broken(word: str, width: float) -> list[str]:
+    """A word in pieces as wide as a line allows, of a character at least."""
+    pieces, size = [""], 0.0
+    for one in word:
+        size += _character_em(one)
+        if pieces[-1] and size > width:
+            pieces.append("")
+            size = _character_em(one)
+        pieces[-1] += one
+    return pieces
 
 
 def _em(text: str) -> float:

@@ -21,6 +21,7 @@ from launch.viewer.cards import shown_card
 from launch.viewer.pages import CALL, HERE, page
 from sandbox.access import ReachConfig, shows_token
 from sandbox.http_service import HttpRefusal, HttpService
+from sandbox.settings import Port, SecondsOrZero
 from synthesis.core.html import template
 
 _MOST_BYTES = 1 << 20
@@ -55,8 +56,8 @@ class ViewerConfig(ReachConfig):
 
     RISK = "read the data and run tools"
 
-    port: int = 8800
-    drain_seconds: float = 35.0
+    port: Port = 8800
+    drain_seconds: SecondsOrZero = 35.0
 
 
 class ViewerService(HttpService):

@@ -11,12 +11,13 @@ import functools
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesis.core.matching import dates_in, fold, whole_date
+from synthesis.core.dates import dates_in, whole_date
+from synthesis.core.matching import fold
+from synthesis.core.normal_text import normalized
 from synthesis.core.quantities import numerals, quantities
 from synthesis.core.records import CodeTool
 
@@ -39,9 +40,11 @@ _SPECIAL = re.compile(r"[A-Z0-9#@/_.]")
 _JOINS = frozenset({"of", "the", "de", "la", "and", "in", "for", "von", "van", "&"})
 _SIGNS = frozenset("-/_@#&+.")
 """What makes one identifier of two words."""
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*[%％]")
-_TERM = re.compile(r"\(*\d+(?:\.\d+)?\)*(?:\s*[-+*/×÷^]\s*\(*\d+(?:\.\d+)?\)*)+")
-_LISTED = re.compile(r"-?\d+(?:\.\d+)?(?:\s*(?:,|、|;|and|和|与)+\s*(?:and\s+)?-?\d+(?:\.\d+)?)+")
+# A number is read from its first digit on and given back to nothing, so that no long one is read again and again.
+_N = r"(?<!\d)\d++(?:\.\d++)?+"
+_PERCENT = re.compile(rf"({_N})\s*+[%％]")
+_TERM = re.compile(rf"(?:(?<!\()\(++)?+{_N}\)*+(?:\s*+[-+*/×÷^]\s*+\(*+{_N}\)*+)++")
+_LISTED = re.compile(rf"-?{_N}(?:\s*+(?:,|、|;|and|和|与)++\s*+(?:and\s++)?+-?{_N})++")
 _CHINESE_RUN = re.compile(rf"[{_CJK}][{_CJK}·]*")
 _CHINESE_BREAK = re.compile(
     "查询|请问|请|告诉|需要|多少|什么|哪里|哪个|哪些|如何|怎么|以及|之间|[的是在和与及了吗呢我你他她它从到有为将把被对于]"
@@ -53,7 +56,7 @@ def values_in(text: str) -> list[Any]:
 
     An ISO date is added for every date; a fraction for every percentage; a list for numbers in a row.
     """
-    text = unicodedata.normalize("NFKC", text)
+    text = normalized("NFKC", text)
     found: list[Any] = [next(group for group in one.groups() if group) for one in _QUOTED.finditer(text)]
     for written, day in dates_in(text):
         found += [written, day.isoformat()]
@@ -115,11 +118,11 @@ def _numbers_of(text: str) -> frozenset[int | float | str]:
 
 def _spelled(text: str, value: str, *, identifiers: bool = False) -> str:
     """A phrase as the text writes it, whatever its case and spaces; "" where the text does not have it."""
-    text, words = unicodedata.normalize("NFKC", text), unicodedata.normalize("NFKC", value).split()
+    text, words = normalized("NFKC", text), normalized("NFKC", value).split()
     if not words or any(word.casefold() not in text.casefold() for word in words):
         return ""  # no pattern is compiled for most
     for one in re.finditer(r"\s+".join(map(re.escape, words)), text, re.IGNORECASE):
-        before, after = text[: one.start()][-2:], text[one.end() :][:2]
+        before, after = text[max(0, one.start() - 2) : one.start()], text[one.end() : one.end() + 2]
         if _glued(before[-1:], one[0][0]) or _glued(one[0][-1], after[:1]):
             continue
         joined = _glued(before[:1], one[0][0]) and before[1:] in _SIGNS

@@ -25,7 +25,7 @@ from synthesis.core.stages import Rejected
 
 ERROR = "[ERROR:"
 """How the last message of a run begins that the original wrote down although it had failed."""
-_THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_THINKING = re.compile(r"\A\s*+<think>(.*?)</think>\s*+", re.DOTALL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from synthesis.core.matching import contains
 from synthesis.core.quantities import quantities
 from synthesis.core.records import Answer, ToolSpec
 from synthesis.core.stages import Rejected
+from synthesis.core.tool_schemas import UncheckableSchema, check_schema, check_size
 from synthesis.environments.implement import check_source
 
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
@@ -195,6 +196,7 @@ def _listed(given: list[Value] | Scalar) -> list[Value]:
 
 # With a sign in its exponent, as programs print it: 1e20 may be anything.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.(\d+))?([eE][-+]\d+)?(?![\d,.])")
+_LONGEST_NUMBER = 300
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "", "￥": ""}
 
 
@@ -219,6 +221,8 @@ def typed_answer(value: Value) -> Answer:
     unit = _CURRENCIES.get(text[:1])
     number = _NUMBER.match(text if unit is None else text[1:].lstrip())
     if number is None:
+        return Answer(value)
+    if number.end() > _LONGEST_NUMBER:
         return Answer(value)
     rest = number.string[number.end() :].strip()
     if rest:
@@ -262,6 +266,10 @@ def spec_of(schema: Any) -> ToolSpec:
         raise bad("properties are not an object of schemas")
     if not isinstance(required, list) or not all(isinstance(one, str) and one in properties for one in required):
         raise bad(f"required {required} names no properties, which are {list(properties)}")
+    try:
+        check_size(parameters)
+    except UncheckableSchema as error:
+        raise bad(str(error)) from None
     return ToolSpec(name, description, parameters)
 
 
@@ -285,9 +293,15 @@ def _defects(record: AstraRecord) -> Iterator[tuple[str, str]]:
     names: list[str] = []
     for schema in record.schemas:
         try:
-            names.append(spec_of(schema).name)
+            spec = spec_of(schema)
         except Rejected as rejection:
             yield rejection.reason, rejection.detail
+            continue
+        names.append(spec.name)
+        try:
+            check_schema(spec.parameters)
+        except UncheckableSchema as error:
+            yield "bad_schema", f"{spec.name}: {error}"
     for name, count in Counter(names).items():
         if count > 1:
             yield "colliding_names", f"{count} schemas share the name {name}; a call cannot say which it means"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sandbox import validate_call
+from sandbox.settings import Count, Settings
 from synthesis.astra_format.candidates import Sources, candidates, combinations, leaves, names_value
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool
@@ -24,7 +25,7 @@ _BATCH = 64
 
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """How long to search.
 
     Attributes:
@@ -33,13 +34,8 @@ class SearchConfig:
         proofs_per_answer: how many calls that give an answer are tried to prove before it counts as not reachable.
     """
 
-    calls_per_answer: int = 512
-    proofs_per_answer: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("calls_per_answer", "proofs_per_answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is too small; use at least 1")
+    calls_per_answer: Count = 512
+    proofs_per_answer: Count = 4
 
 
 @dataclass(frozen=True)

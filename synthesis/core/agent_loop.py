@@ -26,7 +26,7 @@ class Agent(Protocol):
         """The next turn's calls, none where it answers; None where the turn was cut off by a limit."""
         ...
 
-    def observe(self, outputs: Sequence[str]) -> bool:
+    async def observe(self, outputs: Sequence[str]) -> bool:
         """Take the outputs of the turn's calls, in their order; False where no room is left for them."""
         ...
 
@@ -48,6 +48,6 @@ async def run_agent(agent: Agent, execute: Execute, *, max_turns: int) -> Finish
         outputs = await execute(turn, calls)
         if outputs is None:
             return "voided"
-        if turn + 1 < max_turns and not agent.observe(outputs):
+        if turn + 1 < max_turns and not await agent.observe(outputs):
             return "token_limit"
     return "turn_limit"

@@ -5,9 +5,9 @@ here, in plain Python, for one reason: the loss mask. Each piece of text carries
 decided where the piece is made and not found again afterwards by searching the text or its tokens.
 
 No text of a message can open or close anything: a tokenizer reads `<|im_start|>` inside a text as the token itself.
-Where messages become text, the `<` of a tag becomes `\\u003c`, which in JSON means the same and elsewhere can be read.
-Frame tags (`<|…|>`) are escaped in every message. `<think>`, `<tool_call>` and `<tool_response>` are escaped in what
-others wrote (user messages, results, tool documents); the system's text and the model's own may hold them.
+Where messages become text, the `<` of a tag becomes `\\u003c`, which in JSON means the same and elsewhere can be read:
+`<|…|>`, `<think>`, `<tool_call>` and `<tool_response>`, in whatever a message or a tool's document holds, the model's
+own words and arguments too. So the only tags of a conversation are those that the renderer writes.
 
 A conversation in that format:
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,13 @@ THINK_START, THINK_END = "<think>", "</think>"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
 
-_FRAME_TAG = re.compile(r"<(?=\|\w+\|>)")
 _TAG = re.compile(r"<(?=\|\w+\|>|/?(?:think|tool_call|tool_response)>)")
+
+_NO_SPACE = re.compile(r"\S")
+_FIRST_PIECE = 4_096
+_LONGEST_WORD = len("\\ud83d\\ude00")  # of those that mean something else when they are cut
+_PIECE = 1 << 20
+"""Characters that a regular expression goes over at a time: 20 ms where there is a `<` at every place."""
 
 _ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
 _TOOLS_HEADER = (
@@ -118,8 +123,7 @@ def render(
             closing = f"{TURN_END}\n" if last or messages[i + 1].role != "tool" else ""
             pieces.append(Segment(opening + _response(message.content) + closing, False))
         elif message.role == "user" or i > 0:
-            escaped = (escape_tags if message.role == "user" else _escape_frame)(message.content)
-            pieces.append(Segment(f"{TURN_START}{message.role}\n{escaped}{TURN_END}\n", False))
+            pieces.append(Segment(f"{TURN_START}{message.role}\n{escape_tags(message.content)}{TURN_END}\n", False))
     if add_generation_prompt:
         thought = "" if thinking else f"{THINK_START}\n\n{THINK_END}\n\n"
         pieces.append(Segment(_ASSISTANT_PROMPT + thought, False))
@@ -140,17 +144,36 @@ def tool_results_text(outputs: Sequence[str]) -> str:
 
 def escape_tags(text: str) -> str:
     """The text without a tag of the chat format: the `<` of each becomes `\\u003c`. What is escaped stays as it is."""
-    return _TAG.sub(r"\\u003c", text)
+    # In pieces, so that no other thread waits for all of a long text. Each ends before a `<`, so no tag is cut.
+    pieces, start = [], 0
+    while start < len(text):
+        end = text.find("<", start + _PIECE)
+        end = len(text) if end < 0 else end
+        pieces.append(_TAG.sub(r"\\u003c", text[start:end]))
+        start = end
+    return "".join(pieces)
 
 
-def parse_json(text: str) -> Any:
+def without_tags(value: Any) -> Any:
+    """A JSON value with the tags of all its texts, names too, escaped; for whoever renders it and escapes nothing."""
+    if isinstance(value, str):
+        return escape_tags(value)
+    if isinstance(value, dict):
+        return {escape_tags(name): without_tags(one) for name, one in value.items()}
+    return [without_tags(one) for one in value] if isinstance(value, list) else value
+
+
+def parse_json(text: str, *, unique_names: bool = False) -> Any:
     """A JSON value.
+
+    Args:
+        unique_names: refuse an object that has a name twice, of which otherwise the last counts.
 
     Raises:
         ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
         RecursionError: it is nested too deeply.
     """
-    return _DECODER.decode(text)
+    return (_STRICT_DECODER if unique_names else _DECODER).decode(text)
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
@@ -169,12 +192,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn:
+def parse_assistant(
+    text: str, *, keep_malformed: bool = False, check: Callable[[ToolCall], str] | None = None
+) -> AssistantTurn:
     """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
 
     Args:
         text: the turn's text, with or without the closing `<|im_end|>`.
         keep_malformed: what is no call stays in the content as it was written, instead of becoming a `MalformedCall`.
+        check: says of a call why it is none all the same, or the empty string.
 
     Returns:
         Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read, has no
@@ -188,6 +214,8 @@ def parse_assistant(text: str, *, keep_malformed: bool = False) -> AssistantTurn
     position = end = 0
     while (start := text.find(CALL_START, end)) >= 0:
         call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
+        if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
+            call = MalformedCall(text[start + len(CALL_START) : end].removesuffix(CALL_END).strip(), problem)
         if keep_malformed and isinstance(call, MalformedCall):
             continue
         # The template puts exactly one newline between text and a call; that one is not content.
@@ -218,7 +246,7 @@ def split_reasoning(text: str) -> tuple[str, str]:
 
 
 def _header(first: Message, tools: Sequence[ToolSpec]) -> str:
-    system = _escape_frame(first.content) if first.role == "system" else None
+    system = escape_tags(first.content) if first.role == "system" else None
     if tools:
         lines = "".join("\n" + escape_tags(_json(tool.to_openai())) for tool in tools)
         prefix = "" if system is None else system + "\n\n"
@@ -237,21 +265,18 @@ def _assistant_text(message: Message, *, after_query: bool, last: bool) -> str:
     if not reasoning and THINK_END in content:  # reasoning that was left inside the content
         reasoning = content.split(THINK_END)[0].rstrip("\n").split(THINK_START)[-1].lstrip("\n")
         content = content.split(THINK_END)[-1].lstrip("\n")
-    text = content
+    text = content = escape_tags(content)
     if after_query and (last or reasoning):
-        text = f"{THINK_START}\n{reasoning.strip(chr(10))}\n{THINK_END}\n\n" + content.lstrip("\n")
+        text = f"{THINK_START}\n{escape_tags(reasoning.strip(chr(10)))}\n{THINK_END}\n\n" + content.lstrip("\n")
     for i, call in enumerate(message.tool_calls):
         newline = "\n" if content or i else ""
-        text += f'{newline}{CALL_START}\n{{"name": "{call.name}", "arguments": {_json(call.arguments)}}}\n{CALL_END}'
-    return _escape_frame(text)
+        written = escape_tags(f'{{"name": "{call.name}", "arguments": {_json(call.arguments)}}}')
+        text += f"{newline}{CALL_START}\n{written}\n{CALL_END}"
+    return text
 
 
 def _response(output: str) -> str:
     return f"\n{RESPONSE_START}\n{escape_tags(output)}\n{RESPONSE_END}"
-
-
-def _escape_frame(text: str) -> str:
-    return _FRAME_TAG.sub(r"\\u003c", text)
 
 
 def _json(value: Any) -> str:
@@ -277,15 +302,15 @@ def _merge(pieces: Sequence[Segment]) -> list[Segment]:
 def _parse_call(text: str, start: int, call_id: str) -> tuple[Call, int]:
     """The call whose opening tag ends at `start`, and the position behind its closing tag."""
     # JSON decides where the call ends, so that a closing tag inside a string argument does not.
-    body = start + len(text[start:]) - len(text[start:].lstrip())
+    body = _behind_spaces(text, start)
     problem = ""
     try:
-        value, json_end = _DECODER.raw_decode(text, body)
-        rest = text[json_end:].lstrip()
-        if rest.startswith(CALL_END):
-            end = len(text) - len(rest) + len(CALL_END)
-            return _checked_call(value, text[body:json_end], call_id), end
-        problem = "there is text behind the JSON object" if CALL_END in rest else f"{CALL_END} is missing"
+        value, json_end = _decoded(text, body)
+        closing = _behind_spaces(text, json_end)
+        if text.startswith(CALL_END, closing):
+            return _checked_call(value, text[body:json_end], call_id), closing + len(CALL_END)
+        is_closed = text.find(CALL_END, closing) >= 0
+        problem = "there is text behind the JSON object" if is_closed else f"{CALL_END} is missing"
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         problem = f"not valid JSON: {reason}"
@@ -293,6 +318,31 @@ def _parse_call(text: str, start: int, call_id: str) -> tuple[Call, int]:
     if end < 0:
         return MalformedCall(text[start:].strip(), problem), len(text)
     return MalformedCall(text[start:end].strip(), problem), end + len(CALL_END)
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at `start`, and where it ends.
+
+    It is read from a piece that grows until the value ends in it: an error of `json` counts the lines before it, from
+    the beginning of what it was given, which for thousands of malformed calls in one turn took seconds.
+    """
+    size = _FIRST_PIECE
+    while True:
+        piece, is_rest = text[start : start + size], start + size >= len(text)
+        try:
+            value, end = _DECODER.raw_decode(piece)
+            if is_rest or end < len(piece):
+                return value, start + end
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated") or error.pos >= len(piece) - _LONGEST_WORD
+            if is_rest or not is_cut:
+                raise
+        size *= 8
+
+
+def _behind_spaces(text: str, start: int) -> int:
+    found = _NO_SPACE.search(text, start)
+    return found.start() if found else len(text)
 
 
 def _checked_call(value: Any, text: str, call_id: str) -> ToolCall | MalformedCall:
@@ -322,4 +372,14 @@ def _finite(text: str) -> float:
     return number
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for name, inner in pairs:
+        if name in value:
+            raise ValueError(f"the name {name[:80]!r} is in one object twice")
+        value[name] = inner
+    return value
+
+
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)

@@ -20,7 +20,8 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
-from synthesis.core.records import SCHEMA_VERSION, Record, decode, encode
+from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
+from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
@@ -117,7 +118,8 @@ def read_dataset(path: Folder, kind: type[Record]) -> list[Record]:
     """All records of a dataset, checked against its card.
 
     Raises:
-        DatasetError: missing, of another kind, or its count or digest differs from the card's (corrupt).
+        DatasetError: missing, of another kind, its count or digest differs from the card's (corrupt), or a tool has a
+            schema that is no schema for arguments (`tool_schemas.check_schema`).
     """
     return list(each_record(path, kind))
 
@@ -163,9 +165,27 @@ def _card_of(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _decoded(path: Folder, kind: type[Record], index: int, data: bytes) -> Record:
     try:
-        return decode(data, kind)
+        record = decode(data, kind)
     except msgspec.MsgspecError as error:
         raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
+    for tool in _callable_tools(record):
+        try:
+            check_schema(tool.parameters)
+        except UncheckableSchema as error:
+            raise DatasetError(
+                f"{path}: record {index}: the schema of tool {tool.name!r:.80} cannot be used: {error}"
+            ) from None
+    return record
+
+
+def _callable_tools(record: msgspec.Struct) -> list[ToolSpec]:
+    """The tools whose calls are checked by their schemas; those of a trajectory are only shown."""
+    if isinstance(record, ToolServer):
+        return record.tools
+    if isinstance(record, ToolEnvironment):
+        bands = [record.tools, *record.distractors.values()]
+        return [tool.spec for band in bands for tool in band]
+    return []
 
 
 def _read_bytes(path: Folder, only: int | None = None) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ aiohttp is spoken to directly: the `openai` package takes 2 ms of processor time
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from sandbox.answers import AnswerTooLarge, read_answer
+from sandbox.settings import Amount, Count, Length, Rate, Seconds, SettingError, Settings, Temperature, TotalOrZero
 from synthesis.core.progress import TRAFFIC
 from synthesis.core.rate_limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
 from synthesis.core.recording import Recording
@@ -27,7 +27,7 @@ from synthesis.core.stages import Stopped
 
 
 @dataclass(frozen=True)
-class OpenAITeacherConfig:
+class OpenAITeacherConfig(Settings):
     """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
 
     Attributes:
@@ -53,38 +53,34 @@ class OpenAITeacherConfig:
         price_completion: of a million completion tokens.
 
     Raises:
-        ValueError: a number is out of range, or a budget in money has no prices.
+        SettingError: a number is out of range, or a budget in money has no prices.
     """
 
     base_url: str
     model: str
     api_key: str = "EMPTY"
-    temperature: float = 1.0
-    max_tokens: int = 16_384
-    timeout_seconds: float = 300.0
-    tries: int = 4
-    concurrency: int = 256
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    backoff_seconds: float = 0.5
-    longest_backoff_seconds: float = 60.0
-    failures: int = 12
-    outage_seconds: float = 3600.0
-    token_budget: int | None = None
-    money_budget: float | None = None
-    price_prompt: float = 0.0
-    price_completion: float = 0.0
+    temperature: Temperature = 1.0
+    max_tokens: Length = 16_384
+    timeout_seconds: Seconds = 300.0
+    tries: Count = 4
+    concurrency: Count = 256
+    requests_per_minute: Rate | None = None
+    tokens_per_minute: Rate | None = None
+    backoff_seconds: Seconds = 0.5
+    longest_backoff_seconds: Seconds = 60.0
+    failures: Count = 12
+    outage_seconds: Seconds = 3600.0
+    token_budget: TotalOrZero | None = None
+    money_budget: Amount | None = None
+    price_prompt: Amount = 0.0
+    price_completion: Amount = 0.0
 
     def __post_init__(self) -> None:
-        zero_is_fine = {"temperature", "price_prompt", "price_completion", "token_budget", "money_budget"}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and (value < 0 or value == 0 and field.name not in zero_is_fine):
-                raise ValueError(f"{field.name}={value}: must be above zero")
+        super().__post_init__()
         if self.money_budget is not None and not (self.price_prompt or self.price_completion):
-            raise ValueError(
-                f"money_budget={self.money_budget}: without price_prompt and price_completion nothing costs anything; "
-                "give the prices of a million tokens"
+            raise SettingError(
+                f"OpenAITeacherConfig.money_budget is {self.money_budget}: without price_prompt and "
+                "price_completion nothing costs anything; give the prices of a million tokens"
             )
 
 

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from synthesis.core.normal_text import normalized
+
 CJK: Final = r"\u3400-\u4dbf\u4e00-\u9fff\u3040-\u30ff"
 
 
@@ -45,20 +47,41 @@ def same_quantity(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
 
 def quantities(text: str) -> list[Quantity]:
     """The numbers of a text, each with its unit if that is a known one."""
-    text = plain(text)
+    return list(each_quantity(plain(text)))
+
+
+def each_quantity(text: str) -> Iterator[Quantity]:
+    """The numbers of a text that is `plain` already, one after the other."""
     if (ordinal := _ORDINAL.fullmatch(text.strip())) and (number := _ordinal(ordinal)) is not None:
-        return [Quantity(number)]
-    return [quantity for _, quantity in _arabic(text)] + list(_chinese(text))
+        yield Quantity(number)
+        return
+    yield from (quantity for _, quantity in _arabic(text))
+    yield from _chinese(text)
 
 
 def numerals(text: str) -> list[str]:
     """The numbers of a text as they are written."""
-    return [written for written, _ in _arabic(plain(text))]
+    return list(each_numeral(plain(text)))
 
 
-def is_number(text: str) -> bool:
-    """Whether a string is one number in plain digits, with or without thousands separators: not `02`, not `5 km`."""
-    return re.fullmatch(r"-?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?", text.strip()) is not None
+def each_numeral(text: str) -> Iterator[str]:
+    """The numbers of a text that is `plain` already, as they are written."""
+    return (written for written, _ in _arabic(text))
+
+
+_ONE_NUMBER = re.compile(r"-?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
+
+
+def written_number(text: str) -> int | float | None:
+    """The one number that a string is in plain digits, with or without thousands separators; else None.
+
+    `02` and `5 km` are none, nor is one of more digits than any answer has.
+    """
+    text = text.strip()
+    if len(text) > _LONGEST_NUMBER or not _ONE_NUMBER.fullmatch(text):
+        return None
+    number = text.replace(",", "")
+    return float(number) if "." in number else int(number)
 
 
 def unit_of_key(key: str) -> str:
@@ -76,9 +99,11 @@ _SAME: Final = str.maketrans(
     {"−": "-", "‐": "-", "‑": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "⁄": "/", "〜": "~"}
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad")
 )  # fmt: skip
+_LONGEST_NUMBER: Final = 300
 _SUPERSCRIPTS: Final = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _POWER = re.compile(rf"(?<=\d)[{_SUPERSCRIPTS}]+")
-_PART = re.compile(r"(\d*)[ \u2064]?([¼½¾⅐-⅞])")
+# From a number's first digit on, and not again from each of the others.
+_PART = re.compile(rf"(?<!\d)(\d{{1,{_LONGEST_NUMBER}}}+)?[ \u2064]?([¼½¾⅐-⅞])")
 _WIDE_COMMA = re.compile(r"，(?!\d{3}(?!\d))")
 _EN_DASH = re.compile(r"–(?=\d)|(?<=\w)–(?=\w)")
 
@@ -87,10 +112,10 @@ def plain(text: str) -> str:
     """The text without differences of width, of quotes, hyphens and minus signs, and without invisible characters."""
     if text.isascii():
         return text
-    text = _POWER.sub(lambda one: "^" + unicodedata.normalize("NFKC", one[0]), text)  # NFKC would make 103 of 10³
+    text = _POWER.sub(lambda one: "^" + normalized("NFKC", one[0]), text)  # NFKC would make 103 of 10³
     text = _PART.sub(lambda one: f"{int(one[1] or 0) + unicodedata.numeric(one[2]):.16g}", text)
     text = _WIDE_COMMA.sub(", ", text).replace("º", "°")
-    return _EN_DASH.sub("-", unicodedata.normalize("NFKC", text).translate(_SAME))
+    return _EN_DASH.sub("-", normalized("NFKC", text).translate(_SAME))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -151,7 +176,7 @@ _KEY_UNIT = re.compile(r"[_ (\[]([A-Za-z°%$€£¥][A-Za-z0-9²³°/]*)[)\]]?$"
 
 
 def _unit(name: str) -> str:
-    name = unicodedata.normalize("NFC", name).strip().casefold().rstrip(".")
+    name = normalized("NFC", name).strip().casefold().rstrip(".")
     return _SPELLINGS.get(name, name)
 
 
@@ -221,7 +246,6 @@ _CURRENCY_BEFORE = re.compile(
 )
 _CURRENCY_ENDS: Final = frozenset(" $€£¥DRPYBFW")
 _MARKS_BEFORE: Final = _CURRENCY_ENDS | frozenset("-+.负下")
-_LONGEST_NUMBER: Final = 300
 
 
 def _arabic(text: str) -> Iterator[tuple[str, Quantity]]:
@@ -255,8 +279,11 @@ def _arabic(text: str) -> Iterator[tuple[str, Quantity]]:
             continue
         quantity = Quantity(sign * value * factor, unit)
         if waiting and waiting[3] > factor > 1 and waiting[2] == start:
-            quantity = Quantity(waiting[1].value + quantity.value, unit)
-            waiting = None
+            try:
+                quantity = Quantity(waiting[1].value + quantity.value, unit)
+                waiting = None
+            except OverflowError:  # 10^400亿 1.5万: beyond every float, they stay two numbers
+                pass
         if waiting:
             yield waiting[0], waiting[1]
         written = ("-" if sign < 0 else "+" if text[start - 1 : start] == "+" else "") + text[start : one.end()]

@@ -7,9 +7,11 @@ random). Messages and tools follow OpenAI's chat-completions format. Reading and
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+
+from sandbox.settings import Bound
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a record changes in a way that old readers would misread."""
@@ -113,12 +115,15 @@ class ToolChain(msgspec.Struct, frozen=True):
     verdicts: dict[str, Verdict]
 
 
+Score = Annotated[int, Bound(least=1, most=5)]
+
+
 class TaskScores(msgspec.Struct, frozen=True):
     """1 (worst) to 5 (best) each (paper §2.1.3)."""
 
-    question_quality: int
-    scenario_realism: int
-    tool_necessity: int
+    question_quality: Score
+    scenario_realism: Score
+    tool_necessity: Score
 
 
 class Task(msgspec.Struct, frozen=True):

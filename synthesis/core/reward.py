@@ -1,17 +1,21 @@
 """The trajectory-level reward (paper eq. 30-31): F1 of sub-task recall and call precision.
 
-Decided by rules from the sandbox's outputs alone. A sub-task is solved when its typed answer appears in the output of a
-successful call to its own tool; the words of the final answer are not rewarded.
+Decided by rules from the sandbox's outputs alone. A sub-task is solved when its typed answer, and that of no other
+sub-task, appears in the output of a successful call to its own tool; the words of the final answer are not rewarded. So
+a call solves one sub-task at most, and both parts and the reward lie in [0, 1]. Who makes a tool list what it knows has
+not found anything: to count one of the listed answers, or all, would pay for a call that needs none of the question.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from synthesis.core.matching import contains
+from synthesis.core.readings import Reading
 from synthesis.core.records import SubQuestion, ToolEnvironment
 
 RewardKind = Literal["f1", "recall", "precision"]
@@ -35,23 +39,25 @@ def f1_reward(*, solved: int, needed: int, calls: int, epsilon: float = 1e-6, ki
         solved: distinct sub-tasks solved.
         needed: sub-tasks that need a tool, >= 1.
         calls: all calls the policy made: failed, malformed and irrelevant ones too.
-        epsilon: keeps the precision of an episode without calls finite.
+        epsilon: keeps the precision of an episode without calls finite; >= 0.
         kind: `f1`, or one of its two parts alone (the paper's ablation).
 
     Returns:
-        The reward; all parts are 0 when nothing is solved.
+        The reward, in [0, 1] as are its parts; all are 0 when nothing is solved.
 
     Raises:
-        ValueError: counts that no episode can have.
+        ValueError: counts that no episode can have, or a negative or endless `epsilon`.
     """
     if needed < 1:
         raise ValueError(f"needed is {needed}: an environment without tool sub-questions cannot be scored; drop it")
     if not 0 <= solved <= needed:
         raise ValueError(f"solved is {solved}, which is not in 0..{needed} (needed)")
-    if solved and not calls:
-        raise ValueError(f"solved is {solved} with no calls; only a call can solve a sub-task")
+    if solved > calls:
+        raise ValueError(f"solved is {solved} with {calls} calls; a call solves one sub-task at most")
+    if not (epsilon >= 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon is {epsilon}; use a finite number from 0 on")
     recall = solved / needed
-    precision = solved / (calls + epsilon)
+    precision = solved / (calls + epsilon) if solved else 0.0
     f1 = 2 * recall * precision / (recall + precision) if solved else 0.0
     value = {"f1": f1, "recall": recall, "precision": precision}[kind]
     return Reward(value=value, recall=recall, precision=precision, solved=solved, needed=needed, calls=calls)
@@ -80,15 +86,23 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestio
     return by_tool
 
 
-def solved_by(sub_tasks: Mapping[str, list[SubQuestion]], tool: str, output: Any) -> list[int]:
-    """Ids of the sub-questions that a successful call solves.
+def answered_by(sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any) -> list[int]:
+    """Ids of the sub-questions of the called tool whose answers its output holds; see `solved_by`."""
+    asked = sub_tasks.get(tool, ())
+    reading = Reading(output) if asked else None
+    return [sub.id for sub in asked if contains(reading, sub.answer)]
+
+
+def solved_by(sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any) -> list[int]:
+    """The id of the sub-question that a successful call solves, or none: an output with several answers is a list.
 
     Args:
         sub_tasks: from `sub_tasks_by_tool`.
         tool: the called tool.
         output: the JSON value that the call returned, whole (not the text the model is shown, which may be truncated).
     """
-    return [sub.id for sub in sub_tasks.get(tool, ()) if contains(output, sub.answer)]
+    found = answered_by(sub_tasks, tool, output)
+    return found if len(found) == 1 else []
 
 
 class MadeCall(NamedTuple):

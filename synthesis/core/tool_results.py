@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-import jsonschema
 
 from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_json
 from synthesis.core.records import ToolSpec
+from synthesis.core.tool_schemas import argument_error
 
 if TYPE_CHECKING:
     from sandbox import CallResult
@@ -28,11 +26,6 @@ MAX_CHARACTERS = 8_192
 """Longer results are cut: about 2k tokens, so that one careless call cannot fill the context."""
 _MOST_PARSED = 10_000_000
 """Longer texts of a server are not even parsed."""
-_MESSAGE_CHARACTERS = 300
-
-
-class UncheckableSchema(Exception):
-    """A tool's schema that arguments cannot be checked against; the message says why."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -105,7 +98,7 @@ def refusal(call: Call, specs: Mapping[str, ToolSpec]) -> tuple[str, str] | None
         `error_text`.
 
     Raises:
-        UncheckableSchema: as `argument_error`.
+        UncheckableSchema: as `tool_schemas.argument_error`.
     """
     if isinstance(call, MalformedCall):
         return "malformed", f"the tool call could not be read: {call.error}"
@@ -114,39 +107,3 @@ def refusal(call: Call, specs: Mapping[str, ToolSpec]) -> tuple[str, str] | None
         return "unknown_tool", f"there is no tool named {call.name!r}"
     problem = argument_error(spec.parameters, call.arguments)
     return ("invalid_arguments", problem) if problem else None
-
-
-_OPEN = ("patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "if", "$ref")
-"""A schema that says more about names than its `properties` do decides itself which ones it takes."""
-
-
-def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Why the arguments do not fit the tool's JSON schema, or the empty string.
-
-    Names that the schema does not list are refused where it says nothing about others: a tool's function takes its
-    properties as keywords and would raise.
-
-    Raises:
-        UncheckableSchema: the schema fails, not the arguments: a pattern that is no regular expression, a reference
-            that leads nowhere …
-    """
-    properties = schema.get("properties", {})
-    unknown = sorted(set(arguments) - set(properties))
-    if unknown and schema.get("additionalProperties", False) is False and not any(key in schema for key in _OPEN):
-        known = ", ".join(sorted(properties)) or "none"
-        return f"unknown argument {unknown[0]!r:.100}; known arguments: {known}"
-    try:
-        error = jsonschema.exceptions.best_match(_validator(json.dumps(schema)).iter_errors(arguments))
-    except Exception as problem:  # whatever a hostile schema makes jsonschema, re or referencing raise
-        raise UncheckableSchema(f"{problem!r:.200}") from problem
-    if error is None:
-        return ""
-    where = ".".join(str(part) for part in error.absolute_path)
-    message = error.message[:_MESSAGE_CHARACTERS]
-    return f"argument {where!r}: {message}" if where else message
-
-
-@lru_cache(maxsize=4096)
-def _validator(schema_json: str) -> jsonschema.Draft202012Validator:
-    # The one place to bound what a schema may cost (regular expressions, remote references).
-    return jsonschema.Draft202012Validator(json.loads(schema_json))

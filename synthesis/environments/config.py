@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from sandbox.settings import Amount, Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
 from synthesis.core.records import Language, Structure
+from synthesis.facts.catalog import RELATIONS
 from synthesis.pipeline.partition import Partition, SplitBy
 
 Band = Literal["high", "medium", "low"]
 BANDS: tuple[Band, ...] = get_args(Band)
+_Parts = Annotated[int, Bound(least=2, most=64)]
 
 
 @dataclass(frozen=True)
-class EnvironmentsConfig:
+class EnvironmentsConfig(Settings):
     """How many environments, and of which kind.
 
     Attributes:
@@ -55,19 +58,19 @@ class EnvironmentsConfig:
         concurrency: records in work at a time.
     """
 
-    count: int = 600
+    count: CountOrZero = 600
     questions: str = ""
     knowledge: str = ""
     taxonomy: str = ""
     tools_of: str = ""
-    mask_examples: float = 0.5
-    held_out_fraction: float = 0.2
-    held_out_entities: float = 0.35
-    held_out_questions: float = 0.3
+    mask_examples: Share = 0.5
+    held_out_fraction: Share = 0.2
+    held_out_entities: Share = 0.35
+    held_out_questions: Share = 0.3
     split_by: SplitBy = "intent"
     partition_salt: str = "astra"
-    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
-    structures: Mapping[Structure, float] = field(
+    languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    structures: Mapping[Structure, Amount] = field(
         default_factory=lambda: {
             "single_hop": 0.068,
             "parallel_single_hop": 0.106,
@@ -75,59 +78,38 @@ class EnvironmentsConfig:
             "parallel_multi_hop": 0.478,
         }
     )
-    min_hops: int = 2
-    max_hops: int = 3
-    min_branches: int = 2
-    max_branches: int = 3
+    min_hops: _Parts = 2
+    max_hops: _Parts = 3
+    min_branches: _Parts = 2
+    max_branches: _Parts = 3
     domains: tuple[str, ...] = ()
-    relations: tuple[str, ...] = ()
-    hardened_share: float = 0.3
-    table_rows: int = 24
-    quality_threshold: float = 0.85
-    quality_percentile: float = 0.0
-    attempts: int = 3
-    merge_similarity: float = 0.6
-    distractors: Mapping[Band, int] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
-    high_cut: float = 0.85
-    low_cut: float = 0.4
+    relations: tuple[Annotated[str, OneOf(RELATIONS)], ...] = ()
+    hardened_share: Share = 0.3
+    table_rows: Annotated[int, Bound(least=2, most=100_000)] = 24
+    quality_threshold: Share = 0.85
+    quality_percentile: Share = 0.0
+    attempts: Count = 3
+    merge_similarity: Share = 0.6
+    distractors: Mapping[Band, CountOrZero] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
+    high_cut: Share = 0.85
+    low_cut: Share = 0.4
     fact_distractors: bool = True
-    concurrency: int = 32
+    concurrency: Count = 32
 
     def __post_init__(self) -> None:
-        fractions = (
-            "held_out_fraction",
-            "held_out_entities",
-            "held_out_questions",
-            "hardened_share",
-            "mask_examples",
-            "merge_similarity",
-            "quality_percentile",
-            "quality_threshold",
-        )
-        for name in fractions:
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not a fraction; use a value from 0 to 1")
+        super().__post_init__()
         for name in ("languages", "structures"):
-            weights = getattr(self, name)
-            if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
-                raise ValueError(f"{name}: {dict(weights)} must hold at least one positive weight and none below 0")
-        if not 2 <= self.min_hops <= self.max_hops:
-            raise ValueError(f"min_hops, max_hops: {self.min_hops}, {self.max_hops} must satisfy 2 <= least <= most")
-        if not 2 <= self.min_branches <= self.max_branches:
-            raise ValueError(
-                f"min_branches, max_branches: {self.min_branches}, {self.max_branches} must satisfy 2 <= least <= most"
-            )
-        if not 0.0 <= self.low_cut <= self.high_cut <= 1.0:
-            raise ValueError(f"low_cut, high_cut: {self.low_cut}, {self.high_cut} must satisfy 0 <= low <= high <= 1")
-        if min(self.distractors.values(), default=0) < 0:
-            raise ValueError(f"distractors: {dict(self.distractors)} holds a number below 0")
-        minimums = {"count": 0, "table_rows": 2, "attempts": 1, "concurrency": 1}
-        for name, least in minimums.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: {getattr(self, name)} is too small; use at least {least}")
+            if not any(getattr(self, name).values()):
+                raise SettingError(f"{name}: {dict(getattr(self, name))} has no weight above 0; give one at least")
+        for least, most in (("min_hops", "max_hops"), ("min_branches", "max_branches"), ("low_cut", "high_cut")):
+            if getattr(self, least) > getattr(self, most):
+                raise SettingError(
+                    f"{least} is {getattr(self, least)}, {most} is {getattr(self, most)}; the first must not be above "
+                    "the second"
+                )
         named = [name for name in ("questions", "knowledge", "taxonomy", "tools_of") if getattr(self, name)]
         if len(named) > 1:
-            raise ValueError(f"{', '.join(named)}: one run has one source of questions; give one of them")
+            raise SettingError(f"{', '.join(named)}: one run has one source of questions; give one of them")
 
     @property
     def partition(self) -> Partition:

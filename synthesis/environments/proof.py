@@ -15,7 +15,7 @@ from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
-from synthesis.core.tool_results import UncheckableSchema, argument_error
+from synthesis.core.tool_schemas import UncheckableSchema, argument_error
 from synthesis.environments.context import EnvironmentContext
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentConte
 
     Each reference call must succeed, contain its answer, and stand `sandbox.validate_call`: the same output under
     another random seed and at another time, no clock, no network, no import that a tool may not make. The
-    other arguments, arguments that name nothing, and no arguments at all must fail or give another answer: a tool that
-    ignores its arguments would let a policy score without solving what the call depends on. Valid calls have
-    results of one shape.
+    other arguments, arguments that name nothing or anything, and no arguments at all must fail or give another answer:
+    a tool that ignores its arguments, or searches by a part of them, would let a policy score without solving what the
+    call depends on. Valid calls have results of one shape.
 
     Raises:
         Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, `unstable_result`, or a `sandbox.Reason`; the
@@ -69,15 +69,23 @@ async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceC
         )
     for wrong in perturbed(tool, case):
         result = await call(tool, wrong, sandbox)
-        if result.ok and contains(result.value, case.answer):
-            raise Rejected(
-                "ignores_arguments",
-                f"{shown(tool, wrong)} returned {short(result.value)}, which holds the answer {case.answer.value!r} "
-                f"of another call, {shown(tool, case.arguments)}; wrong arguments must raise an error",
-            )
+        _check_wrong(tool, case, wrong, MadeCall(tool.spec.name, result.ok, result.value))
         if result.ok and wrong == case.other_arguments:  # nonsense may well be answered with an error message
             _check_shape(tool, first.value, wrong, result.value)
+    wide = searches(tool, case)
+    made = await play([tool], [(tool.spec.name, one) for one in wide], sandbox)
+    for wrong, one in zip(wide, made, strict=True):
+        _check_wrong(tool, case, wrong, one)
     return ReferenceCall(case.sub_question, tool.spec.name, dict(case.arguments), first.value, rule)
+
+
+def _check_wrong(tool: CodeTool, case: Case, wrong: Mapping[str, Any], made: MadeCall) -> None:
+    if made.ok and contains(made.output, case.answer):
+        raise Rejected(
+            "ignores_arguments",
+            f"{shown(tool, wrong)} returned {short(made.output)}, which holds the answer {case.answer.value!r} "
+            f"of another call, {shown(tool, case.arguments)}; wrong arguments must raise an error",
+        )
 
 
 def _check_shape(tool: CodeTool, known: Any, arguments: Mapping[str, Any], output: Any) -> None:
@@ -110,11 +118,9 @@ def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     """Wrong arguments for a case: the other subject, each required free argument made nonsense, and none at all."""
     wrong: list[dict[str, Any]] = [dict(case.other_arguments)]
     required = tool.spec.parameters.get("required", [])
-    for name in required:
-        other = nonsense(case.arguments[name])
-        if "enum" in tool.spec.parameters["properties"][name] or other == case.arguments[name]:
-            continue  # every value of a closed set is a sensible one
-        wrong.append({**case.arguments, name: other})
+    for name in _free(tool):
+        if (other := nonsense(case.arguments[name])) != case.arguments[name]:
+            wrong.append({**case.arguments, name: other})
     # Python itself refuses a call without them where they have no default; no need to try.
     return wrong if set(required) & without_default(tool) else [*wrong, {}]
 
@@ -128,6 +134,39 @@ def nonsense(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: nonsense(one) for name, one in value.items()}
     return value + 7_654_321 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def searches(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
+    """Arguments by which a search would find all there is: each required free one made such, and all of them empty."""
+    free, given = _free(tool), case.arguments
+    found = [{**given, name: one} for name in free for one in anything(given[name]) if one != given[name]]
+    if len(free) > 1:
+        found.append({**given, **{name: _EMPTY.get(type(given[name]), given[name]) for name in free}})
+    return found
+
+
+def _free(tool: CodeTool) -> list[str]:
+    """The required arguments that have no closed set of values, each of which would be a sensible one."""
+    schema = tool.spec.parameters
+    return [name for name in schema.get("required", []) if "enum" not in schema["properties"][name]]
+
+
+_WILDCARDS = ("", "*", "%", ".*")
+_EMPTY: Mapping[type, Any] = {str: "", list: [], dict: {}}
+_SHORT_CODE = 3
+
+
+def anything(value: Any) -> list[Any]:
+    """Values of the same type by which a search would find all there is: empty, wildcards, and a letter of the value.
+
+    A letter of a short code may be another code ("N" of "Na"), with a right answer of its own.
+    """
+    if isinstance(value, str):
+        return [*_WILDCARDS, *([value.strip()[:1]] if len(value.strip()) > _SHORT_CODE else [])]
+    if isinstance(value, list):
+        inside = list(dict.fromkeys(one for item in value[:1] if isinstance(item, str) for one in anything(item)))
+        return [[], *([one] for one in inside)]
+    return [{}] if isinstance(value, dict) else []
 
 
 def without_default(tool: CodeTool) -> set[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
-from synthesis.core.reward import MadeCall, score, solved_by, sub_tasks_by_tool
+from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
@@ -103,7 +103,7 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
     Raises:
         Rejected: `replay_failed` for a call that does not give its stored output and its answer, `dependency_unused`
             for one whose arguments hold nothing that the steps it waits for have found, `shared_call` where one call
-            answers two sub-questions (half of the calls would have a reward above 1), `answer_not_reached` where the
+            answers two sub-questions (it would solve neither), `answer_not_reached` where the
             last steps do not hold the final answer.
         Transient: the sandbox itself failed.
     """
@@ -122,9 +122,9 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
         output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output
         calls.append(MadeCall(reference.tool, True, output))
-        if len(solved := solved_by(sub_tasks, reference.tool, output)) > 1:
+        if len(answered := answered_by(sub_tasks, reference.tool, output)) > 1:
             raise Rejected(
-                "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {solved}"
+                "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {answered}"
             )
     ends = [found[id_] for id_ in dependencies if dependencies.out_degree(id_) == 0]
     if not contains(ends, environment.answer):

@@ -192,3 +192,32 @@ SERVERS: Mapping[str, FactServer] = {
     ),
 }  # fmt: skip
 """Tool servers by id; `synthesis.facts.servers` makes `ToolServer` records of them."""
+
+RELATIONS: tuple[str, ...] = (
+    "capital_of_country", "area_of_country", "population_of_country", "continent_of_country", "currency_of_country",
+    "language_of_country", "largest_neighbor_of_country", "short_code_of_country", "long_code_of_country",
+    "country_of_short_code", "country_of_long_code", "domain_of_country", "country_of_domain", "country_of_city",
+    "population_of_city", "timezone_of_city", "latitude_of_city", "longitude_of_city", "largest_city_of_country",
+    "postal_code_of_state", "state_of_postal_code", "fips_of_state", "state_of_fips", "county_count_of_state",
+    "state_of_airport", "state_of_county", "fips_of_county", "county_of_fips", "state_of_county_fips",
+    "city_of_airport", "country_of_airport", "elevation_of_airport", "timezone_of_airport", "airport_of_city",
+    "icao_of_airport", "airport_of_icao", "airport_name_of_icao", "airport_of_airport_name",
+    "calling_code_of_country", "country_of_calling_code", "exit_code_of_country", "trunk_prefix_of_country",
+    "mobile_digits_of_country", "name_of_currency", "code_of_currency_name", "issuer_of_currency",
+    "decimals_of_currency", "currency_year_of_country", "code_of_language", "language_of_code",
+    "script_of_language", "main_country_of_language", "code_of_script", "script_of_code", "symbol_of_element",
+    "element_of_symbol", "atomic_number_of_element", "element_of_atomic_number", "atomic_mass_of_element",
+    "density_of_element", "element_of_isotope", "neutrons_of_isotope", "mass_of_isotope", "abundance_of_isotope",
+    "main_isotope_of_element", "isotope_count_of_element", "symbol_of_unit", "unit_of_symbol", "si_value_of_unit",
+    "base_unit_of_unit", "dimension_of_unit", "winter_offset_of_timezone", "summer_offset_of_timezone",
+    "abbreviation_of_timezone", "country_of_timezone", "timezone_of_country", "city_of_timezone", "easter_of_year",
+    "thanksgiving_of_year", "hebrew_new_year_of_year", "hanukkah_of_year", "independence_day_of_country",
+    "weekday_of_date", "hebrew_date_of_date", "islamic_date_of_date", "iso_week_of_date", "julian_date_of_date",
+    "julian_day_of_date", "date_of_julian_day", "hex_of_color", "color_of_hex", "complement_of_hex", "red_of_hex",
+    "green_of_hex", "blue_of_hex", "phrase_of_status", "status_of_phrase", "status_class_of_status",
+    "constant_of_status", "mime_type_of_extension", "extension_of_mime_type", "family_of_mime_type",
+    "extension_count_of_mime_type", "code_point_of_character", "character_of_code_point", "category_of_code_point",
+    "utf_bytes_of_code_point", "uppercase_of_code_point", "roman_numeral_of_number", "number_of_roman_numeral",
+    "binary_form_of_number", "next_prime_of_number", "divisor_count_of_number", "top_prime_factor_of_number",
+)  # fmt: skip
+"""All relations, in the order of `relations.all_relations`, whose tables take two seconds to read."""

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from synthesis.core.normal_text import normalized
+
 Value = TypeVar("Value")
 
 MAX_WORDS = 4
@@ -30,7 +32,7 @@ def canonical(name: str) -> str | None:
 
     Accents are folded (`Bogotá` → `Bogota`) and a leading article is dropped (`The Bahamas` → `Bahamas`).
     """
-    folded = unicodedata.normalize("NFKD", name.translate(_FOLDED))
+    folded = normalized("NFKD", name.translate(_FOLDED))
     folded = " ".join("".join(c for c in folded if not unicodedata.combining(c)).split())
     if folded.casefold().startswith("the "):
         folded = folded[4:]

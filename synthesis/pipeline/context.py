@@ -23,7 +23,7 @@ Key = str | tuple[object, ...]
 """What a request is about: a text, or parts that have one."""
 
 
-class Settings(Protocol):
+class TrackSettings(Protocol):
     """What every track's configuration has.
 
     Attributes:
@@ -34,7 +34,7 @@ class Settings(Protocol):
     def attempts(self) -> int: ...
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=TrackSettings)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sandbox.settings import Count, Seconds, Settings
 from synthesis.core.records import ToolSpec
 
 
@@ -75,7 +76,7 @@ def _sentence_model() -> Any:
 
 
 @dataclass(frozen=True)
-class EndpointConfig:
+class EndpointConfig(Settings):
     """An OpenAI-compatible embeddings endpoint.
 
     Attributes:
@@ -90,9 +91,9 @@ class EndpointConfig:
     base_url: str
     model: str
     api_key: str = "EMPTY"
-    batch: int = 256
-    timeout_seconds: float = 300.0
-    tries: int = 4
+    batch: Count = 256
+    timeout_seconds: Seconds = 300.0
+    tries: Count = 4
 
 
 class EndpointEmbedder:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from sandbox.settings import Settings, Share
 from synthesis.core.matching import fold
 
 Split = Literal["train", "held_out"]
@@ -22,7 +23,7 @@ _INTENT = re.compile(r"[^>|&()]+")
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Settings):
     """A fixed partition of entities and of questions.
 
     Attributes:
@@ -34,8 +35,8 @@ class Partition:
     """
 
     salt: str
-    entities: float
-    questions: float
+    entities: Share
+    questions: Share
     by: SplitBy = "signature"
 
     def split_of_entity(self, entity: str) -> Split:

@@ -6,13 +6,13 @@ Nothing is lost silently: for every document, kept tools + rejected tools = tool
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from synthesis.core.normal_text import normalized
 from synthesis.core.records import McpExecution, ToolServer, ToolSpec
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.schemas import Unmappable, object_schema
@@ -93,7 +93,7 @@ def fix_names(names: Sequence[str], server_id: str) -> list[str | None]:
     that need no change keep it whatever stands before them, so a running server's tools are found
     again by the same function.
     """
-    plain = [re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name)) for name in names]
+    plain = [re.sub(r"[\u0300-\u036f]", "", normalized("NFKD", name)) for name in names]
     cleaned = [re.sub(r"_{2,}", "_", re.sub(r"[^a-zA-Z0-9_-]", "_", name)).strip("_")[:_NAME_LENGTH] for name in plain]
     cleaned = [
         name if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) else new for name, new in zip(names, cleaned, strict=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from sandbox.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
 from synthesis.core.records import Language, TaskScores
+from synthesis.facts.catalog import SERVERS
 from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource
 from synthesis.trajectories.execution import Failures
@@ -16,8 +18,12 @@ OPERATORS = ("vote", "back_translation")
 """Verification operators: functions in `tool_graph.py`."""
 
 
+def _operators() -> tuple[str, ...]:
+    return OPERATORS
+
+
 @dataclass(frozen=True)
-class TrajectoriesConfig:
+class TrajectoriesConfig(Settings):
     """How many trajectories, from which servers, how strictly filtered.
 
     Attributes:
@@ -67,74 +73,61 @@ class TrajectoriesConfig:
         concurrency: records in work at a time.
     """
 
-    trajectories: int = 3_000
-    surplus: float = 0.3
-    languages: Mapping[Language, float] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    trajectories: Count = 3_000
+    surplus: Annotated[float, Bound(least=0, most=1_000)] = 0.3
+    languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     sources: tuple[ServerSource, ...] | None = None
     registries: tuple[str, ...] = ()
-    mcp_share: float = 0.05
-    server_weights: Mapping[str, float] = field(default_factory=dict)
-    fact_servers: tuple[str, ...] = ()
-    emulated_servers: tuple[str, ...] = ("http",)
+    mcp_share: Share = 0.05
+    server_weights: Mapping[str, Annotated[float, Bound(above=0, most=1e12)]] = field(default_factory=dict)
+    fact_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] = ()
+    emulated_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] = ("http",)
     partition: Partition | None = None
-    min_tools: int = 3
-    max_tools: int = 128
-    server_similarity: float = 0.7
+    min_tools: Count = 3
+    max_tools: Count = 128
+    server_similarity: Annotated[float, Bound(above=0, most=2)] = 0.7
     read_only: bool = True
-    proposals: int = 8
-    pairs: int = 6
-    walks: int = 60
-    min_length: int = 1
-    max_length: int = 3
+    proposals: Count = 8
+    pairs: Count = 6
+    walks: Count = 60
+    min_length: Count = 1
+    max_length: Count = 3
     acyclic: bool = True
-    operators: tuple[str, ...] = ("vote", "back_translation")
-    votes: int = 3
-    attempts: int = 3
-    server_tasks: float = 0.4
-    tool_counts: tuple[int, ...] = (1, 2, 3)
+    operators: tuple[Annotated[str, OneOf(_operators)], ...] = ("vote", "back_translation")
+    votes: Count = 3
+    attempts: Count = 3
+    server_tasks: Share = 0.4
+    tool_counts: tuple[Count, ...] = (1, 2, 3)
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
-    augmented: float = 0.5
+    augmented: Share = 0.5
     personas: str = ""
-    near_duplicate: float = 0.8
+    near_duplicate: Annotated[float, Bound(above=0, most=1)] = 0.8
     thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
     failures: Failures = Failures()
-    max_turns: int = 12
-    max_tokens: int = 58_000
+    max_turns: Count = 12
+    max_tokens: Count = 58_000
     system_prompt: str = ""
-    reward_threshold: float = 0.8
-    final_answer_threshold: float = 0.75
-    mcp_timeout_seconds: float = 20.0
-    collect_concurrency: int = 4
-    concurrency: int = 32
+    reward_threshold: Share = 0.8
+    final_answer_threshold: Share = 0.75
+    mcp_timeout_seconds: Seconds = 20.0
+    collect_concurrency: Count = 4
+    concurrency: Count = 32
 
     def __post_init__(self) -> None:
-        if self.trajectories < 1:
-            raise ValueError(f"trajectories: {self.trajectories} is not positive; ask for at least 1")
-        for name in ("mcp_timeout_seconds", "collect_concurrency", "server_similarity"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not positive; give more than 0")
+        super().__post_init__()
         if self.max_tools < self.min_tools:
-            raise ValueError(f"min_tools {self.min_tools}, max_tools {self.max_tools}: need min <= max")
+            raise SettingError(f"min_tools {self.min_tools}, max_tools {self.max_tools}: need min <= max")
         ids = [source.id for source in self.sources or ()]
         if repeated := [one for one in ids if ids.count(one) > 1]:
-            raise ValueError(f"sources: the id {repeated[0]!r} is used twice; give each server its own")
-        for name in ("mcp_share", "server_tasks", "augmented"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not a share; use 0 to 1")
-        if not 1 <= self.min_length <= self.max_length:
-            raise ValueError(f"min_length {self.min_length}, max_length {self.max_length}: need 1 <= min <= max")
+            raise SettingError(f"sources: the id {repeated[0]!r} is used twice; give each server its own")
+        if self.max_length < self.min_length:
+            raise SettingError(f"min_length {self.min_length}, max_length {self.max_length}: need min <= max")
         for name in self.operators:
-            if name not in OPERATORS:
-                raise ValueError(f"operators: unknown {name!r}; use {', '.join(OPERATORS)}")
             if self.operators.count(name) > 1:
                 # One verdict for each name: the second would hide the first.
-                raise ValueError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
-        if not 0 < self.near_duplicate <= 1:
-            raise ValueError(f"near_duplicate: {self.near_duplicate} is no similarity; use a number above 0, up to 1")
-        for name in ("votes", "attempts", "max_turns", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not positive; use at least 1")
-        if self.server_weights and min(self.server_weights.values()) <= 0:
-            raise ValueError(f"server_weights: {dict(self.server_weights)} has one that is not positive")
-        if not self.languages:
-            raise ValueError("languages: empty; give at least one of en, zh")
+                raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+        if not any(self.languages.values()):
+            raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one to en or zh")
+        for name in ("tool_counts", "augmentations"):
+            if not getattr(self, name):
+                raise SettingError(f"{name}: empty, and drawn from; name at least one")

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from sandbox.settings import OneOf, Settings, Share
 from synthesis.core import tool_results
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
+from synthesis.core.tool_schemas import UncheckableSchema
 from synthesis.pipeline.teacher import Teacher, TeacherError
 from synthesis.servers.collect import connected
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
@@ -58,17 +60,16 @@ def failed(kind: str, message: str) -> ToolResult:
 
 
 @dataclass(frozen=True)
-class Failures:
-    """Failure injection: each call fails with probability `rate`, with a kind drawn evenly; seeded by run and call."""
+class Failures(Settings):
+    """Failure injection, seeded by run and call.
 
-    rate: float = 0.2
-    kinds: tuple[str, ...] = tuple(FAILURES)
+    Attributes:
+        rate: the probability with which each call fails.
+        kinds: names of `FAILURES`, of which one is drawn evenly; none is no failure.
+    """
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError(f"failures.rate: {self.rate} is not a probability; use 0 to 1")
-        if unknown := [kind for kind in self.kinds if kind not in FAILURES]:
-            raise ValueError(f"failures.kinds: unknown {unknown[0]!r}; use {', '.join(FAILURES)}")
+    rate: Share = 0.2
+    kinds: tuple[Annotated[str, OneOf(FAILURES)], ...] = tuple(FAILURES)
 
     def draw(self, seed: int, task_id: str, call_id: str) -> str:
         """The kind of failure to inject into this call, or "" for none."""
@@ -165,7 +166,7 @@ class Session:
         specs = {tool.name: tool for tool in self.server.tools}
         try:
             refused = tool_results.refusal(call, specs)
-        except tool_results.UncheckableSchema as problem:
+        except UncheckableSchema as problem:
             raise Rejected("bad_schema", f"{self.server.id}.{call.name}: {problem}") from problem
         if refused:
             return failed(*refused)

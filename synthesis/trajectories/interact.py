@@ -106,7 +106,7 @@ class _TeacherAgent:
         self.messages.append(Message("assistant", answer.content.strip(), answer.reasoning.strip(), calls))
         return calls
 
-    def observe(self, outputs: Sequence[str]) -> bool:
+    async def observe(self, outputs: Sequence[str]) -> bool:
         calls = self.messages[-1].tool_calls
         for call, output in zip(calls, outputs, strict=True):
             self.messages.append(Message("tool", output, tool_call_id=call.id, name=call.name))

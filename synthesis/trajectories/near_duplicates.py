@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+
+from synthesis.core.normal_text import normalized
 
 SHINGLE = 3
 """Words in a row. The text's ends count as words, so a change of the last word weighs as much as any other."""
@@ -17,7 +18,7 @@ _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 
 def normal_text(text: str) -> str:
     """The text without differences of case, width, spaces and final punctuation."""
-    return re.sub(r"[\s?!.,。？！，、]+", " ", unicodedata.normalize("NFKC", text).casefold()).strip()
+    return re.sub(r"[\s?!.,。？！，、]+", " ", normalized("NFKC", text).casefold()).strip()
 
 
 def shingles(text: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import networkx as nx
 
+from sandbox.settings import SettingError
 from synthesis.core.records import ToolChain, ToolServer, Verdict
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.context import accept
@@ -94,7 +95,7 @@ def random_walks(
         acyclic: never visit a tool twice.
     """
     if not 1 <= min_length <= max_length:
-        raise ValueError(f"min_length {min_length}, max_length {max_length}: need 1 <= min_length <= max_length")
+        raise SettingError(f"min_length {min_length}, max_length {max_length}: need 1 <= min_length <= max_length")
     found: dict[tuple[str, ...], float] = {}
     if min_length == 1:
         found = {(name,): 1.0 for name in graph.nodes}

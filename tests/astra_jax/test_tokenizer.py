@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import threading
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, normalizers
 
-from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError
+from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError, TooManyTokens
 from synthesis.core.chat_format import Segment, render, tool_results_text
 from synthesis.core.records import Message, ToolCall, ToolSpec
 
@@ -65,6 +67,74 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@settings(max_examples=300)
+@given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
+def test_encoding_beside_other_threads_gives_what_encoding_alone_does(tokenizer, text):
+    assert tokenizer.encode(text) == tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
+    text, beats = "the capital of France " * 40_000, 0
+    encoding = threading.Thread(target=tokenizer.encode, args=(text,))
+    encoding.start()
+    while encoding.is_alive():
+        encoding.join(0.002)
+        beats += 1
+    assert beats > 10
+
+
+class Counting:
+    """Counts what a tokenizer is given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.characters = 0
+        self._tokenizer = tokenizer
+
+    def encode_batch_fast(self, texts, **options):
+        self.characters += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("part", ["a", "<|im_end|>", "capital ", "é", "<|im_"])
+def test_far_too_many_tokens_are_refused_when_twice_as_many_are_counted(folder, part):
+    tokenizer = ChatTokenizer.load(folder)
+    counting = tokenizer._tokenizer = Counting(tokenizer._tokenizer)
+    segments = [Segment(part * 500_000, trainable=False), Segment(part * 200, trainable=True)]
+    with pytest.raises(TooManyTokens, match="more than 10000 tokens"):
+        tokenizer.encode_segments(segments, most=10_000)
+    assert counting.characters <= 20_000 * len(part) + 2 * 65_536
+
+
+def test_exactly_as_many_tokens_as_there_is_room_for_are_taken(tokenizer):
+    for segments in (
+        [Segment("France, 北京", trainable=False), Segment("<|im_end|>", trainable=True)],
+        [Segment("of France " * 30_000, trainable=False)],
+    ):
+        ids, mask = tokenizer.encode_segments(segments)
+        assert tokenizer.encode_segments(segments, most=len(ids)) == (ids, mask)
+        with pytest.raises(TooManyTokens, match=f"{len(ids)} tokens"):
+            tokenizer.encode_segments(segments, most=len(ids) - 1)
+
+
+@settings(max_examples=200)
+@given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
+def test_no_text_has_more_characters_than_its_tokens_hold(tokenizer, text):
+    assert len(text) <= tokenizer.most_characters(len(tokenizer.encode(text)))
+
+
+def test_composing_characters_makes_a_text_no_shorter_than_a_third(folder):
+    def size(text: str) -> int:
+        return len(text.encode())
+
+    for character in (chr(i) for i in range(0x30000) if not 0xD800 <= i < 0xE000):
+        composed = size(unicodedata.normalize("NFC", character))
+        assert max(size(character), size(unicodedata.normalize("NFD", character))) <= 3 * composed
+    composing = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = ChatTokenizer(composing).most_characters(7)
+    composing.normalizer = normalizers.NFC()
+    assert ChatTokenizer(composing).most_characters(7) == 3 * plain
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_environments_are_written_once_and_described(tmp_path: Path) -> None:
         (("--embedder_model=m",), "--embedder_model is for an endpoint"),
         (("--config.questions=nowhere.jsonl",), "nowhere.jsonl cannot be read"),
         (("--config.tools_of=nowhere",), "no dataset at nowhere"),
-        (("--config.min_hops=9",), "must satisfy 2 <= least <= most"),
+        (("--config.min_hops=9",), "min_hops is 9, max_hops is 3; the first must not be above"),
         (("--config.structure=x",), "the nearest is --config.structures"),
     ],
 )

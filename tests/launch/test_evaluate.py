@@ -123,6 +123,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--suites=environments", "--sources=environments=/nowhere"], "a folder that is there"),
             (url, ["--suites=aime,aime"], "names aime twice"),
             (url, ["--extra={"], "--extra={ is not JSON"),
+            (url, ['--extra={"min_p": NaN}'], "is not JSON (NaN is not JSON)"),
             (url, ["--extra={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
             ("localhost", [], "--endpoint=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip

@@ -24,8 +24,8 @@ def run(workdir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--teacher_token_budget=5"], "--teacher_token_budget is for an endpoint: give --teacher_url too"),
         ([*ENDPOINT, "--teacher_prices=1"], "--teacher_prices=1: write two numbers"),
-        ([*ENDPOINT, "--teacher_money_budget=5"], "money_budget=5.0: without price_prompt"),
-        ([*ENDPOINT, "--teacher_tokens_per_minute=-1"], "tokens_per_minute=-1.0: must be above zero"),
+        ([*ENDPOINT, "--teacher_money_budget=5"], "money_budget is 5.0: without price_prompt"),
+        ([*ENDPOINT, "--teacher_tokens_per_minute=-1"], "--teacher_tokens_per_minute=-1: use a number above 0"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(tmp_path: Path, arguments: list[str], said: str) -> None:

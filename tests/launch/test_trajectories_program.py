@@ -74,7 +74,7 @@ def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> 
     ("arguments", "message"),
     [
         (("--teacher_model=m",), "--teacher_model is for an endpoint: give --teacher_url too"),
-        (("--config.max_length=0",), "need 1 <= min <= max"),
+        (("--config.max_length=0",), "TrajectoriesConfig.max_length is 0; use a whole number from 1"),
         (("--config.operators=[\"vot\"]",), "vot"),
         (("--config.trajectory=1",), "the nearest is --config.trajectories"),
         (("--ray_workers=2",), "--ray_workers is for --executor=ray"),

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import json
 import os
+import queue
 import resource
 import signal
 import socket
@@ -96,6 +97,54 @@ def sleep_for_ever():
 def wait_for_ever():
     threading.Lock().acquire()
     threading.Event().wait()
+
+
+def work_a_little_then_wait():
+    """So that it looks like one that a busy machine kept from its work."""
+    for _ in range(3_000_000):  # a tenth of a second at least
+        pass
+    queue.Queue().get()
+
+
+def wait_by_system_calls():
+    """What takes time and no processor: pauses, polls, pipes, the kernel's grace periods, a disk."""
+    import select
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    membarrier = {"x86_64": 324, "aarch64": 283}[os.uname().machine]
+
+    def refuse(result):
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "refused")
+
+    attempts = {
+        "usleep": lambda: refuse(libc.usleep(1_000)),
+        "poll": lambda: select.poll().poll(1),
+        "select": lambda: select.select([], [], [], 0.001),
+        "epoll": lambda: select.epoll(),
+        "pipe": os.pipe,
+        "membarrier": lambda: refuse(libc.syscall(membarrier, 1, 0)),
+        "disk": lambda: os.open(os.__file__, os.O_RDONLY | os.O_DIRECT),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except PermissionError:
+            continue
+        return f"waits by {name}"
+    return None
+
+
+def move_pages_of_libraries():
+    """Out of memory for all that map them, or together with equal ones of others; or ask whether they are in use."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = ctypes.c_void_p(ctypes.cast(libc.getpid, ctypes.c_void_p).value & -(1 << 14))
+    for advice in (12, 20, 21):  # MADV_MERGEABLE, MADV_COLD, MADV_PAGEOUT
+        if libc.madvise(page, 1 << 14, advice) == 0 or ctypes.get_errno() != 1:
+            return f"advice {advice} was taken (errno {ctypes.get_errno()})"
+    if libc.mincore(page, 1 << 14, ctypes.create_string_buffer(4)) == 0:
+        return "saw what is in memory"
+    return None
 
 
 def take_memory_at_once():
@@ -248,8 +297,7 @@ def trace_and_read_others():
 def own_signals_to_others():
     import fcntl
 
-    reader, writer = os.pipe()
-    fcntl.fcntl(reader, 8, -1)  # F_SETOWN: have the kernel send SIGIO for us
+    fcntl.fcntl(CHANNEL, 8, -1)  # F_SETOWN: have the kernel send SIGIO for us
     return "owns a pipe's signals"
 
 

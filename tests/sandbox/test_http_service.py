@@ -326,11 +326,11 @@ async def test_limits_are_checked() -> None:
     config = EchoConfig()
     for name in ("header_seconds", "body_seconds", "idle_seconds", "stall_seconds", "address_share"):
         for value in (0, -1, float("nan"), float("inf")):
-            with pytest.raises(ValueError, match=f"EchoConfig.{name}={value}: must be"):
+            with pytest.raises(ValueError, match=f"EchoConfig.{name}"):
                 replace(config, **{name: value})
     for name in ("max_connections", "max_headers", "max_header_bytes", "max_pending_bytes"):
         for value in (0, -1, 2**70, float("nan")):
-            with pytest.raises(ValueError, match=f"EchoConfig.{name}={value}: must be"):
+            with pytest.raises(ValueError, match=f"EchoConfig.{name}"):
                 replace(config, **{name: value})
 
 

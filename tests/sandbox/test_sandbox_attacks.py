@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sandbox import Limits, Outcome, SandboxConfig, SandboxPool
+from sandbox import CallResult, Limits, Outcome, SandboxConfig, SandboxPool
 from sandbox.outcomes import SlotReply, decode
-from sandbox.protocol import CallVerdict, Report
+from sandbox.protocol import MOST_NESTING, CallVerdict, Report
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -59,7 +59,7 @@ ATTACKS: dict[str, set[Outcome]] = {
     "write_half_a_report": {Outcome.PROTOCOL_ERROR},
     "forge_nan": {Outcome.PROTOCOL_ERROR},
     "forge_infinity": {Outcome.PROTOCOL_ERROR},
-    "forge_deep_nesting": {Outcome.PROTOCOL_ERROR},
+    "forge_deep_nesting": {Outcome.UNSERIALISABLE},
     "forge_surrogate": {Outcome.PROTOCOL_ERROR},
     "forge_huge_integer": {Outcome.PROTOCOL_ERROR},
     "forge_other_fields": {Outcome.PROTOCOL_ERROR},
@@ -99,6 +99,10 @@ ATTACKS: dict[str, set[Outcome]] = {
     "wake_on_shared_pages": {Outcome.OK},
     "arm_a_timer": {Outcome.OK},
     "open_for_writing": {Outcome.OK},
+    "wait_for_ever": {Outcome.CRASH},
+    "work_a_little_then_wait": {Outcome.CRASH},
+    "wait_by_system_calls": {Outcome.OK},
+    "move_pages_of_libraries": {Outcome.OK},
     "poison": CONTAINED | {Outcome.PROTOCOL_ERROR},  # it also spoils its own report
 }
 
@@ -159,11 +163,35 @@ async def test_hostile_module_is_stopped_before_any_call(pool: SandboxPool, name
     await assert_healthy(pool)
 
 
+@pytest.mark.parametrize("attack", ["wait_for_ever", "work_a_little_then_wait"])
+async def test_who_waits_ends_at_once_and_is_told_why(pool: SandboxPool, attack: str) -> None:
+    """No call can use some of its time, wait for the rest, and be masked as one that a busy machine held up."""
+    retried = pool.stats.retried
+    result = await pool.call(HOSTILE, attack, {})
+    assert (result.kind, result.ended_by, pool.stats.retried) == (Outcome.CRASH, "seccomp", retried)
+    assert "it waited for another thread or process" in result.error
+
+
 async def test_nothing_that_a_call_says_is_infrastructure() -> None:
     for report in Report:
         body = b'{"value": 1, "stdout": ""}' if report is Report.RETURNED else b'{"error": "mine", "stdout": ""}'
         result = decode(SlotReply(CallVerdict.REPORTED, report, 0.1, 0.1, body), LIMITS)
         assert not result.is_infrastructure and result.kind is not Outcome.PROTOCOL_ERROR
+
+
+async def test_a_results_depth_is_judged_alike_however_deep_the_host_is() -> None:
+    """Python's own limit counts the host's callers too."""
+
+    def judged(levels: int, callers: int) -> CallResult:
+        if callers:
+            return judged(levels, callers - 1)
+        body = b'{"value":' + b"[" * levels + b"]" * levels + b',"stdout":""}'
+        return decode(SlotReply(CallVerdict.REPORTED, Report.RETURNED, 0.1, 0.1, body), LIMITS)
+
+    for levels in (MOST_NESTING, MOST_NESTING + 1, 700, 5_000):
+        shallow, deep = judged(levels, 0), judged(levels, 400)
+        assert shallow.kind is (Outcome.OK if levels == MOST_NESTING else Outcome.UNSERIALISABLE)
+        assert (deep.kind, deep.error) == (shallow.kind, shallow.error), levels
 
 
 @pytest.mark.parametrize(("cpu_seconds", "kind"), [(0.01, Outcome.IDLE_TIMEOUT), (0.3, Outcome.WALL_TIMEOUT)])
@@ -173,8 +201,11 @@ async def test_who_waits_is_told_from_who_is_kept_waiting(cpu_seconds: float, ki
 
 
 async def test_waiting_for_ever_is_the_tools_own_doing_and_not_retried() -> None:
-    limits = Limits(cpu_seconds=1, wall_seconds=0.5)
-    async with SandboxPool(SandboxConfig(limits=limits)) as pool:
+    """Where no layer refuses it."""
+    config = SandboxConfig(
+        limits=Limits(cpu_seconds=1, wall_seconds=0.5), leave_out=("seccomp",), allow_unisolated=True
+    )
+    async with SandboxPool(config) as pool:
         result = await pool.call(HOSTILE, "wait_for_ever", {})
         assert result.kind is Outcome.IDLE_TIMEOUT
         assert not result.is_infrastructure

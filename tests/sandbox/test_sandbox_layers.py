@@ -84,6 +84,14 @@ PROBES = textwrap.dedent(
 
     def user():
         return os.getuid()
+
+    def mark_descriptors():
+        import fcntl
+        return [fcntl.fcntl(number, fcntl.F_SETFL, os.O_APPEND) for number in (0, 1, 2)]
+
+    def see_marks():
+        import fcntl
+        return [fcntl.fcntl(number, fcntl.F_GETFL) & os.O_APPEND for number in (0, 1, 2)]
     """
 )
 ALONE: dict[str, dict[str, object]] = {
@@ -136,6 +144,14 @@ async def test_without_any_layer_the_probes_do_reach_what_the_layers_keep_from_t
         assert (await pool.call(PROBES, "see_host_name", {})).value == os.uname().nodename
 
 
+async def test_no_two_environments_share_an_open_file() -> None:
+    """Not even without seccomp, which keeps calls from changing what the descriptors 0 to 2 lead to."""
+    async with SandboxPool(only("rlimits")) as pool:
+        assert (await pool.call(PROBES, "mark_descriptors", {})).value == [0, 0, 0]
+        assert (await pool.call(PROBES, "see_marks", {})).value == [os.O_APPEND] * 3
+        assert (await pool.call(f"{PROBES}# another\n", "see_marks", {})).value == [0, 0, 0]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give slots other user ids")
 async def test_user_ids_of_their_own() -> None:
     async with SandboxPool(SandboxConfig()) as pool:
@@ -156,5 +172,8 @@ async def test_leaving_one_layer_out_costs_its_tier(left_out: str, tier: str) ->
 
 
 async def test_an_unknown_layer_is_named() -> None:
-    with pytest.raises(ValueError, match="SandboxConfig.leave_out='landlok': use some of namespaces, landlock"):
+    with pytest.raises(
+        ValueError,
+        match=r"leave_out\[0\] is 'landlok'; use one of namespaces, .* nearest is landlock",
+    ):
         SandboxConfig(leave_out=("landlok",))

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOOL = textwrap.dedent(
     '''
-    import ctypes, os
+    import ctypes, errno
 
-    PAGE = 4096
+    LIBC, PAGE = ctypes.CDLL(None, use_errno=True), 4096
 
     def say(secret, size=0, seconds=0):
         print(secret)
@@ -25,26 +25,16 @@ TOOL = textwrap.dedent(
         return [secret, "x" * size]
 
     def read(address):
-        """A page at any address, b"" where there is none: the kernel copies it into a pipe, or refuses.
-
-        Into one of its own: on arm64 each refusal leaves an empty entry, and a write waits when there are sixteen.
-        """
-        reader, writer = os.pipe()
-        try:
-            return os.read(reader, os.write(writer, (ctypes.c_char * PAGE).from_address(address)))
-        except OSError:
-            return b""
-        finally:
-            os.close(reader)
-            os.close(writer)
+        """A page at any address, b"" where there is none: the kernel says so of a path that it cannot read."""
+        LIBC.access(ctypes.c_void_p(address), 0)
+        return b"" if ctypes.get_errno() == errno.EFAULT else ctypes.string_at(address, PAGE)
 
     def search(reversed_secret, own=False):
         """Where the secret is in this process's memory: on the heap, and in what surrounds Python's objects."""
         wanted = reversed_secret.encode()
-        libc = ctypes.CDLL(None)
-        libc.sbrk.restype = ctypes.c_void_p
+        LIBC.sbrk.restype = ctypes.c_void_p
         keep = wanted[::-1] if own else None
-        found, pages, end = [], 0, libc.sbrk(0) & -PAGE
+        found, pages, end = [], 0, LIBC.sbrk(0) & -PAGE
         around = [id(one) & -PAGE for one in (object(), {}, "".join(["a", "b"]))]
         spans = [(end - (64 << 20), end)] + [(one - (16 << 20), one + (16 << 20)) for one in around]
         for start, stop in spans:

@@ -75,7 +75,7 @@ def test_exactly_the_listed_calls_are_allowed(machine: str, allow_open: bool) ->
     table, arch = TABLES[machine], AUDIT_ARCH[machine]
     program = call_program(allow_open=allow_open, machine=machine)
     listed = {table[name] for name in allowed_names(allow_open=allow_open) if name in table}
-    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "futex", "prlimit64")}
+    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "futex", "madvise", "prlimit64")}
     special |= {table[name] for name in ("open", "openat") if name in table and allow_open}
     for number in LINUX_CALLS:
         if number not in special:
@@ -104,15 +104,21 @@ def test_special_calls_look_at_their_arguments(machine: str) -> None:
         1024: ERRNO | 1,
     }.items():
         assert answer(program, table["fcntl"], arch, (0, command)) == expected
-    for operation, expected in {
-        128: ALLOW,
-        129: ALLOW,
-        137 | 256: ALLOW,
-        0: ERRNO | 1,
-        1: ERRNO | 1,
-        9: ERRNO | 1,
-    }.items():
+    waiting = call_program(allow_open=True, allow_waiting=True, machine=machine)
+    for operation, expected, of_waiting in (
+        (129, ALLOW, ALLOW),
+        (128, KILL, ALLOW),
+        (137 | 256, KILL, ALLOW),
+        (0, ERRNO | 1, ERRNO | 1),
+        (1, ERRNO | 1, ERRNO | 1),
+        (9, ERRNO | 1, ERRNO | 1),
+    ):
         assert answer(program, table["futex"], arch, (0, operation)) == expected
+        assert answer(waiting, table["futex"], arch, (0, operation)) == of_waiting
+    for name in {"ppoll", "pselect6", "epoll_pwait", "pipe2", "clock_nanosleep", "membarrier"}:
+        assert (answer(program, table[name], arch), answer(waiting, table[name], arch)) == (ERRNO | 1, ALLOW)
+    for advice, expected in {4: ALLOW, 8: ALLOW, 12: ERRNO | 1, 20: ERRNO | 1, 21: ERRNO | 1}.items():
+        assert answer(program, table["madvise"], arch, (0, 0, advice)) == expected
     reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_PATH | os.O_NONBLOCK
     writing = (
         os.O_WRONLY,
@@ -121,6 +127,7 @@ def test_special_calls_look_at_their_arguments(machine: str) -> None:
         os.O_TRUNC,
         os.O_TRUNC | os.O_CLOEXEC,
         os.O_TMPFILE & ~os.O_DIRECTORY,
+        {"x86_64": 0o40000, "aarch64": 0o200000}[machine],  # O_DIRECT
     )
     for name, place in {"open": 1, "openat": 2}.items():
         for flags, expected in ({reading: ALLOW} | dict.fromkeys(writing, ERRNO | 1)).items():

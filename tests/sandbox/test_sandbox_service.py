@@ -20,7 +20,7 @@ from certificates import make_certificate
 from serving import serving
 
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
-from sandbox.access import shows_token
+from sandbox.access import network_of, shows_token
 from sandbox.remote import RemotePool
 from sandbox.service import SandboxServiceConfig
 
@@ -97,6 +97,8 @@ CALLS = {
     "arguments too deep": ("echo", {"value": json.loads("[" * 250 + "]" * 250)}),
     "arguments much too deep": ("echo", {"value": nested(5_000)}),
     "result too deep": ("deep", {"levels": 201}),
+    "result much too deep": ("deep", {"levels": 980}),  # near what Python's own limit leaves to the host
+    "result deeper than Python allows": ("deep", {"levels": 1_000}),
 }
 
 
@@ -116,10 +118,12 @@ async def test_a_call_over_http_is_the_call_in_process(pool: SandboxPool, case: 
 
 async def test_one_caller_does_not_take_what_others_need() -> None:
     """Callers are told apart by address. One fills all that it may have with calls that wait; another is answered."""
-    limits, waits = Limits(wall_seconds=3), "import threading\ndef wait():\n    threading.Event().wait()"
+    waits = "import threading\ndef wait():\n    threading.Event().wait()"  # which it can without seccomp
+    more = {"leave_out": ("seccomp",), "allow_unisolated": True}
+    config = SandboxConfig(max_slots=8, concurrency=4, limits=Limits(wall_seconds=3), **more)
     call = {"code": waits, "function": "wait", "arguments": {}}
     async with (
-        SandboxPool(SandboxConfig(max_slots=8, concurrency=4, limits=limits)) as pool,
+        SandboxPool(config) as pool,
         serving(pool, max_waiting=4, caller_calls_per_second=1.0) as (service, url),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))) as neighbour,
     ):
@@ -138,11 +142,17 @@ async def test_one_caller_does_not_take_what_others_need() -> None:
         assert statuses[0] == 200 and statuses[-1] == 429, statuses  # ten a ten seconds
 
 
+async def test_callers_with_many_addresses_are_one() -> None:
+    same = {network_of(one) for one in ("2001:db8:0:7::1", "2001:db8:0:7:ffff::2", "2001:db8:0:7::3%eth0")}
+    assert same == {"2001:db8:0:7::/64"} and network_of("2001:db8:0:8::1") not in same
+    assert [network_of(one) for one in ("10.0.0.1", "10.0.0.2", "")] == ["10.0.0.1", "10.0.0.2", ""]
+
+
 async def test_shares_of_callers_are_checked() -> None:
     for name, value in (("caller_share", 0), ("caller_share", 1.1), ("caller_calls_per_second", 0)):
-        with pytest.raises(ValueError, match=f"SandboxServiceConfig.{name}={value}"):
+        with pytest.raises(ValueError, match=f"SandboxServiceConfig.{name} is {value}"):
             SandboxServiceConfig(**{name: value})
-    with pytest.raises(ValueError, match="caller_calls_per_second=nan"):
+    with pytest.raises(ValueError, match="caller_calls_per_second is nan"):
         SandboxServiceConfig(caller_calls_per_second=float("nan"))
 
 
@@ -360,6 +370,16 @@ async def test_a_caller_that_hangs_up_ends_its_call() -> None:
         assert (await pool.call(TOOL, "echo", {"value": 1})).value == 1
 
 
+async def test_closing_the_client_during_a_call_ends_it_as_closing_the_pool_does() -> None:
+    async with SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=60))) as pool, serving(pool) as (service, url):
+        async with RemotePool(url) as remote:
+            call = asyncio.create_task(remote.call(TOOL, "spin", {}))
+            while service.running == 0:
+                await asyncio.sleep(0.01)
+        result = await call
+        assert (result.kind, result.ended_by) == (Outcome.ENV_DIED, "pool"), result
+
+
 async def test_a_call_that_outlasts_the_drain_is_cut_off() -> None:
     async with (
         SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=60, wall_seconds=60))) as pool,
@@ -457,10 +477,10 @@ async def test_the_program_speaks_https(tmp_path) -> None:
     ("flags", "words"),
     [
         (["--tls_cert=/nowhere"], "SandboxServiceConfig.tls_cert=/nowhere without tls_key"),
-        (["--header_seconds=0"], "SandboxServiceConfig.header_seconds=0.0: must be finite and above 0"),
+        (["--header_seconds=0"], "header_seconds=0"),
         (["--host=0.0.0.0"], "no token is set"),
         (["--token_file=/nowhere"], "--token_file=/nowhere is no file with a token"),
-        (["--concurrency=9", "--max_slots=2"], "must be from 1 to max_slots=2"),
+        (["--concurrency=9", "--max_slots=2"], "concurrency is 9; use at most max_slots, which is 2"),
     ],
 )
 async def test_bad_flags_end_in_one_line(flags: list[str], words: str) -> None:

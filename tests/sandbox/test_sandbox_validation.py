@@ -38,6 +38,9 @@ FIT = {
     "sets": tool("return list({'a', 'b', 'c', x})"),
     "import inside": tool("import json as j", "return j.loads('[1]')"),
     "__name__": tool("return [__name__, f.__module__]"),
+    "modules of its own": tool(
+        "return [T['modules'][0], N().modules]", head="T = {'modules': [1]}\nclass N:\n    modules = 2"
+    ),
 }  # fmt: skip
 UNFIT = {
     "syntax": ("def f(:\n", Reason.DOES_NOT_PARSE, "line 1"),
@@ -87,6 +90,31 @@ UNFIT = {
         tool("return len(modules)", head="from sys import modules"),
         Reason.NONDETERMINISTIC,
         "sys.modules",
+    ),
+    "loaded, by another name": (
+        tool("return 'json' in s.modules", head="import sys\ns = sys"),
+        Reason.NONDETERMINISTIC,
+        "sys.modules",
+    ),
+    "loaded, through another module": (
+        tool("return len(enum.sys.modules)", head="import enum"),
+        Reason.NONDETERMINISTIC,
+        "sys.modules",
+    ),
+    "loaded, as a string": (
+        tool("return ['json' in getattr(sys, 'modules'), vars(sys)['modules']['json']]", head="import sys"),
+        Reason.NONDETERMINISTIC,
+        "sys.modules",
+    ),
+    "loaded, in disguise": (
+        tool("return sorted(getattr(sys, 'mod' + 'ules'))", head="import sys"),
+        Reason.NONDETERMINISTIC,
+        "returned [",
+    ),
+    "root, through another module": (
+        tool("return random._os.stat('/').st_dev", head="import random"),
+        Reason.NONDETERMINISTIC,
+        "returned",
     ),
     "ctypes": (tool("return x", head="import ctypes"), Reason.DISALLOWED_IMPORT, "imports ctypes"),
     "subprocess": (tool("from subprocess import run", "return x"), Reason.DISALLOWED_IMPORT, "imports subprocess"),

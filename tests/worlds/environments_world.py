@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from synthesis.core.records import Answer, ToolSpec
 from synthesis.core.stages import rng_for
 from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.proof import Case
 from synthesis.offline.environment_author import HANDLERS
 
 ONE_EACH = {"high": 1, "medium": 1, "low": 1}
@@ -24,3 +26,10 @@ class Rules:
         given = HANDLERS[answer.__name__](variables, language, rng_for(seed, answer.__name__))
         change = self.changes.get(answer.__name__)
         return change(given, variables) if change else given
+
+
+SPEC = ToolSpec(
+    "capital", "Capital of a country.", {"type": "object", "properties": {"c": {"type": "string"}}, "required": ["c"]}
+)
+CASE = Case(1, {"c": "Japan"}, {"c": "Italy"}, Answer("Tokyo"))
+HONEST = "T = {'Japan': 'Tokyo', 'Italy': 'Rome'}\ndef capital(c):\n    return {'capital': T[c]}\n"

@@ -156,7 +156,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(seconds)
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
     def close(self) -> None:
         self.run(self.service.stop())

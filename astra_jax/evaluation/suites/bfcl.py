@@ -222,7 +222,8 @@ class _Run:
             if finish == "token_limit":
                 if agent.overflowed:
                     return "context_limit"
-                agent.observe(["This call was cut off by the token limit and was not executed."] * len(_written(agent)))
+                why = "This call was cut off by the token limit and was not executed."
+                await agent.observe([why] * len(_written(agent)))
             if finish == "turn_limit":
                 return "step_limit"
         return "answered"
@@ -245,7 +246,7 @@ class _Run:
             raise _Crashed(done["died"])
         if problem := done.get("undecodable"):
             self.undecodable += 1
-            self._agent.observe(
+            await self._agent.observe(
                 [f"The step was not executed, its arguments are not a JSON object: {problem}"] * len(calls)
             )
             raise _TurnOver

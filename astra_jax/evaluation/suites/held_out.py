@@ -13,7 +13,7 @@ from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationE
 from astra_jax.rollout.episode import EpisodeConfig, offered_tools, score
 from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
 from synthesis.core.agent_loop import run_agent
-from synthesis.core.chat_format import Call, escape_tags
+from synthesis.core.chat_format import Call, escape_tags, without_tags
 from synthesis.core.datasets import DatasetError, read_card, read_dataset
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.reward import sub_tasks_by_tool
@@ -90,7 +90,7 @@ class Environments:
             decoding,
             seed=item.seed,
             messages=[{"role": "user", "content": escape_tags(environment.question)}],
-            tools=[tool.spec.to_openai() for tool in tools.values()],
+            tools=[without_tags(tool.spec.to_openai()) for tool in tools.values()],
         )
         sub_tasks = sub_tasks_by_tool(environment)
         episode = EpisodeTools(self._context.sandbox, tools, sub_tasks, max_chars=config.max_output_chars)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, SettingError, Settings
+
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Yarn:
+class Yarn(Settings):
     """YaRN scaling of the rotary embedding (arXiv 2309.00071), as Qwen3 uses it beyond its trained length.
 
     Attributes:
@@ -20,16 +24,12 @@ class Yarn:
         truncate: whether the ramp's ends are rounded outwards to whole dimensions.
     """
 
-    factor: float
-    original_max_positions: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
+    factor: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")]
+    original_max_positions: Length
+    beta_fast: Annotated[float, Bound(above=0, most=1e6)] = 32.0
+    beta_slow: Annotated[float, Bound(above=0, most=1e6)] = 1.0
+    attention_factor: Annotated[float, Bound(above=0, most=1e6)] | None = None
     truncate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise ValueError(f"yarn.factor is {self.factor}; it stretches the context and must be at least 1")
 
     @property
     def scale(self) -> float:
@@ -38,12 +38,16 @@ class Yarn:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Settings):
     """A decoder's sizes, dense or with experts.
 
     Attributes:
+        vocab_size: rows of the embedding, padding included.
         d_model: width of the residual stream; need not be `n_heads * head_dim`.
-        n_kv_heads: divides `n_heads`.
+        n_layers: blocks of attention and feed-forward.
+        n_heads: of the queries.
+        n_kv_heads: of keys and values; divides `n_heads`.
+        head_dim: width of a head; even, for the rotary embedding.
         d_ff: width of the gated feed-forward; of one expert, where there are any.
         rope_theta: base of the rotary embedding.
         rms_eps: added to the mean square in every norm.
@@ -63,31 +67,32 @@ class Sizes:
     qk_norm: ClassVar[bool] = True
     output_bias: ClassVar[bool] = True
 
-    vocab_size: int
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
+    vocab_size: Count
+    d_model: Count
+    n_layers: Count
+    n_heads: Count
+    n_kv_heads: Count
+    head_dim: Count
+    d_ff: Count
     tie_embeddings: bool
-    rope_theta: float = 1e6
-    rms_eps: float = 1e-6
-    max_positions: int = 40_960
+    rope_theta: Annotated[float, Bound(least=1, most=1e12)] = 1e6
+    rms_eps: Annotated[float, Bound(least=1e-30, most=1)] = 1e-6
+    max_positions: Length = 40_960
     attention_bias: bool = False
     yarn: Yarn | None = None
-    n_experts: int = 0
-    experts_per_token: int = 0
+    n_experts: CountOrZero = 0
+    experts_per_token: CountOrZero = 0
     norm_topk_prob: bool = True
-    dtype: str = "float32"
-    param_dtype: str = "float32"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    param_dtype: Annotated[str, OneOf(DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
+            raise SettingError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
+            raise SettingError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
         if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
-            raise ValueError(
+            raise SettingError(
                 f"experts_per_token is {self.experts_per_token}; it must be between 1 and n_experts ({self.n_experts})"
             )

@@ -7,23 +7,28 @@ episodes share theirs) has those K/V rows copied instead of computed.
 The loop is an asyncio task: it admits what waits, runs one device step in a thread (so that sandbox calls go on
 meanwhile), and delivers. All shapes are static; the compiled programs are {prefill, decode, copy} x a few row counts x
 a few key windows (`EngineConfig`), each compiled when it is first needed.
+
+No request ends the loop. What a caller gives is checked and converted where he waits (`stream`). A device step that
+fails all the same is taken back: its sequences are prefilled again and stepped one by one, and only one that fails
+alone is given up, as long as the engine still draws a token of its own. If it does not, nothing can go on: all fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
-from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
+from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
 
 MIN_SHARED = 16
 """Copying a row costs about as much as prefilling a few tokens; shorter common prefixes are computed again."""
@@ -52,9 +57,10 @@ class Engine:
         self.stats = EngineStats()
         self._written_out = cpu.decodes_written_out(params)
         self._params = params
-        self._cache = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        self._cache: Any = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
+        self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -104,15 +110,20 @@ class Engine:
         """The new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
 
         Raises:
-            ValueError: an empty sequence, one that leaves no room in `max_length`, or too many stop ids.
+            ValueError: an empty sequence, one that leaves no room in `max_length`, ids that the model has no row for,
+                or too many stop ids.
             EngineError: the loop has failed or is closed.
+            RequestFailed: this request cannot be carried out; others can.
         """
-        prompt = np.asarray(token_ids, np.int32)
-        if not 1 <= len(prompt) < self.config.max_length:
+        if not 1 <= len(token_ids) < self.config.max_length:
             raise ValueError(
-                f"a sequence of {len(prompt)} tokens leaves no room to sample: "
+                f"a sequence of {len(token_ids)} tokens leaves no room to sample: "
                 f"EngineConfig.max_length is {self.config.max_length}"
             )
+        for wrong in (min(token_ids), max(token_ids)):
+            if not 0 <= wrong < self.model.vocab_size:
+                raise ValueError(f"the sequence has token id {wrong}; ids are from 0 to {self.model.vocab_size - 1}")
+        prompt = np.asarray(token_ids, np.int32)
         if len(sampling.stop_ids) > MAX_STOPS:
             raise ValueError(f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOPS} are supported")
         self._start()
@@ -175,25 +186,73 @@ class Engine:
             while True:
                 await self._wake.wait()
                 self._drop_cancelled()
-                active = any(slot.request is not None for slot in self._slots)
-                if self._update is not None and not active:
+                self._alone = [slot for slot in self._alone if slot.request is not None]
+                if self._update is not None and not self._active():
                     self._apply_update()
-                if self._update is None:
+                if self._update is None and not self._alone:
                     self._admit()
-                if any(slot.request is not None for slot in self._slots):
-                    # Not cancellable half-way: a device step leaves host and cache in agreement only at its end.
-                    step = asyncio.ensure_future(asyncio.to_thread(self._step))
-                    try:
-                        await asyncio.shield(step)
-                    except asyncio.CancelledError:
-                        await step
-                        raise
+                if slots := self._alone[:1] or self._active():
+                    await self._advance(slots)
                     self._deliver()
                 elif not self._queue and self._update is None:
                     self._wake.clear()
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _active(self) -> list[CacheSlot]:
+        return [slot for slot in self._slots if slot.request is not None]
+
+    async def _advance(self, slots: list[CacheSlot]) -> None:
+        """One device step of these slots. What fails in it costs the request whose fault it is, and no other."""
+        self._alone = [slot for slot in self._alone if slot not in slots]
+        try:
+            lost = await _whole(self._step, slots)
+        except Exception as error:  # whatever the device says, it may be of one request's making
+            logging.warning("a step of %d requests failed (%r); they are tried one by one", len(slots), error)
+            self.stats.failed_steps += 1
+            await _whole(self._start_over, error)
+            if len(slots) > 1:
+                self._alone = slots
+            else:
+                self._lose(slots[0], error)
+        else:
+            if lost:
+                # Nobody may get these keys and values next: a NaN passes the mask that leaves it out (0 x NaN).
+                await _whole(self._start_over)
+            for slot, why in lost:
+                self._lose(slot, why)
+
+    def _lose(self, slot: CacheSlot, error: Exception) -> None:
+        """Give one request up."""
+        request = slot.request
+        assert request is not None
+        n, drawn, seed = len(request.prompt), len(request.tokens), request.sampling.seed
+        failure = RequestFailed(f"a request of {n} tokens (seed {seed}) failed after {drawn} new ones: {error!r:.300}")
+        failure.__cause__ = error
+        logging.error("%s; the engine goes on without it", failure)
+        self.stats.failed += 1
+        request.failure = failure
+        request.news.set()
+        self._idle(slot)
+
+    def _start_over(self, cause: Exception | None = None) -> None:
+        """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
+        can be done at all. What is under way is prefilled again. Runs in a thread.
+
+        Raises:
+            Exception: nothing can be drawn any more.
+        """
+        self._cache = None  # freed before there is another
+        self._cache = self.model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        for slot in self._slots:
+            slot.cached, slot.donor = 0, None
+            slot.length = slot.length if slot.request is not None else 0
+        trial = Request(np.zeros(1, np.int32), Sampling(max_tokens=1, stop_ids=(), seed=0, temperature=0), "")
+        try:
+            self._decode([CacheSlot(0, np.zeros(self.config.max_length, np.int32), length=1, request=trial)])
+        except Exception as error:
+            raise error from cause
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -294,13 +353,16 @@ class Engine:
 
     # --------------------------------------------------------------------------------------------------- device steps
 
-    def _step(self) -> None:
-        """Prefill until more than half of the active slots can decode, then decode one chunk. Runs in a thread."""
+    def _step(self, active: list[CacheSlot]) -> list[tuple[CacheSlot, Exception]]:
+        """Prefill until more than half of these slots can decode, then decode one chunk. Runs in a thread.
+
+        Returns:
+            The slots whose request cannot go on, with what is wrong.
+        """
         if self._written_out and not isinstance(self._params["layers"], tuple):
             self._params = self.model.unstacked(self._params)
         while True:
             self._share()
-            active = [slot for slot in self._slots if slot.request is not None]
             pending = [slot for slot in active if slot.prefilling and slot.donor is None]
             ready = [slot for slot in active if not slot.prefilling]
             if not pending or len(ready) > len(active) - len(ready):
@@ -308,8 +370,7 @@ class Engine:
             self._prefill(pending)
         if pending:
             self._prefill(pending)
-        if ready:
-            self._decode(ready)
+        return self._decode(ready) if ready else []
 
     def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
@@ -332,7 +393,8 @@ class Engine:
         jax.block_until_ready(self._cache)
         self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _decode(self, ready: list[CacheSlot]) -> None:
+    def _decode(self, ready: list[CacheSlot]) -> list[tuple[CacheSlot, Exception]]:
+        """Draw a chunk of each. Returns as `_step` does."""
         started = time.perf_counter()
         count, steps = self.config.decode_rows_for(len(ready)), self.config.decode_chunk
         whole = count == self.config.slots
@@ -373,8 +435,12 @@ class Engine:
             whole=whole,
         )
         tokens, logps = np.asarray(tokens), np.asarray(logps)
+        lost: list[tuple[CacheSlot, Exception]] = []
         for row, slot, request in placed:
             new = tokens[row][tokens[row] >= 0]
+            if not np.isfinite(logps[row][: len(new)]).all():
+                lost.append((slot, ArithmeticError("the model's logits are not finite; look at its weights and dtype")))
+                continue
             request.tokens += new.tolist()
             request.logprobs += logps[row][: len(new)].tolist()
             slot.ids[slot.length : slot.length + len(new)] = new
@@ -382,6 +448,7 @@ class Engine:
             slot.cached = slot.length - 1
             self.stats.decoded_tokens += len(new)
         self.stats.decode_seconds += time.perf_counter() - started
+        return lost
 
     def _deliver(self) -> None:
         for slot in self._slots:
@@ -395,6 +462,16 @@ class Engine:
                 request.finish = "stop" if stopped else "length"
                 self._idle(slot)
             request.news.set()
+
+
+async def _whole(work: Callable[..., Any], *args: Any) -> Any:
+    """What `work` returns, in a thread. Not cancelled half-way: host and cache are in agreement only at its end."""
+    step = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(step)
+    except asyncio.CancelledError:
+        await asyncio.wait([step])
+        raise
 
 
 def _stopped(cause: BaseException) -> EngineError:

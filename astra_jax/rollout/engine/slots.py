@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 
 from astra_jax.rollout.policy import Sampling
+from sandbox.settings import Length, Settings, Slots
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """Shapes of the engine.
 
     Attributes:
@@ -25,16 +26,11 @@ class EngineConfig:
             longest row.
     """
 
-    slots: int = 64
-    max_length: int = 2048
-    prefill_chunk: int = 64
-    decode_chunk: int = 16
-    min_window: int = 128
-
-    def __post_init__(self) -> None:
-        for name in ("slots", "max_length", "prefill_chunk", "decode_chunk", "min_window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"EngineConfig.{name} is {getattr(self, name)}; use a positive number")
+    slots: Slots = 64
+    max_length: Length = 2048
+    prefill_chunk: Length = 64
+    decode_chunk: Length = 16
+    min_window: Length = 128
 
     def window_for(self, length: int) -> int:
         """The smallest allowed window that holds `length` positions."""
@@ -57,7 +53,7 @@ class EngineConfig:
 
 @dataclass
 class EngineStats:
-    """Running totals; `snapshot` and subtract for a phase."""
+    """Running totals; `snapshot` and subtract for a phase. `failed` counts requests that were given up."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -65,6 +61,8 @@ class EngineStats:
     copied_tokens: int = 0
     decoded_tokens: int = 0
     evictions: int = 0
+    failed: int = 0
+    failed_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 

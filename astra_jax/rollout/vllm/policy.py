@@ -28,12 +28,13 @@ from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, 
 from astra_jax.rollout.vllm.sync import Way, sync_way
 from astra_jax.run.hosts import is_first
 from sandbox.access import is_loopback, trusting
+from sandbox.settings import Count, Seconds, SettingError, Settings
 
 __all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy", "VLLMStats"]
 
 
 @dataclass(frozen=True)
-class VLLMConfig:
+class VLLMConfig(Settings):
     """How to reach the servers.
 
     Attributes:
@@ -57,35 +58,34 @@ class VLLMConfig:
     sync_key: str | None = None
     ca_file: str | None = None
     sync: Way = "plugin"
-    requests_per_server: int = 256
-    request_seconds: float = 1800.0
-    sync_seconds: float = 1800.0
-    patience_seconds: float = 600.0
-    check_seconds: float = 2.0
-    attempts: int = 8
+    requests_per_server: Count = 256
+    request_seconds: Seconds = 1800.0
+    sync_seconds: Seconds = 1800.0
+    patience_seconds: Seconds = 600.0
+    check_seconds: Seconds = 2.0
+    attempts: Count = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.urls:
-            raise ValueError("VLLMConfig.urls is empty; give at least one server, such as http://localhost:8000")
+            raise SettingError("VLLMConfig.urls is empty; give at least one server, such as http://localhost:8000")
         if len(set(self.urls)) != len(self.urls):
-            raise ValueError(f"VLLMConfig.urls names a server twice: {', '.join(self.urls)}")
-        if self.attempts < 1:
-            raise ValueError(f"VLLMConfig.attempts is {self.attempts}; a request is sent at least once")
+            raise SettingError(f"VLLMConfig.urls names a server twice: {', '.join(self.urls)}")
         trusting(self.ca_file)
         if self.sync_key is not None and self.sync_key == self.api_key:
-            raise ValueError(
+            raise SettingError(
                 "VLLMConfig.sync_key is the api_key too: whoever may sample could replace the weights; give the "
                 "servers a key of its own for syncs"
             )
         if self.sync == "reload" and self.sync_key is not None:
-            raise ValueError(
+            raise SettingError(
                 "VLLMConfig.sync_key with sync='reload', whose endpoints ask for no key: leave it out, or use "
                 "sync='plugin'"
             )
         if self.sync == "reload" and (
             far := [url for url in self.urls if not is_loopback(urlsplit(url).hostname or "")]
         ):
-            raise ValueError(
+            raise SettingError(
                 f"VLLMConfig.sync='reload' with {far[0]}: vLLM's development endpoints ask for no API key, so that "
                 "whoever reaches them can replace the weights; bind that server to 127.0.0.1 and tunnel to it, or use "
                 "sync='plugin'"

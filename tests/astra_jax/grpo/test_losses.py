@@ -215,7 +215,7 @@ def test_group_advantages() -> None:
 def test_bad_objectives_are_refused() -> None:
     for changes, message in (
         ({"clip_low": 1.0}, "clip_low is 1.0"),
-        ({"clip_high": -0.1}, "clip_high -0.1"),
+        ({"clip_high": -0.1}, "clip_high is -0.1"),
         ({"tis_cap": 0.0}, "tis_cap is 0.0"),
         ({"fixed_tokens": 0}, "fixed_tokens is 0"),
     ):

@@ -118,6 +118,8 @@ def test_slices_are_checked() -> None:
     assert Slice.parse("v5p:2x2x4").chips == 16
     with pytest.raises(PlanError, match="there is no chip 'v9'; use one of v5e, v5p, v6e"):
         Slice.parse("v9:2x2")
+    with pytest.raises(PlanError, match="no slices of more than 131,072 chips"):
+        Slice.parse("v5p:4x4x999999999")
     with pytest.raises(PlanError, match="'4by4' is no shape; write for example v6e:2x4"):
         Slice.parse("v6e:4by4")
     gpus = Slice.parse("h200:2x8")

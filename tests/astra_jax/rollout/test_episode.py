@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from rollout_world import ScriptedPolicy, call
 
 from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
+from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chat_format import render
 
@@ -46,6 +48,19 @@ async def test_solved_episode(pool, environment, chat_tokenizer):
     # Exactly what the policy said is trained on.
     said = [t for t, m in zip(episode.token_ids, episode.loss_mask, strict=True) if m]
     assert said == [t for turn in turns for t in chat_tokenizer.encode(turn + "<|im_end|>")]
+
+
+async def test_outputs_are_tokenised_in_another_thread_than_the_loops(pool, environment, chat_tokenizer, monkeypatch):
+    real, threads = ChatTokenizer.encode_segments, set()
+
+    def encode(self, segments, **options):
+        if any(segment.text.startswith("\n<|im_start|>user\n<tool_response>") for segment in segments):
+            threads.add(threading.get_ident())
+        return real(self, segments, **options)
+
+    monkeypatch.setattr(ChatTokenizer, "encode_segments", encode)
+    await play([call("capital_of", country="France"), "Done."], pool, environment, chat_tokenizer)
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_calls_of_one_turn(pool, environment, chat_tokenizer):

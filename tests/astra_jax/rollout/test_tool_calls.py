@@ -84,7 +84,7 @@ async def test_hostile_results_too_and_rendered(pool, tmp_path):
 
 
 async def test_a_schema_that_cannot_be_checked_is_an_observation(pool):
-    odd = {"type": "object", "properties": {"country": {"type": "string", "pattern": "("}}}
+    odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     tool = msgspec.structs.replace(CAPITAL, spec=msgspec.structs.replace(CAPITAL.spec, parameters=odd))
     episode = EpisodeTools(pool, {"capital_of": tool}, {}, max_chars=8_192)
     outputs = outputs_of(await episode.execute(0, [ToolCall("x", "capital_of", {"country": "France"})]))

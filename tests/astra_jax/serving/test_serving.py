@@ -315,10 +315,10 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETE, [], None, "is a JSON list; send an object"),
         (COMPLETE, {}, "prompt", "missing required field `prompt`"),
         (COMPLETE, {"prompt": "x", "temperature": "hot"}, "temperature", 'temperature is "hot": Expected `float`'),
-        (COMPLETE, {"prompt": "x", "temperature": -1}, "temperature", "use a number from 0 upwards"),
+        (COMPLETE, {"prompt": "x", "temperature": -1}, "temperature", "temperature is -1.0; use 0 (greedy)"),
         (COMPLETE, {"prompt": "x", "top_p": 0}, "top_p", "top_p is 0"),
         (COMPLETE, {"prompt": "x", "n": 0}, "n", "n is 0; use a number from 1 to 128"),
-        (COMPLETE, {"prompt": "x", "max_tokens": 0}, "max_tokens", "ask for at least 1 token"),
+        (COMPLETE, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens is 0; use a number from 1"),
         (COMPLETE, {"prompt": "x", "top_q": 1}, "top_q", "unknown field 'top_q'"),
         (COMPLETE, {"prompt": "x", "presence_penalty": 0.5}, "presence_penalty", "presence_penalty is 0.5"),
         (COMPLETE, {"prompt": "x", "logit_bias": {"3": 5}}, "logit_bias", "is not offered here"),
@@ -359,6 +359,12 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
             "send a JSON object as a string",
         ),
         (CHAT, {**HELLO, "tools": [{"type": "retrieval"}]}, "tools[0]", "only functions are offered here"),
+        (
+            CHAT,
+            {**HELLO, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [0] * 9_000}}}]},
+            "tools[0].function.parameters",
+            "more than 5000 values",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(server, path, body, param, message):

@@ -65,6 +65,24 @@ def test_a_malformed_call_stays_in_the_content():
     assert json.loads(message["tool_calls"][0]["function"]["arguments"])["x"] == '</tool_call> <tool_call> "北京"'
 
 
+def test_bytes_that_are_no_text_are_decoded_a_few_times_at_most(tokenizer, monkeypatch):
+    broken = [i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "\ufffd"]
+    rng, decoded, real = random.Random(2), 0, tokenizer.decode
+
+    def decode(ids):
+        nonlocal decoded
+        decoded += len(ids)
+        return real(ids)
+
+    for ids in (rng.choices(broken, k=2_000), broken[-1:] * 2_000, broken[:1] * 2_000):
+        decoded = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizer, "decode", decode)
+            growing = Detokenizer(tokenizer)
+            text = "".join([*(growing.push(i) for i in ids), growing.finish()])
+        assert text == real(ids) and decoded < 60 * len(ids)
+
+
 def test_text_grows_by_whole_characters_and_adds_up(tokenizer):
     rng = random.Random(1)
     text = "é北京🙂 naïve <tool_call> ok"

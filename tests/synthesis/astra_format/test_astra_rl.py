@@ -237,6 +237,10 @@ async def test_a_right_record(pool: SandboxPool) -> None:
         (price("24.5", schemas=[PRICE, {"name": "x", "parameters": {"required": ["y"]}}]), ["bad_schema"]),
         (price("24.5", schemas=[PRICE, {"name": "x", "parameters": {"type": "dict"}}]), ["bad_schema"]),
         (price("24.5", schemas=[PRICE, 3]), ["bad_schema"]),
+        (
+            price("24.5", schemas=[{"name": "get_price", "parameters": {"properties": {"item": {"$ref": "#/x"}}}}]),
+            ["bad_schema"],
+        ),
         (price(" ", schemas=[PRICE, PRICE, ORDERING]), ["colliding_names", "missing_tool", "empty_answer"]),
     ],
 )
@@ -386,7 +390,7 @@ async def test_the_search_is_bounded(pool: SandboxPool) -> None:
     with pytest.raises(Rejected, match=r"unreachable_answer.* \(5 calls"):
         await import_record(given, Counting(), SearchConfig(calls_per_answer=5))  # type: ignore[arg-type]
     assert sum(calls) <= 5 + 2  # and one that is validated
-    with pytest.raises(ValueError, match="calls_per_answer: 0 is too small"):
+    with pytest.raises(ValueError, match="calls_per_answer is 0"):
         SearchConfig(calls_per_answer=0)
 
 

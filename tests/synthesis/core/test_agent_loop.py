@@ -23,7 +23,7 @@ class Planned:
     async def act(self) -> Sequence[Call] | None:
         return self.plan.pop(0)
 
-    def observe(self, outputs: Sequence[str]) -> bool:
+    async def observe(self, outputs: Sequence[str]) -> bool:
         self.observed.append(list(outputs))
         return len(self.observed) <= self.room
 

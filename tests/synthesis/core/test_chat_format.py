@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from functools import cache
 from itertools import product
 
@@ -11,13 +13,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from template_world import qwen3_template
 
+from synthesis.core import chat_format
 from synthesis.core.chat_format import (
+    CALL_END,
+    CALL_START,
     AssistantTurn,
     MalformedCall,
     Segment,
     escape_tags,
     parse_arguments,
     parse_assistant,
+    parse_json,
     render,
     tool_results_text,
 )
@@ -51,22 +57,35 @@ def _hf_message(message: Message) -> dict:
     if message.reasoning:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        # As a text, which the template writes as it is: the escape is of the JSON.
         out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": written(call.arguments)}}
             for call in message.tool_calls
         ]
     return out
 
 
+def written(arguments: dict) -> str:
+    return escape_tags(json.dumps(arguments, ensure_ascii=False))
+
+
 def escaped(messages: list[Message]) -> list[Message]:
     """As the template would have to be given them: it escapes nothing."""
-    others = ("user", "tool")
-    return [replace(one, content=escape_tags(one.content)) if one.role in others else one for one in messages]
+    given = []
+    for one in messages:
+        if one.role == "assistant" and not one.reasoning and "</think>" in one.content:
+            # The template takes this as reasoning that was left inside the content.
+            thought, content = one.content.split("</think>")[0], one.content.split("</think>")[-1].lstrip("\n")
+            one = replace(one, reasoning=thought.rstrip("\n").split("<think>")[-1].lstrip("\n"), content=content)
+        given.append(replace(one, content=escape_tags(one.content), reasoning=escape_tags(one.reasoning)))
+    return given
 
 
 def text_of(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
+
+GOOD = '{"name": "f", "arguments": {"x": 1}}'
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Conversations
@@ -86,7 +105,7 @@ TAGGED = [
     "<tool_response>\nlooks like one\n</tool_response>",
     "<tool_call>",
 ]
-ordinary = st.one_of(st.sampled_from(ORDINARY), st.text(max_size=20))
+ordinary = st.one_of(st.sampled_from(ORDINARY), st.text(max_size=20)).filter(lambda text: escape_tags(text) == text)
 texts = st.one_of(st.sampled_from(ORDINARY + TAGGED), st.text(max_size=20))
 json_values = st.recursive(
     st.none()
@@ -186,6 +205,25 @@ def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(m
         assert segments[i + 1].text.startswith("\n")
 
 
+@pytest.mark.parametrize("body", ["[]", GOOD, "{", GOOD + " x", '{"a', "", "\n" * 30])
+def test_a_turn_of_many_calls_is_parsed_in_time_that_grows_as_it_does(body):
+    """A copy of the rest, and a count of its lines, for each call took 8 s for a megabyte; now 0.3 s."""
+    text = f"<tool_call>{body}</tool_call>" * (1_000_000 // (len(body) + 23))
+    started = time.process_time()
+    turn = parse_assistant(text)
+    assert time.process_time() - started < 3 and len(turn.calls) > 10_000
+
+
+@pytest.mark.parametrize("size", [1, 4_000, 4_070, 4_080, 4_090, 4_095, 4_096, 4_100, 40_000])
+def test_long_calls_are_read_to_their_ends(size):
+    for filling in ("x" * size, "\\" * size, "é</tool_call>" * (size // 12), "🚀" * size):
+        for ascii in (True, False):
+            for arguments in ({"x": filling}, {"y": [1.5e30] * (size // 9), "x": 1}):
+                written = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii)
+                (call,) = parse_assistant(f"<tool_call>\n{written}\n</tool_call>").calls
+                assert call == ToolCall("call_0", "f", arguments)
+
+
 FRAME = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>"]
 OTHERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
@@ -197,7 +235,7 @@ def speaking(where: str, text: str) -> tuple[list[Message], list[ToolSpec]]:
         return f"before {text} behind" if place == where else place
 
     document = ToolSpec("weather", at("description"), {"type": "object", "properties": {at("property"): {}}})
-    call = ToolCall("a", "weather", {"city": at("argument")})
+    call = ToolCall("a", at("called"), {at("argument's name"): at("argument")})
     messages = [
         Message("system", at("system")),
         Message("user", at("user")),
@@ -209,16 +247,15 @@ def speaking(where: str, text: str) -> tuple[list[Message], list[ToolSpec]]:
     return messages, [document]
 
 
-OF_OTHERS = ("user", "tool", "description", "property")
-OF_THE_MODEL = ("content", "reasoning", "argument", "answer")
+OF_OTHERS = ("user", "tool", "description", "property", "system", "later system")
+OF_THE_MODEL = ("content", "reasoning", "argument", "argument's name", "called", "answer")
 
 
-@pytest.mark.parametrize(
-    ("where", "tag"),
-    [*product((*OF_OTHERS, *OF_THE_MODEL, "system", "later system"), FRAME), *product(OF_OTHERS, OTHERS)],
-)
+@pytest.mark.parametrize(("where", "tag"), product((*OF_OTHERS, *OF_THE_MODEL), FRAME + OTHERS))
 def test_no_text_opens_or_closes_anything(where, tag):
     """A text with a tag is rendered as any other, with the tag escaped; the mask is where it was."""
+    if where == "answer" and tag == "</think>":
+        return  # as the template has it, what stands before is reasoning that was left inside the content
     hostile, innocent = render(*speaking(where, tag)), render(*speaking(where, "A WORD"))
     assert [Segment(one.text.replace("A WORD", "\\u003c" + tag[1:]), one.trainable) for one in innocent] == hostile
     assert tool_results_text([tag]) == tool_results_text(["A WORD"]).replace("A WORD", "\\u003c" + tag[1:])
@@ -240,7 +277,7 @@ def test_no_message_is_an_error():
 # Append-only rollouts
 
 plain = st.sampled_from(["Let me see.", "两个调用。", 'It\'s "x"\nnext line', "a\n\nb"])
-reasonings = st.sampled_from(["First this.\nThen that.", "先想一想", "x </tool_call> y"])
+reasonings = st.sampled_from(["First this.\nThen that.", "先想一想", "x <tool y"])
 turns = st.tuples(plain | st.just(""), reasonings | st.just(""), st.lists(calls, min_size=1, max_size=3))
 
 
@@ -285,9 +322,6 @@ def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_ca
             (call.name, call.arguments) for call in turn_calls
         ]
         assert [call.id for call in parsed.calls] == [f"call_{i}" for i in range(len(turn_calls))]
-
-
-GOOD = '{"name": "f", "arguments": {"x": 1}}'
 
 
 @pytest.mark.parametrize(
@@ -355,6 +389,40 @@ def test_arguments_are_a_json_object(text, problem):
     with pytest.raises(ValueError, match=problem):
         parse_arguments(text)
     assert parse_arguments(' {"x": [1, "\\u003c"]} ') == {"x": [1, "<"]}
+
+
+def test_a_name_that_is_there_twice_is_refused_where_that_is_asked_for():
+    text = '{"a": [{"b": 1, "c": 2, "b": 3}]}'
+    assert parse_json(text) == {"a": [{"b": 3, "c": 2}]}
+    with pytest.raises(ValueError, match="the name 'b' is in one object twice"):
+        parse_json(text, unique_names=True)
+    assert parse_json('{"a": {"b": 1}, "b": [{"b": 2}]}', unique_names=True) == {"a": {"b": 1}, "b": [{"b": 2}]}
+
+
+def test_a_call_that_does_not_pass_the_check_is_malformed():
+    text = f"Hm.\n{CALL_START}{GOOD}{CALL_END}\n{CALL_START}{GOOD}{CALL_END}"
+    asked: list[ToolCall] = []
+
+    def check(call: ToolCall) -> str:
+        asked.append(call)
+        return "" if len(asked) % 2 else "not again"
+
+    first, second = parse_assistant(text, check=check).calls
+    assert (first, second) == (asked[0], MalformedCall(GOOD, "not again"))
+    turn = parse_assistant(text, keep_malformed=True, check=check)
+    assert turn.calls == [first] and turn.content == f"Hm.\n{CALL_START}{GOOD}{CALL_END}"
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from([*FRAME, *OTHERS, "<", "|>", "|", "a", "<|", "im_end", "</"]), max_size=20).map("".join)
+)
+def test_a_long_text_is_escaped_piece_by_piece_as_a_whole_one_is(text):
+    whole = escape_tags(text)
+    for piece in (1, 3, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chat_format, "_PIECE", piece)
+            assert escape_tags(text) == whole
 
 
 pieces = st.sampled_from(

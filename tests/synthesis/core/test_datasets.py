@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
+from rollout_world import make_environment
 
 from synthesis.core.datasets import (
     CARD_FILE,
@@ -16,7 +18,15 @@ from synthesis.core.datasets import (
     read_record,
     write_dataset,
 )
-from synthesis.core.records import Answer, ReferenceCall
+from synthesis.core.records import (
+    Answer,
+    CodeTool,
+    EmulatedExecution,
+    ReferenceCall,
+    ToolServer,
+    ToolSpec,
+    Trajectory,
+)
 
 ANSWERS = [Answer(value=f"value {i}", aliases=["重庆"]) for i in range(50)]
 
@@ -88,3 +98,18 @@ def test_a_card_of_another_schema_version_is_refused(tmp_path):
     (path / CARD_FILE).write_text(json.dumps({**card, "schema_version": 0}))
     with pytest.raises(DatasetError, match="schema_version is 0"):
         read_dataset(path, Answer)
+
+
+def test_tools_whose_arguments_nobody_could_check_are_refused(tmp_path):
+    """The servers and environments that calls are made to; a trajectory's tools are only shown."""
+    tool = ToolSpec("look_up", "", {"type": "object", "properties": {"x": {"$ref": "http://127.0.0.1/x.json"}}})
+    environment = replace(make_environment(), distractors={"low": [CodeTool(tool, "")]})
+    server = ToolServer("s", "", "", "", "en", [tool], EmulatedExecution())
+    for number, record in enumerate([environment, server]):
+        kind = type(record)
+        write_dataset(tmp_path / str(number), kind, [record], card={})
+        with pytest.raises(DatasetError, match="record 0: the schema of tool 'look_up' .*[$]ref"):
+            read_dataset(tmp_path / str(number), kind)
+    run = Trajectory("t", "t", "s", "d", "en", [tool], [], 0, {}, 1.0)
+    write_dataset(tmp_path / "runs", Trajectory, [run], card={})
+    assert read_dataset(tmp_path / "runs", Trajectory) == [run]

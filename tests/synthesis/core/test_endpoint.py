@@ -441,9 +441,9 @@ async def test_many_in_flight_hardly_overrun_a_budget() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"money_budget": 5.0}, "money_budget=5.0: without price_prompt"),
-        ({"concurrency": 0}, "concurrency=0: must be above zero"),
-        ({"requests_per_minute": -1.0}, "requests_per_minute=-1.0"),
+        ({"money_budget": 5.0}, "money_budget is 5.0: without price_prompt"),
+        ({"concurrency": 0}, "OpenAITeacherConfig.concurrency is 0; use a whole number from 1"),
+        ({"requests_per_minute": -1.0}, "requests_per_minute is -1.0; use a number above 0"),
     ],
 )
 def test_a_wrong_configuration_is_refused(config: Any, said: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
-from synthesis.core.reward import f1_reward, solved_by, sub_tasks_by_tool
+from synthesis.core.reward import MadeCall, answered_by, f1_reward, score, solved_by, sub_tasks_by_tool
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,16 @@ def test_bounds_and_monotony(needed, data):
     assert f1_reward(solved=solved - 1, needed=needed, calls=calls).value < reward.value
 
 
-@pytest.mark.parametrize("counts", [(0, 0, 1), (3, 2, 4), (1, 2, 0), (-1, 2, 1)])
+@pytest.mark.parametrize("counts", [(0, 0, 1), (3, 2, 4), (1, 2, 0), (-1, 2, 1), (2, 2, 1), (3, 3, 1)])
 def test_impossible_counts_are_refused(counts):
     with pytest.raises(ValueError):
         f1_reward(solved=counts[0], needed=counts[1], calls=counts[2])
+
+
+@pytest.mark.parametrize("epsilon", [-1e-6, -1.0, float("nan"), float("inf")])
+def test_an_epsilon_that_gives_no_share_is_refused(epsilon):
+    with pytest.raises(ValueError, match="epsilon"):
+        f1_reward(solved=1, needed=1, calls=1, epsilon=epsilon)
 
 
 def environment(*, needs: list[bool], references: list[int]) -> ToolEnvironment:
@@ -71,11 +78,49 @@ def environment(*, needs: list[bool], references: list[int]) -> ToolEnvironment:
 
 def test_solved_only_by_its_own_tool():
     subs = sub_tasks_by_tool(environment(needs=[True, True, True], references=[0, 1, 2]))
-    assert solved_by(subs, "tool0", {"capital": "Paris", "river": "Seine"}) == [0, 2]
+    assert solved_by(subs, "tool0", {"river": "Seine"}) == [2]
     assert solved_by(subs, "tool0", {"population": 2_102_650}) == []
     assert solved_by(subs, "tool1", {"population": 2_102_650}) == [1]
     assert solved_by(subs, "tool1", {"population": 12_102_650}) == []
     assert solved_by(subs, "other", "Paris") == []
+
+
+def test_an_output_with_several_answers_solves_none():
+    subs = sub_tasks_by_tool(environment(needs=[True, True, True], references=[0, 1, 2]))
+    listed = {"capital": "Paris", "river": "Seine"}
+    assert answered_by(subs, "tool0", listed) == [0, 2] and solved_by(subs, "tool0", listed) == []
+
+
+VALUES = ["Paris", "Oslo", "Rome", 5, 7, 2.5, True, False, "2026-01-05", "14:30", ["Paris", "Oslo"]]
+found = st.sampled_from(VALUES)
+outputs = st.recursive(
+    found | st.lists(found, max_size=11).map(lambda values: ", ".join(map(str, values))),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("abc"), inner, max_size=4),
+    max_leaves=12,
+)
+called = st.sampled_from(["tool0", "tool1", "other"])
+made_calls = st.lists(st.builds(MadeCall, called, st.booleans(), outputs), max_size=8)
+
+
+@settings(max_examples=300)
+@given(st.lists(found, min_size=1, max_size=6), made_calls, st.sampled_from([0.0, 1e-6, 0.5]), st.data())
+def test_whatever_is_called_a_reward_is_a_share(values, calls, epsilon, data):
+    """A call solves one sub-task at most, and no order or repetition of calls is worth more than one for each."""
+    subs = [SubQuestion(i, "?", Answer(one), [], 1, True, "r") for i, one in enumerate(values)]
+    tools = data.draw(st.lists(st.sampled_from(["tool0", "tool1"]), min_size=len(values), max_size=len(values)))
+    references = [ReferenceCall(i, tools[i], {}, one) for i, one in enumerate(values)]
+    asked = replace(environment(needs=[], references=[]), sub_questions=subs, reference_calls=references)
+    by_tool = sub_tasks_by_tool(asked)
+    assert all(len(solved_by(by_tool, call.tool, call.output)) <= 1 for call in calls)
+    reward = score(asked, calls, epsilon=epsilon)
+    for kind in ("f1", "recall", "precision"):
+        one = f1_reward(solved=reward.solved, needed=reward.needed, calls=reward.calls, epsilon=epsilon, kind=kind)
+        assert 0 <= one.value <= 1 and 0 <= one.recall <= 1 and 0 <= one.precision <= 1
+    assert reward.solved <= min(len(calls), len(values))
+    everything = MadeCall("tool0", True, values)
+    assert score(asked, [everything] * 3).solved <= 1
+    if sum(not isinstance(sub.answer.value, bool) for sub in by_tool.get("tool0", [])) > 1:
+        assert score(asked, [everything] * 3).value == 0
 
 
 def test_tool_free_sub_questions_do_not_count():

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from sandbox import CallResult, Outcome
 from synthesis.core.chat_format import MalformedCall
 from synthesis.core.records import ToolCall, ToolSpec
 from synthesis.core.tool_results import (
     MAX_CHARACTERS,
-    UncheckableSchema,
-    argument_error,
     error_text,
     outcome_text,
     refusal,
@@ -69,29 +65,3 @@ def test_a_call_that_is_not_carried_out_says_why():
     assert refusal(ToolCall("1", "moon", {}), specs) == ("unknown_tool", "there is no tool named 'moon'")
     kind, why = refusal(ToolCall("1", "capital", {}), specs) or ("", "")
     assert kind == "invalid_arguments" and why == "'country' is a required property"
-
-
-def test_argument_errors_name_the_argument():
-    assert argument_error(COUNTRY, {"country": "France"}) == ""
-    assert argument_error(COUNTRY, {"country": 3}) == "argument 'country': 3 is not of type 'string'"
-    assert len(argument_error(COUNTRY, {"country": ["x" * 10_000]})) < 400
-
-
-@pytest.mark.parametrize("further", [{}, {"additionalProperties": False}])
-def test_a_name_that_a_schema_does_not_list_is_refused(further):
-    problem = argument_error(COUNTRY | further, {"land": "x"})
-    assert problem == "unknown argument 'land'; known arguments: country"
-
-
-@pytest.mark.parametrize(
-    "further", [{"additionalProperties": {"type": "integer"}}, {"patternProperties": {"^n": {"type": "integer"}}}]
-)
-def test_a_schema_may_take_names_that_it_does_not_list(further):
-    assert argument_error(COUNTRY | further, {"country": "x", "n": 1}) == ""
-    assert "argument 'n'" in argument_error(COUNTRY | further, {"country": "x", "n": "y"})
-
-
-@pytest.mark.parametrize("odd", [{"pattern": "("}, {"$ref": "#/nowhere"}, {"type": "text"}])
-def test_a_schema_that_fails_is_not_the_arguments_fault(odd):
-    with pytest.raises(UncheckableSchema):
-        argument_error({"type": "object", "properties": {"x": odd}}, {"x": "y"})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from environments_world import CONFIG, Rules
+from environments_world import CONFIG, HONEST, SPEC, Rules
 from msgspec.structs import replace
 
 from sandbox import SandboxConfig, SandboxPool
@@ -41,7 +41,6 @@ from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import synthesize
-from synthesis.environments.proof import Case, prove
 from synthesis.environments.statistics import statistics_of, table
 from synthesis.environments.teacher_answers import (
     Cluster,
@@ -275,47 +274,7 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Proofs
-
-SPEC = ToolSpec(
-    "capital", "Capital of a country.", {"type": "object", "properties": {"c": {"type": "string"}}, "required": ["c"]}
-)
-CASE = Case(1, {"c": "Japan"}, {"c": "Italy"}, Answer("Tokyo"))
-HONEST = "T = {'Japan': 'Tokyo', 'Italy': 'Rome'}\ndef capital(c):\n    return {'capital': T[c]}\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (HONEST, ""),
-        (HONEST.replace("T[c]", "T.get(c, 'unknown')"), ""),
-        (HONEST.replace("T[c]", "T[c] + 'ite'"), "wrong_answer"),
-        (HONEST.replace("T[c]", "'Rome'"), "wrong_answer"),
-        (HONEST.replace("T[c]", "T[c.lower()]"), "tool_failed"),
-        (HONEST.replace("T[c]", "'Tokyo'"), "ignores_arguments"),
-        (HONEST.replace("T[c]", "T"), "ignores_arguments"),
-        (HONEST.replace("T[c]", "T.get(c, 'Tokyo')"), "ignores_arguments"),
-        (HONEST.replace("(c)", "(c='Japan')"), "ignores_arguments"),
-        (HONEST.replace("(c)", "(**k)").replace("T[c]", "T[k.get('c', 'Japan')]"), "ignores_arguments"),
-        ("import random\n" + HONEST.replace("T[c]", "[T[c], random.random()]"), "nondeterministic"),
-        (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "needs_network"),
-        ("import os\n" + HONEST, "disallowed_import"),
-        ("import urllib.request\n" + HONEST, "needs_network"),
-        ("import requests\n" + HONEST, "needs_network"),
-        (HONEST.replace("{'capital': T[c]}", "{c: T[c]}"), "unstable_result"),
-        (HONEST.replace("{'capital': T[c]}", "{'capital': T[c]} if c == 'Japan' else [T[c]]"), "unstable_result"),
-        ("import time\n" + HONEST.replace("T[c]", "[T[c], time.time()][0]"), "reads_clock"),
-    ],
-)  # fmt: skip
-async def test_proofs(pool: SandboxPool, code: str, reason: str) -> None:
-    if reason:
-        with pytest.raises(Rejected) as rejection:
-            await prove(CodeTool(SPEC, code), [CASE], context(pool))
-        assert rejection.value.reason == reason and rejection.value.detail
-    else:
-        assert await prove(CodeTool(SPEC, code), [CASE], context(pool)) == [
-            ReferenceCall(1, "capital", {"c": "Japan"}, {"capital": "Tokyo"}, "string")
-        ]
+# Stages
 
 
 def draft(*plan: grammar.Step, language: Any = "en") -> Draft:

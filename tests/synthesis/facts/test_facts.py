@@ -11,6 +11,7 @@ import pytest
 
 from synthesis.core.records import CodeExecution, decode, encode
 from synthesis.core.records import ToolServer as ToolServerRecord
+from synthesis.facts import catalog
 from synthesis.facts.catalog import KINDS, SERVERS
 from synthesis.facts.code import module_source
 from synthesis.facts.names import MAX_WORDS, canonical, functional
@@ -24,6 +25,11 @@ def load(source: str) -> dict:
     module: dict = {"__name__": "tool"}
     exec(compile(source, "tool.py", "exec"), module)
     return module
+
+
+def test_the_catalogue_names_every_relation():
+    """Settings name them, and are checked before the tables are read."""
+    assert tuple(RELATIONS) == catalog.RELATIONS
 
 
 def test_the_catalogue_is_large_enough():

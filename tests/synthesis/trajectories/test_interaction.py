@@ -126,7 +126,7 @@ async def test_a_run_over_its_tokens_is_rejected(tmp_path):
             await play(agent, connections, max_tokens=documents + 500)
         with pytest.raises(Rejected, match="token_limit.* at turn 1"):
             await play(agent, connections, max_tokens=documents)
-    with pytest.raises(ValueError, match="max_tokens: 0"):
+    with pytest.raises(ValueError, match="max_tokens is 0"):
         TrajectoriesConfig(max_tokens=0)
 
 
@@ -168,7 +168,7 @@ async def test_a_lone_surrogate_can_be_written_down(tmp_path):
 
 
 async def test_a_schema_that_cannot_be_checked_rejects_the_run(tmp_path):
-    odd = {"type": "object", "properties": {"country": {"type": "string", "pattern": "("}}}
+    odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     server = msgspec.structs.replace(EMULATED, tools=[ToolSpec("capital_of_country", "The capital of it.", odd)])
     async with McpConnections(cwd=tmp_path) as connections:
         with pytest.raises(Rejected, match="bad_schema: .*capital_of_country"):

@@ -159,7 +159,7 @@ async def test_the_config_says_which_operators_run_in_which_order(monkeypatch):
 
 def test_operators_are_checked():
     assert tuple(OPERATORS) == NAMES
-    with pytest.raises(ValueError, match="operators: unknown 'guess'; use vote, back_translation"):
+    with pytest.raises(ValueError, match=r"operators\[1\] is 'guess'; use one of vote, back_translation"):
         TrajectoriesConfig(operators=("vote", "guess"))
     with pytest.raises(ValueError, match="operators: 'vote' stands there twice"):
         TrajectoriesConfig(operators=("vote", "vote"))

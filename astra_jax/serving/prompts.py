@@ -1,0 +1,79 @@
+"""A request's prompts as token ids that fit the policy, or a refusal as early as it can be known.
+
+Texts may be as long as a body, 16 MiB: too many characters for the context are refused before anything is done with
+them, too many tokens before all of them are there. What is left is done in a thread beside the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from astra_jax.rollout.policy import PolicyLimits
+from astra_jax.serving.messages import conversation_of
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
+from astra_jax.tokenizer import ChatTokenizer, TooManyTokens
+from synthesis.core.chat_format import Segment, render
+
+
+def prompts_of(
+    asked: CompletionRequest | ChatRequest, tokenizer: ChatTokenizer, limits: PolicyLimits
+) -> list[list[int]]:
+    """Token ids of each prompt; a conversation is one, with the assistant's turn opened.
+
+    Raises:
+        InvalidRequest: there is no room for an answer, nothing to answer, an id that the model has no row for; a
+            message or a tool that is not in OpenAI's form, or has something else than text.
+    """
+    if isinstance(asked, CompletionRequest):
+        prompts = []
+        for one in asked.prompts:
+            if isinstance(one, str):
+                _check_characters([one], tokenizer, limits, "prompt")
+                one = _encoded([Segment(one, trainable=False)], tokenizer, limits, "prompt")
+            prompts.append(one)
+            _check_ids(one, limits, "prompt")
+        return prompts
+    messages, tools = conversation_of(asked)
+    # Of what the assistant said, thoughts of earlier turns are not shown again; all that others said is shown whole.
+    others = [message.content for message in messages if message.role != "assistant"]
+    _check_characters(others, tokenizer, limits, "messages")
+    thinking = asked.chat_template_kwargs.enable_thinking
+    segments = render(messages, tools, add_generation_prompt=True, thinking=thinking)
+    _check_characters([segment.text for segment in segments], tokenizer, limits, "messages")
+    prompt = _encoded(segments, tokenizer, limits, "messages")
+    _check_ids(prompt, limits, "messages")
+    return [prompt]
+
+
+def _check_characters(texts: Sequence[str], tokenizer: ChatTokenizer, limits: PolicyLimits, param: str) -> None:
+    count, most = sum(map(len, texts)), tokenizer.most_characters(limits.max_length - 1)
+    if count > most:
+        raise _too_long(f"{count} characters", limits, param)
+
+
+def _encoded(segments: Sequence[Segment], tokenizer: ChatTokenizer, limits: PolicyLimits, param: str) -> list[int]:
+    try:
+        return tokenizer.encode_segments(segments, most=limits.max_length - 1)[0]
+    except TooManyTokens as error:
+        raise _too_long(str(error), limits, param) from None
+
+
+def _check_ids(prompt: Sequence[int], limits: PolicyLimits, param: str) -> None:
+    if not prompt:
+        raise InvalidRequest(f"{param} has no tokens; send at least one", param=param)
+    if len(prompt) >= limits.max_length:
+        raise _too_long(f"{len(prompt)} tokens", limits, param)
+    for wrong in (min(prompt), max(prompt)):
+        if not 0 <= wrong < limits.vocab_size:
+            raise InvalidRequest(
+                f"{param} has token id {wrong}; ids are from 0 to {limits.vocab_size - 1}", param=param
+            )
+
+
+def _too_long(size: str, limits: PolicyLimits, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param} has {size}; prompt and completion have room for {limits.max_length} tokens here, so at most "
+        f"{limits.max_length - 1} are taken",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,37 @@
+"""The sizes of mesh axes, as flags write them: `--mesh=fsdp=8,context=2`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from launch.flags import cli
+
+
+def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, int]:
+    """By axis; {} where the flag is not given.
+
+    Args:
+        axes: all that there are.
+
+    Raises:
+        UsageError: an axis that there is not (names the nearest) or that is named twice; no size.
+    """
+    sizes: dict[str, int] = {}
+    for item in flag.value or []:
+        axis, _, text = item.partition("=")
+        if axis not in axes:
+            near = difflib.get_close_matches(axis, axes, n=1, cutoff=0.0)
+            raise cli.UsageError(
+                f"--{flag.name}={item}: write AXIS=SIZE; the axes are {', '.join(axes)} (the nearest is {near[0]})"
+            )
+        if axis in sizes:
+            raise cli.UsageError(f"--{flag.name}={item}: {axis} is named twice; give it one size")
+        size = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else 0
+        if size < -1 or not size:
+            raise cli.UsageError(f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for what is left")
+        sizes[axis] = size
+    return sizes

@@ -1,0 +1,273 @@
+"""Settings: what each may be is declared beside it, and checked whenever a configuration is made.
+
+    @dataclass(frozen=True)
+    class Attempts(Settings):
+        count: Count = 3
+        share: Annotated[float, Bound(above=0, most=1)] = 0.5
+        pause_seconds: Seconds | None = None
+
+`Settings` refuses what does not fit, by the field's name, with `SettingError`. What its fields may be only together is
+checked in `__post_init__`, after `super().__post_init__()`. It lives on the lowest floor because every floor has
+settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+_SHOWN = 12
+"""Names of a vocabulary that a message lists; of a longer one it gives the nearest alone."""
+
+
+class SettingError(ValueError):
+    """A setting has a value that it may not have; the message names it, the value, and what it may be."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a number may be; it is finite in any case.
+
+    Attributes:
+        least: the smallest value; or
+        above: it is greater than this.
+        most: the largest value; or
+        below: it is less than this.
+        why: the reason, for the message, where the name of the setting does not say it.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    why: str = ""
+
+    def holds(self, value: float) -> bool:
+        """NaN and infinity are never within."""
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            parts = [f"from {_short(self.least)} to {_short(self.most)}"]
+        else:
+            ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+            parts = [f"{word} {_short(end)}" for word, end in ends.items() if end is not None]
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The vocabulary of a text, where it is no `Literal`.
+
+    Attributes:
+        names: all of them; a function, where they are not to be loaded before they are needed.
+    """
+
+    names: Iterable[str] | Callable[[], Iterable[str]]
+
+    def all(self) -> list[str]:
+        """The names."""
+        return list(self.names() if callable(self.names) else self.names)
+
+
+Share = Annotated[float, Bound(least=0, most=1)]
+Count = Annotated[int, Bound(least=1, most=2**31 - 1)]
+"""Up to what 32 bits hold, as those that JAX counts with."""
+CountOrZero = Annotated[int, Bound(least=0, most=2**31 - 1)]
+Total = Annotated[int, Bound(least=1, most=2**53)]
+"""Bytes, or tokens of a whole run: up to what a float holds exactly."""
+TotalOrZero = Annotated[int, Bound(least=0, most=2**53)]
+Seconds = Annotated[float, Bound(above=0, most=366 * 86_400)]
+"""Up to a year: clocks and event loops add it to the time."""
+SecondsOrZero = Annotated[float, Bound(least=0, most=366 * 86_400)]
+Minutes = Annotated[float, Bound(least=0.01, most=366 * 1_440)]
+Rate = Annotated[float, Bound(above=0, most=1e12)]
+Amount = Annotated[float, Bound(least=0, most=1e12)]
+"""Of money, or of a weight beside others."""
+Length = Annotated[int, Bound(least=1, most=2**24)]
+"""Of a sequence, in tokens."""
+Slots = Annotated[int, Bound(least=1, most=65_536)]
+"""What is open or decodes at once, where each takes memory ahead."""
+Temperature = Annotated[float, Bound(least=0, most=100)]
+"""Of sampling; 0 is greedy."""
+TopP = Annotated[float, Bound(above=0, most=1)]
+Seed = Annotated[int, Bound(least=0, most=2**32 - 1)]
+"""Grain takes no larger one."""
+Port = Annotated[int, Bound(least=0, most=65_535)]
+"""Of TCP; 0 takes a free one."""
+
+
+class Settings:
+    """Base of configurations, which are dataclasses; the values of their fields are those that the fields declare."""
+
+    def __post_init__(self) -> None:
+        """Raises `SettingError`: a field has a value that its declaration does not allow."""
+        for name, annotation in declared(type(self)).items():
+            check(annotation, getattr(self, name), f"{type(self).__name__}.{name}")
+
+
+_DECLARED: dict[type, Mapping[str, Any]] = {}
+
+
+def declared(kind: type) -> Mapping[str, Any]:
+    """The annotations of a dataclass's fields, or of those of a struct of msgspec, by name; {} of anything else."""
+    if kind not in _DECLARED:
+        names: tuple[str, ...]
+        if dataclasses.is_dataclass(kind):
+            names = tuple(field.name for field in dataclasses.fields(kind))
+        else:
+            names = getattr(kind, "__struct_fields__", ())
+        hints = typing.get_type_hints(kind, include_extras=True) if names else {}
+        _DECLARED[kind] = types.MappingProxyType({name: hints[name] for name in names})
+    return _DECLARED[kind]
+
+
+def check(annotation: Any, value: Any, name: str) -> None:
+    """Refuse a value that a declaration does not allow; what it holds is checked too.
+
+    Args:
+        name: of the setting, for the message.
+
+    Raises:
+        SettingError: it is of another type, out of bounds, not finite, or not of the vocabulary.
+    """
+    _check(annotation, value, name, (), annotation)
+
+
+def _check(annotation: Any, value: Any, name: str, limits: tuple[Any, ...], whole: Any) -> None:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        _check(parts[0], value, name, (*limits, *annotation.__metadata__), whole)
+    elif origin in (typing.Union, types.UnionType):
+        if value is None and types.NoneType in parts:
+            return
+        refused: SettingError | None = None
+        for part in parts:
+            try:
+                return _check(part, value, name, limits, whole)
+            except SettingError as error:
+                refused = refused if part is types.NoneType else error
+        assert refused is not None
+        raise refused
+    elif origin is Literal:
+        if not any(value == one and type(value) is type(one) for one in parts):
+            raise _refused(name, value, whole, parts)
+    elif origin is tuple and parts[-1] is not ...:
+        if not isinstance(value, tuple) or len(value) != len(parts):
+            raise _refused(name, value, whole)
+        for place, (part, one) in enumerate(zip(parts, value, strict=True)):
+            _check(part, one, f"{name}[{place}]", (), part)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise _refused(name, value, whole)
+        for key, one in value.items():
+            _check(parts[0], key, f"a key of {name}", (), parts[0])
+            _check(parts[1], one, f"{name}[{key!r}]", (), parts[1])
+    elif isinstance(origin, type) and issubclass(origin, Iterable):
+        if not isinstance(value, origin):
+            raise _refused(name, value, whole)
+        for place, one in enumerate(value):
+            _check(parts[0], one, f"{name}[{place}]", (), parts[0])
+    elif isinstance(annotation, type):
+        _check_one(annotation, value, name, limits, whole)
+
+
+def _check_one(kind: type, value: Any, name: str, limits: tuple[Any, ...], whole: Any) -> None:
+    """A value that is no container."""
+    if kind in (int, float):
+        takes = int if kind is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, takes):
+            raise _refused(name, value, whole)
+        bounds = [limit for limit in limits if isinstance(limit, Bound)] or [Bound()]
+        try:
+            fits = all(bound.holds(value) for bound in bounds)
+        except OverflowError:  # an integer beyond every float
+            fits = False
+        if not fits:
+            raise _refused(name, value, whole, why=next((bound.why for bound in bounds if bound.why), ""))
+    elif kind in (bool, str):
+        vocabularies = [limit.all() for limit in limits if isinstance(limit, OneOf)]
+        if not isinstance(value, kind):
+            raise _refused(name, value, whole)
+        for names in vocabularies:
+            if value not in names:
+                raise _refused(name, value, whole, names)
+    elif kind is types.NoneType or declared(kind):
+        if not isinstance(value, kind):
+            raise _refused(name, value, whole)
+        if not issubclass(kind, Settings):  # those have checked themselves
+            for field, annotation in declared(kind).items():
+                _check(annotation, getattr(value, field), f"{name}.{field}", (), annotation)
+
+
+def _refused(
+    name: str, value: Any, annotation: Any, vocabulary: Iterable[Any] | None = None, *, why: str = ""
+) -> SettingError:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = "an integer of thousands of digits"
+    text = text if len(text) <= 80 else f"{text[:60]}..."
+    near = ""
+    if vocabulary is not None and isinstance(value, str):
+        found = difflib.get_close_matches(value, [one for one in vocabulary if isinstance(one, str)], n=1, cutoff=0.0)
+        near = f" (the nearest is {found[0]})" if found else ""
+    return SettingError(f"{name} is {text}; use {wording(annotation)}{near}{f': {why}' if why else ''}")
+
+
+def wording(annotation: Any) -> str:
+    """What a declaration allows, in words, for example `a whole number from 0 to 65,535, or None`."""
+    return _wording(annotation, ())
+
+
+def _wording(annotation: Any, limits: tuple[Any, ...]) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _wording(parts[0], (*limits, *annotation.__metadata__))
+    if origin in (typing.Union, types.UnionType):
+        words = [_wording(part, limits) for part in parts if part is not types.NoneType]
+        return ", or ".join([*words, *(["None"] if types.NoneType in parts else [])])
+    if origin is Literal:
+        return _listed([str(one) for one in parts])
+    if origin is tuple and parts[-1] is not ...:
+        return f"({', '.join(_wording(part, ()) for part in parts)})"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping from {_wording(parts[0], ())} to {_wording(parts[1], ())}"
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return f"a list, each {_wording(parts[0], ())}"
+    if annotation is str:
+        names = next((limit.all() for limit in limits if isinstance(limit, OneOf)), None)
+        return "a text" if names is None else _listed(names)
+    if annotation in (int, float):
+        bounds = " and ".join(str(limit) for limit in limits if isinstance(limit, Bound))
+        return f"{'a whole number' if annotation is int else 'a number'} {bounds}".rstrip()
+    if annotation is bool:
+        return "true or false"
+    if isinstance(annotation, type) and (fields := declared(annotation)):
+        return f"{{{', '.join(f'{name}: {_wording(field, ())}' for name, field in fields.items())}}}"
+    return f"a {getattr(annotation, '__name__', annotation)}"
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > _SHOWN:
+        return f"one of {len(names)} names"
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+
+
+def _short(number: float) -> str:
+    """With thousands apart; large and small floats in powers of ten."""
+    if isinstance(number, int) or (number == int(number) and abs(number) < 1e6):
+        return f"{int(number):,}"
+    return f"{number:g}"

@@ -1,0 +1,105 @@
+"""Days and times of the day in free text: the part of `matching` that reads "5 January 2026" and "14点30分"."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+
+from synthesis.core.quantities import CJK, chinese_number, plain
+
+_MONTHS = {
+    name: number
+    for number, names in enumerate(
+        ("january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug",
+         "september sep sept", "october oct", "november nov", "december dec"), start=1
+    )
+    for name in names.split()
+}  # fmt: skip
+_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
+_DATE = re.compile(
+    rf"""(?<![A-Za-z0-9_-])(?:
+      (?P<y1>\d{{4}})(?P<separator>[-/.])(?P<m1>\d{{1,2}})(?P=separator)(?P<d1>\d{{1,2}})(?=$|[^\d/.-]|[.-](?!\d))
+    | (?P<d2>\d{{1,2}})(?:st|nd|rd|th)?[\s-](?:of\s)?(?P<m2>{_MONTH})\.?,?[\s-](?P<y2>\d{{4}})(?!\d)
+    | (?P<m3>{_MONTH})\.?[\s-](?P<d3>\d{{1,2}})(?:st|nd|rd|th)?,?[\s-](?P<y3>\d{{4}})(?!\d)
+    | (?P<y5>\d{{4}})[\s-](?P<m5>{_MONTH})\.?[\s-](?P<d5>\d{{1,2}})(?!\d)
+    | (?P<d6>\d{{1,2}})(?P<slash>[-/.])(?P<m6>\d{{1,2}})(?P=slash)(?P<y6>\d{{4}})(?![\d/-]|\.\d)
+    )|(?<!\d)(?P<y4>\d{{4}})\s?年\s?(?P<m4>\d{{1,2}})\s?月\s?(?P<d4>\d{{1,2}})\s?[日号]""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CHINESE_DATE_PART = re.compile(r"[零〇一二三四五六七八九十]{1,4}(?=[年月日号])")
+_LONGEST_DATE = 30
+
+
+def digits_in_dates(text: str) -> str:
+    """A `plain` text with 二〇二六年五月一日 as 2026年5月1日, on one line, each space single."""
+    if "月" in text:
+        text = _CHINESE_DATE_PART.sub(lambda one: str(chinese_number(one[0])), text)
+    return " ".join(text.split())
+
+
+def dates_of_year(text: str, year: int) -> set[datetime.date]:
+    """Every calendar day of a year that a text, which `digits_in_dates` made, names in full."""
+    found: set[datetime.date] = set()
+    # Only the surroundings of the year are read: an output may be long.
+    at = text.find(f"{year:04}")
+    while at >= 0:
+        for one in _DATE.finditer(text, max(0, at - _LONGEST_DATE), at + _LONGEST_DATE):
+            found.update(_days(one))
+        at = text.find(f"{year:04}", at + _LONGEST_DATE // 2)
+    return found
+
+
+def dates_in(text: str) -> Iterator[tuple[str, datetime.date]]:
+    """Every calendar day that a text names in full, with how it is written there."""
+    for one in _DATE.finditer(text):
+        for day in _days(one):
+            yield one[0], day
+
+
+def _days(one: re.Match[str]) -> Iterator[datetime.date]:
+    form = next(form for form in "123456" if one[f"y{form}"])
+    year, month, day = int(one[f"y{form}"]), one[f"m{form}"].casefold(), int(one[f"d{form}"])
+    number = _MONTHS[month] if month in _MONTHS else int(month)
+    if form == "6":
+        if day <= 12 and number <= 12 and day != number:
+            return  # 05/01/2026: nobody can say which of the two is the month
+        day, number = max(day, number), min(day, number)
+    try:
+        yield datetime.date(year, number, day)
+    except ValueError:
+        return  # 2026-02-30 is no day
+
+
+def whole_date(value: str) -> datetime.date | None:
+    """The day that a text is, when it is nothing but a day."""
+    whole = _DATE.fullmatch(digits_in_dates(plain(value)))
+    return next(_days(whole), None) if whole else None
+
+
+_TIME = re.compile(
+    rf"(?<![^\W{CJK}])(?<![:.,/+-])(?P<half>上午|下午|晚上)?(?P<h>\d{{1,2}})(?::(?P<m>\d\d)(?::(?P<s>\d\d))?|[点时](?P<m2>\d{{1,2}})分)"
+    r"(?![:\d]|-\d)(?:\s?(?P<noon>[aApP])\.?[mM]\b)?"
+)
+
+
+def times_in(text: str) -> set[tuple[int, int, int]]:
+    """Every time of the day that a `plain` text names: hour, minute and second."""
+    return {time for one in _TIME.finditer(text) if (time := _time(one))}
+
+
+def whole_time(value: str) -> tuple[int, int, int] | None:
+    """The time that a text is, when it is nothing but a time."""
+    whole = _TIME.fullmatch(plain(value).strip())
+    return _time(whole) if whole else None
+
+
+def _time(one: re.Match[str]) -> tuple[int, int, int] | None:
+    """Hour, minute and second of the day."""
+    hour, minute, second = int(one["h"]), int(one["m"] or one["m2"]), int(one["s"] or 0)
+    if one["noon"] or one["half"]:
+        if not 1 <= hour <= 12 and one["noon"]:
+            return None
+        late = (one["noon"] or "").lower() == "p" or one["half"] in ("下午", "晚上")
+        hour = hour % 12 + 12 * late if hour <= 12 else hour
+    return (hour, minute, second) if hour < 24 and minute < 60 and second < 60 else None

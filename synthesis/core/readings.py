@@ -1,0 +1,306 @@
+"""A tool's output as `matching` searches it: its values and texts, each form of them made once for all answers.
+
+What an output may cost is bounded before anything is searched. An output of more than `MOST_CHARACTERS` or
+`MOST_VALUES` lists everything and holds no answer; neither do the numbers, or the parts, of texts that have more of
+them than that. All of it is linear in the output.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice, repeat
+from typing import Any, Final
+
+from synthesis.core import dates
+from synthesis.core.normal_text import fold, normalized
+from synthesis.core.quantities import (
+    CJK,
+    Quantity,
+    each_numeral,
+    each_quantity,
+    plain,
+    unit_of_key,
+    written_number,
+)
+
+MOST_CHARACTERS: Final = 16_384
+"""Twice what a model is shown of a result."""
+MOST_VALUES: Final = 1_000
+"""About what a model is shown of a list of short words."""
+_MOST_NODES: Final = 20_000
+_GROWING: Final = "\ufdfa"
+"""The one letter of which NFKC makes eighteen; of the others it makes eight at most."""
+_MOST_GROWING: Final = 100
+_LONGEST_PIECED: Final = 10_000
+_SAID_WITHIN: Final = 200
+_TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
+_FALSE = frozenset({"false", "no", "否", "不是", "不", "不对", "假"})
+_CHINESE = re.compile(rf"[{CJK}]")
+# A comma before three digits is a thousands separator and parts nothing.
+_PARTS = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s|：| = | – | — |——|→| -> ")
+_AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])")
+_CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)")
+_CHINESE_MARK = re.compile(r"[。！？，：；]")
+_VERB = re.compile(r"\b(?:is|are|was|were)\b")
+_KEY_IN_TEXT = re.compile(r"""(?:"[^"\n]{0,80}"|'[^'\n]{0,80}')\s{0,3}:""")
+_LATIN_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+_HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
+BRACKETS: Final = "「」『』《》【】«»*"
+_MAX_VALUE_WORDS: Final = 5
+_KEY_END: Final = 40
+"""No unit is longer; of a key only its end is read."""
+
+
+class Reading:
+    """An output, read.
+
+    Attributes:
+        quantities: its JSON numbers, each with the unit beside it (`{"n": 5, "unit": "km"}`).
+        booleans: those that are JSON.
+        texts: its strings, those opened that hold JSON.
+    """
+
+    def __init__(self, output: Any) -> None:
+        self.quantities: list[Quantity] = []
+        self.booleans: set[bool] = set()
+        self.texts: list[ReadText] = []
+        characters = 0
+        for count, leaf in enumerate(_leaves(output), start=1):
+            if isinstance(leaf, str):
+                characters += len(leaf)
+                self.texts.append(ReadText(leaf))
+            elif isinstance(leaf, bool):
+                self.booleans.add(leaf)
+            elif isinstance(leaf, Quantity):
+                characters += leaf.value.bit_length() // 3 if isinstance(leaf.value, int) else 0
+                self.quantities.append(leaf)
+            if leaf is None or count > MOST_VALUES or characters > MOST_CHARACTERS:
+                self.quantities, self.booleans, self.texts = [], set(), []
+                return
+
+    @cached_property
+    def said(self) -> set[bool]:
+        """Which of true and false it says, as JSON or in words."""
+        said = set(self.booleans)
+        for text in self.texts:
+            said |= text.said
+        return said
+
+    @cached_property
+    def numbers(self) -> list[Quantity]:
+        """Those that are JSON, and those in texts; none where there are too many."""
+        found = list(self.quantities)
+        for text in self.texts:
+            found += islice(each_quantity(text.plain), MOST_VALUES + 1 - len(found))
+            if len(found) > MOST_VALUES:
+                return []
+        return found
+
+    @cached_property
+    def spelled(self) -> frozenset[str]:
+        """Its JSON numbers as strings, in their own notation alone: "02" is an identifier, not the number 2."""
+        spelled: set[str] = set()
+        for value, _ in self.quantities:
+            if isinstance(value, float):
+                spelled.add(str(value))
+                if value.is_integer() and abs(value) < 1e15:
+                    spelled.add(str(int(value)))
+            elif value.bit_length() < 10_000:  # Python writes no integer of more than 4300 digits
+                spelled.add(str(value))
+        return frozenset(spelled)
+
+    @cached_property
+    def keys(self) -> str:
+        """The keys of all texts, for the quick no."""
+        return "\0".join(text.key for text in self.texts)
+
+    @cached_property
+    def in_pieces(self) -> Reading:
+        """The same with the elements, each a text of its own, that "and" parts in texts that are not long."""
+        whole = Reading(None)
+        whole.quantities, whole.booleans, whole.texts = self.quantities, self.booleans, list(self.texts)
+        if self.is_parted:
+            short = [text for text in self.texts if len(text.leaf) < _LONGEST_PIECED]
+            parts = ((text, part) for text in short for part in _PARTS.split(text.plain))
+            pieces = (piece for text, part in parts for piece in _AND.split(part) if piece != text.leaf)
+            found = dict.fromkeys(islice(pieces, MOST_VALUES + 1))
+            whole.texts += map(ReadText, found) if len(found) <= MOST_VALUES else ()
+        return whole
+
+    @cached_property
+    def is_parted(self) -> bool:
+        """Whether the parts of its texts are few enough to be looked at."""
+        return sum(len(text.parts) + len(text.clauses) - 2 for text in self.texts) <= MOST_VALUES
+
+
+class ReadText:
+    """A string of an output, or a piece of one, in the forms in which it is searched."""
+
+    def __init__(self, leaf: str) -> None:
+        self.leaf = leaf
+
+    @cached_property
+    def plain(self) -> str:
+        """See `quantities.plain`; empty where the normal form is many times as long, as of some Arabic ligatures."""
+        if self.leaf.count(_GROWING) > _MOST_GROWING:
+            return ""
+        text = plain(self.leaf)
+        return text if len(text) <= 2 * MOST_CHARACTERS else ""
+
+    @cached_property
+    def bare(self) -> str:
+        """`plain`, without the accents of Latin letters."""
+        return bare(self.plain)
+
+    @cached_property
+    def key(self) -> str:
+        return _key(self.bare)
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether it is a sentence, in which a phrase may be searched, and not a bare value."""
+        leaf = self.leaf
+        if len(leaf) > 1000:
+            return True
+        words = leaf.split()
+        chinese = len(_CHINESE.findall(leaf))
+        if chinese:
+            return chinese >= 12 or bool(_CHINESE_MARK.search(leaf) or _CHINESE_IS.search(leaf))
+        if len(words) > _MAX_VALUE_WORDS or (len(words) >= 3 and leaf.rstrip().endswith((".", "!", "?"))):
+            return True
+        return len(words) >= 3 and bool(_VERB.search(leaf))
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """What commas, brackets and the like part."""
+        return _PARTS.split(self.bare)
+
+    @cached_property
+    def clauses(self) -> list[str]:
+        """Of a Chinese sentence: what stands on both sides of "is"."""
+        return _CHINESE_IS.split(self.bare) if self.is_text else [self.bare]
+
+    @cached_property
+    def parts_by_key(self) -> dict[str, list[str]]:
+        return _by_key(self.parts)
+
+    @cached_property
+    def clauses_by_key(self) -> dict[str, list[str]]:
+        return _by_key(self.clauses)
+
+    @cached_property
+    def line(self) -> str:
+        """`bare`, on one line, each space single."""
+        return " ".join(self.bare.split())
+
+    @cached_property
+    def folded_line(self) -> str:
+        return self.line.casefold()
+
+    @cached_property
+    def said(self) -> set[bool]:
+        """Which of true and false its parts say; a word of agreement far inside a text agrees with something else."""
+        parts = {fold(part) for part in _PARTS.split(plain(self.leaf[:_SAID_WITHIN])) if len(part) < 20}
+        return {said for said, words in ((True, _TRUE), (False, _FALSE)) if parts & words}
+
+    @cached_property
+    def numerals(self) -> frozenset[str]:
+        """The numbers in it as they are written; none where there are too many."""
+        found = list(islice(each_numeral(self.bare), MOST_VALUES + 1))
+        return frozenset(found) if len(found) <= MOST_VALUES else frozenset()
+
+    @cached_property
+    def times(self) -> set[tuple[int, int, int]]:
+        return dates.times_in(self.plain)
+
+    @cached_property
+    def _digits_in_dates(self) -> str:
+        return dates.digits_in_dates(self.plain)
+
+    def days(self, year: int) -> set[datetime.date]:
+        """Every calendar day of a year that it names in full."""
+        return dates.dates_of_year(self._digits_in_dates, year)
+
+
+def key(text: str) -> str:
+    """`fold`, and also without differences of accents, brackets, "&", hyphens between letters, and a leading "the"."""
+    return _key(bare(plain(text)))
+
+
+def _key(bare_text: str) -> str:
+    folded = fold(bare_text.strip(BRACKETS + " ")).strip(BRACKETS).replace(" & ", " and ")
+    return _HYPHEN.sub(" ", folded).removeprefix("the ")
+
+
+def _by_key(parts: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for part in dict.fromkeys(parts):
+        found.setdefault(_key(part), []).append(part)
+    return found
+
+
+def bare(text: str) -> str:
+    """The text without the accents of its Latin letters."""
+    if text.isascii():
+        return text
+    return normalized("NFC", _LATIN_ACCENTS.sub("", normalized("NFD", text)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Leaves
+
+
+def _leaves(output: Any) -> Iterator[Quantity | str | bool | None]:
+    """Strings, booleans and numbers of a JSON value; None, and nothing after it, where it has too many values."""
+    # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never looked at.
+    waiting: list[Iterator[tuple[Any, str]]] = [iter([(output, "")])]
+    nodes = 0
+    while waiting:
+        value, unit = next(waiting[-1], (_END, ""))
+        nodes += value is not _END
+        if nodes > _MOST_NODES or (isinstance(value, str) and len(value) > MOST_CHARACTERS):
+            yield None
+            return
+        if isinstance(value, str) and (opened := _opened(value)) is not None:
+            value = opened
+        if value is _END:
+            waiting.pop()
+        elif isinstance(value, dict):
+            waiting.append(_members(value))
+        elif isinstance(value, list | tuple):
+            waiting.append(zip(value, repeat(unit)))  # noqa: B905
+        elif isinstance(value, bool):
+            yield value
+        elif isinstance(value, int | float):
+            if isinstance(value, int) or math.isfinite(value):
+                yield Quantity(value, unit)
+        elif isinstance(value, str):
+            if unit and (number := written_number(value)) is not None:
+                yield Quantity(number, unit)
+            else:
+                yield _KEY_IN_TEXT.sub(" ", value) if ":" in value else value
+
+
+_END: Final = object()
+
+
+def _members(value: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    beside = next((value[key] for key in ("unit", "units", "单位") if isinstance(value.get(key), str)), "")
+    beside = beside[:_KEY_END]
+    return ((one, unit_of_key(str(key)[-_KEY_END:]) or beside) for key, one in value.items())
+
+
+def _opened(text: str) -> Any:
+    """The object or list that a string holds as JSON, else None."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None

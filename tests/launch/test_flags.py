@@ -1,0 +1,240 @@
+"""The flags of every program: bounded as settings are; whatever is wrong with them ends with 2 and one line."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from absl import flags
+
+from launch.flags.meshes import axis_sizes
+from launch.flags.numbers import NumberParser, number_flag, numbers_of
+from sandbox.settings import Amount, Count, Port, Seconds, SettingError, Share
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in (*(ROOT / "launch").glob("*.py"), *(ROOT / "launch").glob("*/__main__.py"))
+    if "cli.run(" in path.read_text(encoding="utf-8")
+)
+WITH_SETTINGS = {"launch.sft", "launch.grpo", "launch.plan", "launch.environments", "launch.trajectories"} | {
+    "launch.quickstart"
+}
+UNBOUNDED = ("DEFINE_integer", "DEFINE_float", "DEFINE_multi_integer", "DEFINE_multi_float")
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+
+DRIVER = """
+import contextlib, importlib, io, json, runpy, sys
+from absl import flags
+from launch.flags import cli
+from launch.flags.numbers import NumberParser
+
+program, values = sys.argv[1], json.loads(sys.argv[2])
+seen = {}
+real = cli.run
+
+def run(*given, **options):
+    def once(*arguments):
+        sys.argv = [program, *arguments]
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                real(*given, **options)
+            except SystemExit as ended:
+                return [ended.code, out.getvalue(), err.getvalue()]
+        return [None, out.getvalue(), err.getvalue()]
+
+    seen["help"], seen["version"], seen["unknown"] = once("--help"), once("--version"), once("--nonsens=1")
+    seen["stray"] = once("--config.no_such_setting=1") if "settings" not in options else None
+    numeric = [name for name in flags.FLAGS if isinstance(flags.FLAGS[name].parser, NumberParser)]
+    seen["unbounded"] = sorted(  # but absl's own
+        flag.name for module, known in flags.FLAGS.flags_by_module_dict().items() if not module.startswith("absl")
+        for flag in known if type(flag.parser).__name__ in ("IntegerParser", "FloatParser")
+    )
+    seen["numeric"] = {}
+    for name in sorted(numeric):
+        parser = flags.FLAGS[name].parser
+        taken = {}
+        for text in values:
+            try:
+                parser.parse(text)
+                taken[text] = True
+            except ValueError:
+                taken[text] = False
+        seen["numeric"][name] = [taken, once(f"--{name}=nan"), once(f"--{name}={2**70}")]
+
+cli.run = run
+module = program + (".__main__" if program == "launch.quickstart" else "")
+runpy.run_module(module, run_name="__main__")
+print(json.dumps(seen))
+"""
+"""Runs a program's command line over and over in one process, as far as its `main`."""
+VALUES = ("nan", "inf", "-inf", "1e308", str(2**70), "9" * 5_000, "many", "", "0x10", "true")
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def seen(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    command = [sys.executable, "-c", DRIVER, request.param, json.dumps(VALUES)]
+    environment = os.environ | {"ASTRA_CPU": "set"}  # so that it does not start itself again
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return request.param, json.loads(result.stdout.splitlines()[-1])
+
+
+def one_line(outcome: list[Any]) -> str:
+    """Of a refusal: exit 2, nothing on stdout, one line that begins with `error: `."""
+    code, out, err = outcome
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, outcome
+    return str(err)
+
+
+def test_help_and_version_end_well(seen: tuple[str, dict[str, Any]]) -> None:
+    _, found = seen
+    code, out, err = found["help"]
+    assert code == 0 and err == "" and "--[no]version" in out and "flags:" in out
+    code, out, err = found["version"]
+    assert (code, err) == (0, "") and out.startswith("astra_jax ") and out[10].isdigit()
+
+
+def test_unknown_flags_and_settings_are_refused(seen: tuple[str, dict[str, Any]]) -> None:
+    program, found = seen
+    assert "nonsens" in one_line(found["unknown"])
+    assert ("--[no]help_config" in found["help"][1]) == (program in WITH_SETTINGS)
+    if program not in WITH_SETTINGS:
+        assert "this program has no such settings" in one_line(found["stray"])
+
+
+def test_numbers_are_finite_and_bounded(seen: tuple[str, dict[str, Any]]) -> None:
+    _, found = seen
+    assert found["unbounded"] == [], "give these bounds with number_flag"
+    for name, (taken, nan, huge) in found["numeric"].items():
+        assert not any(taken.values()), f"--{name} takes {[text for text, took in taken.items() if took]}"
+        assert f"--{name}=nan: use a " in one_line(nan)
+        assert f"--{name}={2**70}: use a " in one_line(huge)
+
+
+@pytest.mark.parametrize("room", ["launch", "benchmarks"])
+def test_no_flag_is_a_number_without_bounds(room: str) -> None:
+    """Whoever defines one by absl's own function gets a number that may be anything, NaN included."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in UNBOUNDED, f"{path}:{node.lineno}: define it with number_flag"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "whole", "bad", "good"),
+    [
+        (Count, True, ["0", "-1", "1.0", "1e3", "nan", str(2**31)], {"1": 1, " 7 ": 7, "2147483647": 2**31 - 1}),
+        (Port, True, ["-1", "65536"], {"0": 0, "65535": 65_535}),
+        (Share, False, ["-0.1", "1.5", "nan", "-nan", "inf", "1e999"], {"0": 0.0, "1": 1.0, "5e-1": 0.5}),
+        (Seconds, False, ["0", "-1", "1e308", "Infinity"], {"1e-3": 0.001}),
+    ],
+)
+def test_a_number_is_what_it_declares(declaration: Any, whole: bool, bad: list[str], good: dict[str, Any]) -> None:
+    parser = NumberParser(declaration, whole=whole)
+    for text in bad:
+        with pytest.raises(ValueError, match="^use a "):
+            parser.parse(text)
+    assert {text: parser.parse(text) for text in good} == good
+    with pytest.raises(ValueError):
+        parser.parse(math.nan if not whole else 2**70)
+
+
+def test_a_list_of_numbers_is_of_what_it_declares() -> None:
+    assert numbers_of(Given("0.5", "2"), Amount) == [0.5, 2.0]  # type: ignore[arg-type]
+    assert numbers_of(Given(), Amount) == []  # type: ignore[arg-type]
+    for items in (["1", "nan"], ["-1"], ["1", ""], ["1e999"]):
+        with pytest.raises(
+            SettingError, match=f"--mesh={','.join(items)}: '{items[-1]}' is not .*; use a number from 0"
+        ):
+            numbers_of(Given(*items), Amount)  # type: ignore[arg-type]
+
+
+def test_what_is_no_number_cannot_be_declared_as_one() -> None:
+    for declaration in (str, Annotated[str, "text"], Count | None):
+        with pytest.raises(TypeError, match="declares no number"):
+            number_flag("never_defined", None, declaration, "Of a test.")
+    assert "never_defined" not in flags.FLAGS
+
+
+class Given:
+    """A flag with a value."""
+
+    name = "mesh"
+
+    def __init__(self, *value: str) -> None:
+        self.value = list(value)
+
+
+def test_sizes_of_axes() -> None:
+    assert axis_sizes(Given("fsdp=8", "context=-1"), AXES) == {"fsdp": 8, "context": -1}  # type: ignore[arg-type]
+    assert axis_sizes(Given(), AXES) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["fdsp=8"], r"--mesh=fdsp=8: .* data, fsdp, .*\(the nearest is fsdp\)"),
+        (["fsdp=8", "fsdp=2"], "fsdp is named twice"),
+        (["fsdp=0"], "--mesh=fsdp=0: write fsdp=SIZE, a number from 1"),
+        (["fsdp=-2"], "a number from 1"),
+        (["fsdp=--1"], "a number from 1"),
+        (["fsdp=²"], "a number from 1"),
+        ([f"fsdp={2**70}"], "a number from 1"),
+        (["fsdp"], "a number from 1"),
+    ],
+)
+def test_sizes_of_axes_that_make_no_mesh_are_refused(items: list[str], message: str) -> None:
+    from launch.flags.cli import UsageError
+
+    with pytest.raises(UsageError, match=message):
+        axis_sizes(Given(*items), AXES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["launch.quickstart", "--workdir=W", f"--seed={2**70}"], f"--seed={2**70}: use a whole number from 0 to"),
+        (["launch.environments", "--workdir=W", "--config.quality_threshold=NaN"], "quality_threshold is nan;"),
+        (
+            ["launch.environments", "--workdir=W", '--config.relations=["capitol_of_country"]'],
+            "is 'capitol_of_country'; use one of 114 names (the nearest is capital_of_country)",
+        ),
+        (["launch.trajectories", "--workdir=W", "--config.surplus=-1"], "TrajectoriesConfig.surplus is -1.0;"),
+        (["launch.grpo"], "--config and --workdir and --weights and --environments are missing; see --help"),
+        (["benchmarks.plans", "--only=nan", "stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", *(one.replace("=W", f"={tmp_path / 'w'}") for one in arguments)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert message in one_line([result.returncode, result.stdout, result.stderr])
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "said"),
+    [("--version", 0, "astra_jax "), ("--help", 0, "From a bare machine"), ("tset", 2, "error: ")],
+)
+def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, said: str) -> None:
+    command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
+
+
+def test_settings_are_listed_without_what_a_run_needs() -> None:
+    command = [sys.executable, "-m", "launch.environments", "--help_config", "--config.count=7"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and result.stderr == ""
+    assert (
+        "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"
+        "    questions asked for; rejected ones are not replaced.\n"
+    ) in result.stdout

@@ -1,0 +1,142 @@
+"""Proofs: a tool gives its answer to the reference call, and to no other; a search for everything is no call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from environments_world import CASE, HONEST, SPEC, Rules
+
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.reward import MadeCall, score
+from synthesis.core.stages import Rejected
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.proof import Case, anything, prove, searches
+from synthesis.environments.verify import solve
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(SandboxConfig()) as opened:
+        yield opened
+
+
+def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> EnvironmentContext:
+    return EnvironmentContext(EnvironmentsConfig(**config), teacher or Rules(), pool, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (HONEST, ""),
+        (HONEST.replace("T[c]", "T.get(c, 'unknown')"), ""),
+        (HONEST.replace("T[c]", "T[c] + 'ite'"), "wrong_answer"),
+        (HONEST.replace("T[c]", "'Rome'"), "wrong_answer"),
+        (HONEST.replace("T[c]", "T[c.lower()]"), "tool_failed"),
+        (HONEST.replace("T[c]", "'Tokyo'"), "ignores_arguments"),
+        (HONEST.replace("T[c]", "T"), "ignores_arguments"),
+        (HONEST.replace("T[c]", "T.get(c, 'Tokyo')"), "ignores_arguments"),
+        (HONEST.replace("(c)", "(c='Japan')"), "ignores_arguments"),
+        (HONEST.replace("(c)", "(**k)").replace("T[c]", "T[k.get('c', 'Japan')]"), "ignores_arguments"),
+        ("import random\n" + HONEST.replace("T[c]", "[T[c], random.random()]"), "nondeterministic"),
+        (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "needs_network"),
+        ("import os\n" + HONEST, "disallowed_import"),
+        ("import urllib.request\n" + HONEST, "needs_network"),
+        ("import requests\n" + HONEST, "needs_network"),
+        (HONEST.replace("{'capital': T[c]}", "{c: T[c]}"), "unstable_result"),
+        (HONEST.replace("{'capital': T[c]}", "{'capital': T[c]} if c == 'Japan' else [T[c]]"), "unstable_result"),
+        ("import time\n" + HONEST.replace("T[c]", "[T[c], time.time()][0]"), "reads_clock"),
+    ],
+)  # fmt: skip
+async def test_proofs(pool: SandboxPool, code: str, reason: str) -> None:
+    if reason:
+        with pytest.raises(Rejected) as rejection:
+            await prove(CodeTool(SPEC, code), [CASE], context(pool))
+        assert rejection.value.reason == reason and rejection.value.detail
+    else:
+        assert await prove(CodeTool(SPEC, code), [CASE], context(pool)) == [
+            ReferenceCall(1, "capital", {"c": "Japan"}, {"capital": "Tokyo"}, "string")
+        ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Searches
+
+FOUND = """T = {'Japan': 'Tokyo', 'Italy': 'Rome', 'Norway': 'Oslo'}
+def capital(c):
+    return {'capital': [v for k, v in T.items() if HOLDS]}
+"""
+SEARCHES = {
+    "a part": "c in k",
+    "a part of more than a letter": "c in k and len(c) != 1",
+    "a beginning": "k.startswith(c) and c",
+    "a wildcard": "c in (k, '*')",
+    "a wildcard of SQL": "c in (k, '%')",
+    "an expression": "c in (k, '.*')",
+    "nothing": "c in (k, '')",
+}
+
+
+@pytest.mark.parametrize("holds", SEARCHES.values(), ids=SEARCHES)
+async def test_a_tool_that_can_be_asked_for_everything_is_rejected(pool: SandboxPool, holds: str) -> None:
+    with pytest.raises(Rejected) as rejection:
+        await prove(CodeTool(SPEC, FOUND.replace("HOLDS", holds)), [CASE], context(pool))
+    assert rejection.value.reason == "ignores_arguments" and "'Tokyo'" in rejection.value.detail
+
+
+async def test_a_search_that_names_its_subject_is_no_search_for_everything(pool: SandboxPool) -> None:
+    code = FOUND.replace("HOLDS", "k.casefold() == c.strip().casefold()")
+    assert (await prove(CodeTool(SPEC, code), [CASE], context(pool)))[0].output == {"capital": ["Tokyo"]}
+
+
+async def test_every_required_argument_is_made_one_that_finds_everything() -> None:
+    properties: dict[str, Any] = {
+        "c": {"type": "string"}, "n": {"type": "integer"}, "tags": {"type": "array"}, "unit": {"enum": ["m", "km"]},
+    }  # fmt: skip
+    spec = ToolSpec("f", "F.", {"type": "object", "properties": properties, "required": list(properties)})
+    given = {"c": "Japan", "n": 3, "tags": ["Asia"], "unit": "m"}
+    wide = searches(CodeTool(spec, "def f(c, n, tags, unit): ..."), Case(1, given, given, Answer("Tokyo")))
+    changed = [{name: one[name] for name in one if one[name] != given[name]} for one in wide]
+    assert changed == [
+        *({"c": one} for one in ("", "*", "%", ".*", "J")),
+        *({"tags": one} for one in ([], [""], ["*"], ["%"], [".*"], ["A"])),
+        {"c": "", "tags": []},
+    ]
+    # A letter of a short code may be another code.
+    assert anything("Na") == ["", "*", "%", ".*"] and anything(5) == [] and anything({"a": 1}) == [{}]
+
+
+def of_search(code: str) -> ToolEnvironment:
+    """Three questions to one tool."""
+    countries = {"Japan": "Tokyo", "Italy": "Rome", "Norway": "Oslo"}
+    steps = [
+        SubQuestion(i, f"The capital of {country}?", Answer(capital), [], 1, True, "capital")
+        for i, (country, capital) in enumerate(countries.items())
+    ]
+    calls = [
+        ReferenceCall(i, "capital", {"c": c}, {"capital": [v]}, "string") for i, (c, v) in enumerate(countries.items())
+    ]
+    return ToolEnvironment(
+        id="e", language="en", domain="geography", structure="parallel_single_hop", question="Which capitals?",
+        answer=Answer(["Tokyo", "Rome", "Oslo"]), sub_questions=steps, tools=[CodeTool(SPEC, code)],
+        reference_calls=calls, distractors={}, entities=[], signature="s", split="train",
+    )  # fmt: skip
+
+
+async def test_one_call_that_finds_everything_is_not_rewarded(pool: SandboxPool) -> None:
+    """It answered all three questions at once: 3 of 3 in one call, a reward of 1.5."""
+    environment = of_search(FOUND.replace("HOLDS", "c in k"))
+    everything = await pool.call(environment.tools[0].code, "capital", {"c": ""})
+    assert everything.value == {"capital": ["Tokyo", "Rome", "Oslo"]}
+    listed = MadeCall("capital", True, everything.value)
+    assert score(environment, [listed]).value == 0.0
+    assert score(environment, [listed] * 3).value == 0.0
+    right = await solve(environment, pool)
+    assert score(environment, right, epsilon=0.0).value == 1.0
+    assert score(environment, [*right, listed]).value == pytest.approx(6 / 7)
