@@ -68,6 +68,7 @@ class Server:
             '--weight-transfer-config={"backend": "astra"}',
         ]  # fmt: skip
         settings = {"VLLM_PLUGINS": "astra,astra_sync", "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"}
+        settings["ASTRA_SYNC_ROOT"] = str(folder.parents[1])
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **settings, "VLLM_NO_USAGE_STATS": "1"},

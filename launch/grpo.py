@@ -1,7 +1,8 @@
 """GRPO of a Qwen3 against vLLM servers, or against the embedded engine.
 
     python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
-        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE
+        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
+        --rollout_sync_key_file=FILE
 
 Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Params
+    from astra_jax.rollout.vllm.policy import VLLMConfig
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
     from sandbox import Sandbox
@@ -43,6 +45,14 @@ flags.adopt_module_key_flags(sandboxes)
 _ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments to train on.", required=True)
 _URLS = flags.DEFINE_list("rollout_urls", [], "vLLM servers; by default the embedded engine.")
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' API key.")
+_SYNC_KEY_FILE = flags.DEFINE_string(
+    "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
+)
+_CA_FILE = flags.DEFINE_string(
+    "rollout_ca_file",
+    None,
+    "PEM file of whoever signed the servers' certificates; by default the system's authorities.",
+)
 _SYNC = flags.DEFINE_enum(
     "rollout_sync", "plugin", ["plugin", "reload"], "How weights get there: our plugin, or vLLM's reload of a folder."
 )
@@ -63,11 +73,14 @@ def main() -> None:
 
     config = cli.overridden(models.config("grpo"))
     profile = models.profiled_steps()
+    for flag in (_KEY_FILE, _SYNC_KEY_FILE, _CA_FILE):
+        if flag.value and not _URLS.value:
+            raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_urls too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        key = cli.token_of(_KEY_FILE)
+        servers = _servers() if _URLS.value else None
         sandbox = sandboxes.sandbox_from_flags()
         environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
         select_environments(environments, config.grpo)
@@ -91,7 +104,7 @@ def main() -> None:
                 environments=environments,
                 tokenizer=tokenizer,
                 sandbox=sandbox,
-                key=key,
+                servers=servers,
                 workdir=workdir,
                 published=published,
                 profile=profile,
@@ -104,6 +117,21 @@ def main() -> None:
         say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
 
 
+def _servers() -> VLLMConfig:
+    """The rollout servers of the flags. Raises `UsageError` and `SettingError`."""
+    from astra_jax.rollout.vllm.policy import VLLMConfig
+    from astra_jax.rollout.vllm.sync import Way
+
+    way: Way = "reload" if _SYNC.value == "reload" else "plugin"
+    return VLLMConfig(
+        urls=tuple(_URLS.value),
+        api_key=cli.token_of(_KEY_FILE),
+        sync_key=cli.token_of(_SYNC_KEY_FILE),
+        ca_file=cli.certificates_of(_CA_FILE),
+        sync=way,
+    )
+
+
 async def _train(
     params: Params,
     mesh: Mesh | None,
@@ -112,26 +140,23 @@ async def _train(
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
     sandbox: AbstractAsyncContextManager[Sandbox],
-    key: str | None,
+    servers: VLLMConfig | None,
     workdir: epath.Path,
     published: epath.Path,
     profile: tuple[int, int] | None,
 ) -> GRPOResult:
     from astra_jax.grpo import train as grpo
-    from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
+    from astra_jax.rollout.vllm.policy import VLLMPolicy
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
-    from astra_jax.rollout.vllm.sync import Way
 
     async with contextlib.AsyncExitStack() as stack:
         opened = await stack.enter_async_context(sandbox)
         policy = None
-        if _URLS.value:
-            publishes = FolderPublisher if _SYNC.value == "reload" else Publisher
+        if servers is not None:
+            publishes = FolderPublisher if servers.sync == "reload" else Publisher
             publisher = publishes(published, config.model)
             stack.callback(publisher.close)
             episode = config.grpo.episode
-            way: Way = "reload" if _SYNC.value == "reload" else "plugin"
-            servers = VLLMConfig(urls=tuple(_URLS.value), api_key=key, sync=way)
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
                 VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.service import Pages
 
 flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(services)
 
 _DATASET = flags.DEFINE_string(
     "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
@@ -48,16 +49,14 @@ async def _serve() -> int:
 
     if not _DATASET.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
-    token = cli.token_of(_TOKEN_FILE)
-    config = ViewerConfig(host=_HOST.value, port=_PORT.value, token=token)
+    config = services.reached(ViewerConfig, host=_HOST.value, port=_PORT.value, token=cli.token_of(_TOKEN_FILE))
     told = services.told_to_stop()
     card = read_card(_DATASET.value)
     async with AsyncExitStack() as stack:
         pages, sandboxed = await _pages(_DATASET.value, card.get("kind"), stack)
         service = ViewerService(pages, card, config)
-        await services.listen(service, _HOST.value, _PORT.value)
-        host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-        say(f"{len(pages)} {pages.noun} on http://{host}:{service.port}/{sandboxed}")
+        address = await services.listen(service)
+        say(f"{len(pages)} {pages.noun} on {address}/{sandboxed}")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")

@@ -16,6 +16,8 @@ from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero, Port, SecondsOrZero, Slots
 from synthesis.core.terminal import say
 
+flags.adopt_module_key_flags(services)
+
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
 _PORT = number_flag("port", 8700, Port, "0 takes a free one.")
 _TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that callers must show.")
@@ -37,11 +39,11 @@ async def _serve() -> int:
     from sandbox import SandboxConfig, SandboxPool
     from sandbox.service import SandboxService, SandboxServiceConfig
 
-    token = cli.token_of(_TOKEN_FILE)
-    service_config = SandboxServiceConfig(
+    service_config = services.reached(
+        SandboxServiceConfig,
         host=_HOST.value,
         port=_PORT.value,
-        token=token,
+        token=cli.token_of(_TOKEN_FILE),
         max_waiting=_WAITING.value,
         drain_seconds=_DRAIN.value,
     )
@@ -54,9 +56,9 @@ async def _serve() -> int:
     told = services.told_to_stop()
     async with SandboxPool(pool_config) as pool:
         service = SandboxService(pool, service_config)
-        await services.listen(service, _HOST.value, _PORT.value)
+        address = await services.listen(service)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
-        say(f"sandbox on http://{_HOST.value}:{service.port}, tier {pool.tier} ({layers})")
+        say(f"sandbox on {address}, tier {pool.tier} ({layers})")
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "calls")

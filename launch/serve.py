@@ -20,6 +20,7 @@ from sandbox.settings import Bound, CountOrZero, Port, SecondsOrZero, Slots
 from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(services)
 
 _NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
@@ -48,7 +49,8 @@ async def _serve() -> int:
     from astra_jax.serving.service import OpenAIService, ServingConfig
 
     name = _NAME.value or policies.source().name
-    serving = ServingConfig(
+    serving = services.reached(
+        ServingConfig,
         model=name,
         host=_HOST.value,
         port=_PORT.value,
@@ -64,8 +66,8 @@ async def _serve() -> int:
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
         service = OpenAIService(engine, tokenizer, serving)
-        await services.listen(service, _HOST.value, _PORT.value)
-        say(f"{name} on http://{_HOST.value}:{service.port}/v1, {length} tokens, {_SLOTS.value} slots")
+        address = await services.listen(service)
+        say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")
         gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
         await told.wait()
         cut = await service.stop()

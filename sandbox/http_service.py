@@ -1,5 +1,9 @@
 """What every HTTP service of the house does alike: it listens, lets in who may come, refuses by name, and drains.
 
+Pages of other sites get nothing, token or not: their `Origin` is refused, and so is what a browser sends without asking
+first (bodies that are not `application/json`). Without a token the `Host` has to be this machine, too: a site may give
+its own name this machine's address. Connections are bounded in `connections.py`, bodies here.
+
     class Service(HttpService):
         def __init__(self, config: ReachConfig) -> None:
             super().__init__(config, [web.get("/health", self._health)], most_bytes=1 << 20)
@@ -16,17 +20,17 @@ import abc
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from sandbox.access import CHALLENGE, is_loopback, shows_token
-from sandbox.settings import Port, SecondsOrZero, SettingError, Settings
+from sandbox.access import CHALLENGE, ReachConfig, is_own_origin, names_this_machine, shows_token
+from sandbox.connections import Connection, Connections
 
 OPEN_PATH = "/health"
 """What nobody has to show a token for, and what is answered to the last."""
+_SHOWN = 80  # characters of a header in a refusal
 _LAST_SECONDS = 2.0  # for the last answers to get out; whatever still runs once the drain is over is then cut off
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -44,36 +48,6 @@ class HttpRefusal(Exception):
         self.status = status
         self.text = text
         self.headers = headers or {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReachConfig(Settings):
-    """How a service is reached.
-
-    Attributes:
-        host: address to listen on; beyond loopback only with a token.
-        port: 0 takes a free one.
-        token: what callers must show; None asks for none.
-        drain_seconds: how long requests in flight may go on once the service is told to stop.
-    """
-
-    RISK: ClassVar[str]
-    """What whoever reaches the service could do."""
-    TOKEN_NAME: ClassVar[str] = "token"
-    """What the service's users know the token as."""
-
-    host: str = "127.0.0.1"
-    port: Port = 0
-    token: str | None = None
-    drain_seconds: SecondsOrZero = 60.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.token and not is_loopback(self.host):
-            raise SettingError(
-                f"{type(self).__name__}.host={self.host!r} can be reached from other machines, and no "
-                f"{self.TOKEN_NAME} is set: whoever reaches it could {self.RISK}; set one, or listen on 127.0.0.1"
-            )
 
 
 class HttpService(abc.ABC):
@@ -100,9 +74,21 @@ class HttpService(abc.ABC):
         self._idle.set()
         app = web.Application(client_max_size=most_bytes, middlewares=[self._guard])
         app.router.add_routes(routes)
+        self._held_bytes = 0  # of bodies
         # Whoever hangs up frees what he holds: the handler is cancelled.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_SECONDS)
-        self._site: web.TCPSite | None = None
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_LAST_SECONDS,
+            keepalive_timeout=config.idle_seconds,
+            lingering_time=config.header_seconds,  # for what is still coming of a request that was refused
+            max_line_size=config.max_header_bytes,
+            max_field_size=config.max_header_bytes,
+            max_headers=config.max_headers,
+            auto_decompress=False,  # a small body would become a large one
+        )
+        self._connections: Connections | None = None
 
     async def start(self) -> None:
         """Listen. `port` is then the one that was taken.
@@ -111,20 +97,22 @@ class HttpService(abc.ABC):
             OSError: the address cannot be had.
         """
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await self._site.start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        self._connections = Connections(self.config, self._runner.server)
+        self.port = await self._connections.listen()
 
     async def stop(self) -> int:
         """Take no more requests, let those in flight end, then close. Returns how many were cut off."""
         self.draining = True
-        site, self._site = self._site, None
-        if site is not None:
-            await site.stop()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            await connections.deafen()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self.config.drain_seconds)
         cut = self._open
         await self._runner.cleanup()
+        if connections is not None:
+            await connections.close()
         return cut
 
     @abc.abstractmethod
@@ -132,7 +120,7 @@ class HttpService(abc.ABC):
         """The answer to a request that was refused."""
 
     def admit(self, request: web.Request) -> None:
-        """Raises `HttpRefusal` for a request that is not to be handled."""
+        """Raises `HttpRefusal` for a request that is not to be handled, although it is no other site's."""
         if request.path != OPEN_PATH and not shows_token(request.headers, self.config.token):
             raise HttpRefusal(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
 
@@ -140,23 +128,83 @@ class HttpService(abc.ABC):
         """The answer as it is to be sent; one that is streamed has been already."""
         return response
 
+    def _admit(self, request: web.Request) -> None:
+        """What `admit` says, after what holds for every service."""
+        host, origin = request.headers.get(hdrs.HOST), request.headers.get(hdrs.ORIGIN)
+        if self.config.token is None and not names_this_machine(host):
+            here = f"{self.config.scheme}://127.0.0.1:{self.port}/"
+            text = f"the host {(host or '')[:_SHOWN]!r} is not this machine; ask for {here}, or use a token"
+            raise HttpRefusal(403, text)
+        if not is_own_origin(origin, host):
+            text = f"Origin is {(origin or '')[:_SHOWN]!r}; requests are taken from this service's own pages only"
+            raise HttpRefusal(403, text)
+        self.admit(request)
+
+    def _claim(self, request: web.Request) -> int:
+        """Bytes that a request's body may take; 0 where none is read.
+
+        Raises:
+            HttpRefusal: it is not JSON by its type, too large, or there is no room for it.
+        """
+        if request.method in _WITHOUT_BODY or request.match_info.http_exception is not None:
+            return 0
+        if request.content_type != "application/json":
+            raise HttpRefusal(415, f"Content-Type is {request.content_type[:_SHOWN]!r}; send application/json")
+        if (encoding := request.headers.get(hdrs.CONTENT_ENCODING, "identity")) != "identity":
+            raise HttpRefusal(415, f"Content-Encoding is {encoding[:_SHOWN]!r}; send the body as it is")
+        size = self._most_bytes if request.content_length is None else request.content_length
+        if size > self._most_bytes:
+            raise self._too_large()
+        if self._held_bytes and self._held_bytes + size > self.config.max_pending_bytes:
+            text = f"{self._held_bytes} bytes of requests are under way, {size} more are too many; try again later"
+            raise HttpRefusal(429, text, {"Retry-After": "1"})
+        return size
+
+    async def _receive(self, request: web.Request) -> None:
+        """Have the body there, for `request.read()`.
+
+        Raises:
+            HttpRefusal: it is too large, too slow or broken.
+        """
+        try:
+            async with asyncio.timeout(self.config.body_seconds):
+                await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise self._too_large() from None
+        except web.RequestPayloadError as error:
+            raise HttpRefusal(400, f"the body is broken: {error}") from None
+        except TimeoutError:
+            text = f"the body was not there after {self.config.body_seconds:g} s; send it at once"
+            raise HttpRefusal(408, text) from None
+
+    def _too_large(self) -> HttpRefusal:
+        return HttpRefusal(413, f"the body is larger than {self._most_bytes} bytes; send less")
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        connection = request.transport.get_protocol() if request.transport is not None else None
+        assert connection is None or isinstance(connection, Connection)
         self._open += 1
         self._idle.clear()
+        if connection is not None:
+            connection.begin()
+        size = 0
         try:
-            self.admit(request)
+            self._admit(request)
+            if size := self._claim(request):
+                self._held_bytes += size
+                await self._receive(request)
             response = await handler(request)
         except HttpRefusal as refused:
             response = self.refusal(request, refused)
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the body is larger than {self._most_bytes} bytes; send less"
-            response = self.refusal(request, HttpRefusal(413, text))
         except web.HTTPException as error:  # no such route, or not by this method
             allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             text = f"{request.method} {request.path}: {error.reason}"
             response = self.refusal(request, HttpRefusal(error.status, text, allowed))
         finally:
+            if connection is not None:
+                connection.end()
+            self._held_bytes -= size
             self._open -= 1
             if not self._open:
                 self._idle.set()

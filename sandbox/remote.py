@@ -18,6 +18,8 @@ from typing import Any
 
 import aiohttp
 
+from sandbox.access import trusting
+from sandbox.answers import read_answer
 from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
@@ -43,6 +45,7 @@ class RemotePool:
         answer_seconds: how long to wait for an answer; above the service's wall limit and its queue.
         minimum_tier: weakest isolation accepted there, as `SandboxConfig.minimum_tier`.
         allow_unisolated: accept tier D there, whatever the minimum.
+        ca_file: PEM file of whoever signed the service's certificate; by default the system's authorities.
 
     Attributes:
         tier: isolation where the calls run; set once it is open.
@@ -59,10 +62,12 @@ class RemotePool:
         answer_seconds: float = 300.0,
         minimum_tier: str = "C",
         allow_unisolated: bool = False,
+        ca_file: str | None = None,
     ) -> None:
         if minimum_tier not in POLICIES:
             raise SettingError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
         self._policy = minimum_tier, allow_unisolated
+        self._tls = trusting(ca_file)
         self.url = url.rstrip("/")
         self._call_url = f"{self.url}/call"
         self.tier = ""
@@ -80,14 +85,14 @@ class RemotePool:
         Raises:
             SandboxError: nothing there, not ready, another token is asked for, or its isolation is too weak.
         """
-        connector = aiohttp.TCPConnector(limit=self._connections)
+        connector = aiohttp.TCPConnector(limit=self._connections, ssl=self._tls or True)
         session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
         try:
-            async with session.get(f"{self.url}/health") as response:
-                health = await response.json()
+            async with session.get(f"{self.url}/health", allow_redirects=False) as response:
+                health = json.loads(await read_answer(response))
                 if response.status != 200:
                     raise SandboxError(f"the sandbox service at {self.url} is {health.get('status', response.status)}")
-            async with session.get(f"{self.url}/metrics") as response:
+            async with session.get(f"{self.url}/metrics", allow_redirects=False) as response:
                 if response.status == 401:
                     raise SandboxError(f"the sandbox service at {self.url} asks for another token")
             self.tier, self.layers = str(health["tier"]), dict(health["layers"])
@@ -145,8 +150,9 @@ class RemotePool:
             if isinstance(request, CallResult):
                 return request
             try:
-                async with session.post(self._call_url, data=request, headers=_JSON) as response:
-                    body = json.loads(await response.read())
+                asked = session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
+                async with asked as response:
+                    body = json.loads(await read_answer(response))
                     status, later = response.status, response.headers.get("Retry-After", "1")
             except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
                 if session.closed:

@@ -15,7 +15,6 @@ With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
 import time
@@ -26,7 +25,8 @@ from typing import Annotated, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
+from sandbox.access import ReachConfig, network_of
+from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.outcomes import CallResult, Outcome, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
@@ -182,7 +182,7 @@ class SandboxService(HttpService):
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
     def _caller(self, request: web.Request) -> _Caller:
-        address = _network(request.remote or "")
+        address = network_of(request.remote or "")
         if address not in self._callers:
             self._callers = {name: caller for name, caller in self._callers.items() if not caller.idle}
             running = max(1, int(self._pool.config.calls_at_once * self.config.caller_share))
@@ -227,15 +227,6 @@ class SandboxService(HttpService):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What comes in, what goes out
-
-
-def _network(address: str) -> str:
-    """What callers are told apart by: the address, of IPv6 its first 64 bits, below which one caller has all."""
-    try:
-        one = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # a socket of this machine
-        return address
-    return str(ipaddress.ip_network((one, 64), strict=False)) if one.version == 6 else address
 
 
 async def _body(request: web.Request, fields: dict[str, type], defaults: dict[str, Any]) -> dict[str, Any]:

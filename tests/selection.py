@@ -37,6 +37,11 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_nothing_leaks_between_the_splits",
         "test_wrong_policies_get_what_the_formula_says",
     ),
+    "sandbox/test_http_service.py": (
+        "test_what_other_sites_can_send_is_refused",
+        "test_bodies_are_bounded_before_they_are_read",
+        "test_certificates_that_do_not_fit_are_refused_by_name",
+    ),
     "sandbox/test_sandbox_attacks.py": (
         "test_attack_is_stopped_and_harms_nobody_else",
         "test_foreign_system_call_interface_kills_the_call",
@@ -90,6 +95,11 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_infrastructure_failures_are_never_scored",
     ),
     "astra_jax/rollout/test_tool_calls.py": ("test_hostile_results_too_and_rendered",),
+    "astra_jax/rollout/test_vllm_access.py": (
+        "test_a_bucket_is_a_root_by_its_whole_name",
+        "test_a_server_that_anybody_could_sync_does_not_start",
+        "test_who_may_sample_may_ask_for_the_version_and_not_sync",
+    ),
     "astra_jax/run/test_checkpoints.py": (
         "test_params_state_and_extra_come_back_exactly",
         "test_a_half_written_step_is_ignored_and_can_be_saved_again",

@@ -37,7 +37,10 @@ FREE_TEXT = {
     "EndpointConfig.base_url", "EndpointConfig.model", "EndpointConfig.api_key",
     "ReachConfig.host", "ReachConfig.token", "SandboxServiceConfig.host", "SandboxServiceConfig.token",
     "ServingConfig.host", "ServingConfig.token", "ServingConfig.model", "ViewerConfig.host", "ViewerConfig.token",
-    "SandboxConfig.python", "VLLMConfig.urls", "VLLMConfig.api_key", "Decoding.extra", "RunConfig.extra",
+    "SandboxConfig.python", "VLLMConfig.urls", "VLLMConfig.api_key", "VLLMConfig.sync_key", "VLLMConfig.ca_file",
+    "ReachConfig.tls_cert", "ReachConfig.tls_key", "SandboxServiceConfig.tls_cert", "SandboxServiceConfig.tls_key",
+    "ServingConfig.tls_cert", "ServingConfig.tls_key", "ViewerConfig.tls_cert", "ViewerConfig.tls_key",
+    "Decoding.extra", "RunConfig.extra",
 }  # fmt: skip
 """Settings that may be any text: names, files, addresses, secrets."""
 

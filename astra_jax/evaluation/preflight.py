@@ -7,6 +7,7 @@ import json
 import aiohttp
 
 from astra_jax.evaluation.suite import EvaluationError, ModelEndpoint
+from sandbox.answers import read_answer
 
 _SECONDS = 60.0
 
@@ -35,8 +36,9 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
             if not model:
                 raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{prefix}model")
             body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
-            async with session.post(f"{served.url}/chat/completions", json=body) as response:
-                status, text = response.status, await response.text(errors="replace")
+            asked = session.post(f"{served.url}/chat/completions", json=body, allow_redirects=False)
+            async with asked as response:
+                status, text = response.status, (await read_answer(response)).decode(errors="replace")
         except TimeoutError:
             raise EvaluationError(f"--{flag}={served.url} has not answered in {_SECONDS:g} s; is it up?") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -52,10 +54,10 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
 
 async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:
     """The served names; none where the endpoint does not say."""
-    async with session.get(f"{url}/models") as response:
+    async with session.get(f"{url}/models", allow_redirects=False) as response:
         if response.status != 200:
             return []
-        listed = json.loads(await response.text(errors="replace"))
+        listed = json.loads((await read_answer(response)).decode(errors="replace"))
     data = listed.get("data") if isinstance(listed, dict) else None
     return [str(one["id"]) for one in data or [] if isinstance(one, dict) and "id" in one]
 

@@ -39,7 +39,8 @@ from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
-from sandbox.http_service import HttpService, ReachConfig
+from sandbox.access import ReachConfig
+from sandbox.http_service import HttpService
 from sandbox.settings import CountOrZero, Port
 
 _LONG = 1 << 18

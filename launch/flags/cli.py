@@ -187,6 +187,20 @@ def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
     return token
 
 
+def certificates_of(flag: flags.FlagHolder[str | None]) -> str | None:
+    """The file of authorities that a flag names, absolute, or None. Raises `UsageError`: it holds none."""
+    from sandbox.access import trusting
+
+    if not flag.value:
+        return None
+    path = str(Path(flag.value).absolute())
+    try:
+        trusting(path)
+    except SettingError as error:
+        raise UsageError(f"--{flag.name}={error}") from None
+    return path
+
+
 def folder(flag: flags.FlagHolder[str | None], *, written: bool = False) -> epath.Path:
     """The folder of a flag, on disk (absolute) or in a bucket.
 

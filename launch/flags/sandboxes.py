@@ -19,6 +19,11 @@ _URL = flags.DEFINE_string(
     "sandbox_url", None, "Sandbox service (launch.sandbox_server) in which tool code runs; by default this machine."
 )
 _TOKEN_FILE = flags.DEFINE_string("sandbox_token_file", None, "File whose first line is the service's token.")
+_CA_FILE = flags.DEFINE_string(
+    "sandbox_ca_file",
+    None,
+    "PEM file of whoever signed the service's certificate; by default the system's authorities.",
+)
 _TIER = flags.DEFINE_enum(
     "sandbox_tier",
     "C",
@@ -48,10 +53,17 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
     if _URL.value:
         from sandbox.remote import RemotePool
 
-        token = cli.token_of(_TOKEN_FILE)
-        return partial(RemotePool, _URL.value, token=token, minimum_tier=_TIER.value, allow_unisolated=unisolated)
-    if _TOKEN_FILE.value:
-        raise cli.UsageError("--sandbox_token_file is for a service: give --sandbox_url too")
+        return partial(
+            RemotePool,
+            _URL.value,
+            token=cli.token_of(_TOKEN_FILE),
+            minimum_tier=_TIER.value,
+            allow_unisolated=unisolated,
+            ca_file=cli.certificates_of(_CA_FILE),
+        )
+    for flag in (_TOKEN_FILE, _CA_FILE):
+        if flag.value:
+            raise cli.UsageError(f"--{flag.name} is for a service: give --sandbox_url too")
     return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, one_a_cpu=one_a_cpu)
 
 

@@ -1,17 +1,49 @@
-"""What programs that serve HTTP share: they listen until they are told to stop, then let what is in flight end."""
+"""What programs that serve HTTP share: the flags of how they are reached; they listen until they are told to stop, then
+let what is in flight end."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import socket
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import flags
 
 from launch.flags import cli
+from launch.flags.numbers import number_flag
+from sandbox.access import Part, ReachConfig, is_loopback
+from sandbox.settings import Count, Seconds, Total
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
+
+Config = TypeVar("Config", bound=ReachConfig)
+
+_OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
+    flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain: HTTPS instead of HTTP."),
+    flags.DEFINE_string("tls_key", None, "PEM file of the certificate's key, without a password."),
+    number_flag("header_seconds", ReachConfig.header_seconds, Seconds, "For a TLS handshake, and a request's headers."),
+    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "For a request's body."),
+    number_flag("idle_seconds", ReachConfig.idle_seconds, Seconds, "For a connection between two requests."),
+    number_flag("stall_seconds", ReachConfig.stall_seconds, Seconds, "For a caller that takes nothing of an answer."),
+    number_flag("max_connections", ReachConfig.max_connections, Count, "Open at once; further ones wait."),
+    number_flag("address_share", ReachConfig.address_share, Part, "Of those, one address's; 1 behind a proxy."),
+    number_flag("max_headers", ReachConfig.max_headers, Count, "Of a request."),
+    number_flag("max_header_bytes", ReachConfig.max_header_bytes, Count, "Of a request's line, and of each header."),
+    number_flag("max_pending_bytes", ReachConfig.max_pending_bytes, Total, "Of all bodies under way; more are 429."),
+)
+
+
+def reached(kind: type[Config], **settings: Any) -> Config:
+    """A service's configuration: these settings, and what the flags say of how it is reached.
+
+    Raises:
+        SettingError: one is refused.
+    """
+    return kind(**settings, **{flag.name: flag.value for flag in _OF_REACH})
 
 
 def told_to_stop() -> asyncio.Event:
@@ -37,16 +69,25 @@ def check_address(host: str, port: int) -> None:
         raise cli.UsageError(f"--host={host} --port={port}: {error.strerror or error}") from None
 
 
-async def listen(service: HttpService, host: str, port: int) -> None:
-    """Start a service.
+async def listen(service: HttpService) -> str:
+    """Start a service. Returns its address, without a path.
 
     Raises:
         UsageError: the address of --host and --port cannot be had.
     """
+    config = service.config
     try:
         await service.start()
     except OSError as error:
-        raise cli.UsageError(f"--host={host} --port={port}: {error.strerror or error}") from None
+        raise cli.UsageError(f"--host={config.host} --port={config.port}: {error.strerror or error}") from None
+    if not config.tls_cert and not is_loopback(config.host):
+        say(
+            f"warning: --host={config.host} without --tls_cert: the {config.TOKEN_NAME} and all else can be read on "
+            "the way; see docs/serving.md, Across machines",
+            file=sys.stderr,
+        )
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{config.scheme}://{host}:{service.port}"
 
 
 def ended(cut: int, what: str) -> int:

@@ -4,27 +4,23 @@
                       `trajectory_pages.py`, `result_pages.py`
     GET  /card        the dataset's card
 
-Records come from anywhere, so their texts are escaped, and nothing but this service's own script runs. Pages of other
-sites get nothing: without a token the host that the browser asked for has to be this machine (a site may give its own
-name this machine's address).
+Records come from anywhere, so their texts are escaped, and nothing but this service's own script runs.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from launch.viewer.cards import shown_card
 from launch.viewer.pages import CALL, HERE, page
-from sandbox.access import is_loopback, shows_token
-from sandbox.http_service import HttpRefusal, HttpService, ReachConfig
+from sandbox.access import ReachConfig, shows_token
+from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.settings import Port, SecondsOrZero
 from synthesis.core.html import template
 
@@ -103,19 +99,11 @@ class ViewerService(HttpService):
         return response
 
     def admit(self, request: web.Request) -> None:
-        """Whoever shows the token, or else a browser that asks for this machine by name."""
+        """Whoever shows the token, a browser as HTTP Basic's password."""
         if self.draining:  # on a connection that was open before
             raise HttpRefusal(503, "launch.inspect is stopping; start it again")
         token = self.config.token
-        if token is None:
-            with contextlib.suppress(ValueError):  # of a host like "["
-                if is_loopback(urlsplit(f"//{request.host}").hostname or ""):
-                    return
-            raise HttpRefusal(
-                403,
-                f"the host {request.host!r} is not this machine; open http://127.0.0.1:{self.port}/, or use a token",
-            )
-        if not shows_token(request.headers, token) and not _shows_password(request.headers, token):
+        if token is not None and not (shows_token(request.headers, token) or _shows_password(request.headers, token)):
             raise HttpRefusal(401, "give the token as the password, with any user name", _CHALLENGE)
 
     async def _show_card(self, request: web.Request) -> web.Response:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox.answers import AnswerTooLarge, read_answer
 from sandbox.settings import Amount, Count, Length, Rate, Seconds, SettingError, Settings, Temperature, TotalOrZero
 from synthesis.core.progress import TRAFFIC
 from synthesis.core.rate_limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
@@ -190,8 +191,8 @@ class Endpoint:
     TRANSIENT = frozenset({408, 409, 425, 429})
     """Statuses below 500 that another try may mend."""
 
-    OF_THE_CALLER = frozenset({401, 402, 407})
-    """Statuses that are about the key, the account or the proxy: no other request would fare better."""
+    OF_THE_CALLER = frozenset({401, 402, 407, *range(300, 400)})
+    """Statuses that are about the key, the account, the proxy or the address: no other request would fare better."""
 
     OF_THE_ENDPOINT = frozenset({403, 404, 405, 410})
     """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
@@ -301,9 +302,10 @@ class Endpoint:
         TRAFFIC.requests += 1
         try:
             async with self._line().session.post(
-                self._url, data=body, headers=self._headers, proxy=self._proxy
+                self._url, data=body, headers=self._headers, proxy=self._proxy, allow_redirects=False
             ) as response:
-                status, data = response.status, await response.read()
+                status, data = response.status, await read_answer(response)
+                elsewhere = response.headers.get("Location", "")
                 asked_wait = retry_after(response.headers.get("Retry-After")) if status != 200 else None
         except TimeoutError:
             raise _Failure(f"no answer in {self.config.timeout_seconds:g} s") from None
@@ -311,10 +313,12 @@ class Endpoint:
             raise EndpointUnusable(
                 f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
             ) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, AnswerTooLarge) as error:
             raise _Failure(f"{type(error).__name__}: {error}") from None
         if status in self.TRANSIENT or status >= 500:
             raise _Failure(f"status {status}: {_shown(data)}", busy=status == 429, wait=asked_wait)
+        if 300 <= status < 400:
+            raise _Refusal(status, f"it sends us to {elsewhere[:200]!r}; give that as base_url if you trust it")
         if status != 200:
             raise _Refusal(status, _shown(data))
         try:

@@ -108,7 +108,11 @@ class EndpointEmbedder:
         self._passing = (openai.RateLimitError, openai.APIConnectionError, openai.InternalServerError)
         self._refused = openai.OpenAIError
         self._client = openai.AsyncOpenAI(
-            base_url=config.base_url, api_key=config.api_key, timeout=config.timeout_seconds, max_retries=0
+            base_url=config.base_url,
+            api_key=config.api_key,
+            timeout=config.timeout_seconds,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # with the key in hand
         )
 
     async def embed(self, texts: Sequence[str]) -> np.ndarray:

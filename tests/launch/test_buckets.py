@@ -112,6 +112,7 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
 
 def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
+    from astra_vllm.access import NotTaken, SyncRoot
     from astra_vllm.checkpoint import PolicyCheckpoint
     from astra_vllm.checkpoint import PolicyCheckpointError as Unreadable
 
@@ -126,17 +127,27 @@ def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     assert str(item) == "gs://bucket/policy/3/params" and "policy/config.json" in bucket.names("")
     versions = {name.partition("/")[0] for name in bucket.names("policy/")} - {"config.json"}
     assert versions == {"2", "3"}
-    found = PolicyCheckpoint(str(item))
+    root = SyncRoot("gs://bucket/policy")
+    found = PolicyCheckpoint(str(item), root)
+    wanted = dict(hf_tensors(published[3], model))
+    found.compare({name: tensor.shape for name, tensor in wanted.items()}, {}, "float32")
     buffer = bytearray(found.bytes)
     found.read(memoryview(buffer))
-    wanted = dict(hf_tensors(published[3], model))
     assert {span.name for span in found.spans} == wanted.keys()
     for span in found.spans:
         read = np.frombuffer(buffer, np.float32, span.bytes // 4, span.start).reshape(span.shape)
         np.testing.assert_array_equal(read, wanted[span.name])
     bucket.put("policy/7/_CHECKPOINT_METADATA", b'{"commit_timestamp_nsecs": null}')
     with pytest.raises(Unreadable, match="gs://bucket/policy/7/params was not committed"):
-        PolicyCheckpoint("gs://bucket/policy/7/params")
+        PolicyCheckpoint("gs://bucket/policy/7/params", root)
+    for other in (
+        "gs://bucket/policy2/3/params",
+        "gs://other/policy/3/params",
+        "gs://bucket/policy/../x",
+        str(item) + "?a",
+    ):
+        with pytest.raises(NotTaken, match="is not below ASTRA_SYNC_ROOT=gs://bucket/policy"):
+            PolicyCheckpoint(other, root)
 
 
 def test_who_reads_checkpoints_leaves_a_save_that_is_under_way(bucket) -> None:

@@ -30,6 +30,9 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         states = {name.partition("/")[0] for name in bucket.names("run/checkpoints/states/")}
         assert states == {"2", "3"} and len(json.loads(bucket.get("run/run.json"))["starts"]) == 2
         more = ("--workdir=gs://bucket/run", "--rollout_urls=http://127.0.0.1:9", "--rollout_sync=reload")
+        refusal = "error: --rollout_sync_key_file is for servers: give --rollout_urls too"
+        alone = ("--workdir=gs://bucket/run", f"--rollout_sync_key_file={tmp_path / 'key'}")
+        assert refusal in run_grpo(tmp_path, *alone, code=2, environment=bucket.environment).stderr
         refusal = "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket"
         assert refusal in run_grpo(tmp_path, *more, code=2, environment=bucket.environment).stderr
 
@@ -43,7 +46,9 @@ def test_runs_on_vllm_servers(tmp_path) -> None:
     with serving(Server(world, forked=False), plain) as servers:
         for server, way in zip(servers, ("plugin", "reload"), strict=True):
             workdir = tmp_path / way
-            asked = (f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}")
+            asked = [f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}"]
+            if way == "plugin":
+                asked.append(f"--rollout_sync_key_file={tmp_path / 'sync_key'}")
             ended = run_grpo(tmp_path, f"--workdir={workdir}", *asked)
             assert f"{workdir / 'checkpoints'}: 2 steps, finished" in ended.stdout
             rows = read_metrics(workdir / "metrics")

@@ -225,7 +225,7 @@ def test_pages_of_other_sites_cannot_call(port) -> None:
         status, answer = call(port, wanted(), Content_Type=kind)
         assert status == 415 and "send application/json" in answer["error"], kind
     status, headers, _ = send(port, "OPTIONS", "/call", headers={"Origin": "http://evil.example"})
-    assert status == 405 and not any(name.startswith("Access-Control") for name in headers)
+    assert status == 403 and not any(name.startswith("Access-Control") for name in headers)
 
 
 def test_a_name_that_was_given_this_address_reaches_nothing(port) -> None:

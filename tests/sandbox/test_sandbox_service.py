@@ -16,12 +16,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from certificates import make_certificate
 from serving import serving
 
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
-from sandbox.access import shows_token
+from sandbox.access import network_of, shows_token
 from sandbox.remote import RemotePool
-from sandbox.service import SandboxServiceConfig, _network
+from sandbox.service import SandboxServiceConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,7 +71,8 @@ async def pool() -> AsyncIterator[SandboxPool]:
 
 async def post(url: str, body, **options) -> tuple[int, dict, dict]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with aiohttp.ClientSession() as session, session.post(url, data=data, **options) as response:
+    headers = {"Content-Type": "application/json"} | options.pop("headers", {})
+    async with aiohttp.ClientSession() as session, session.post(url, data=data, headers=headers, **options) as response:
         return response.status, await response.json(), dict(response.headers)
 
 
@@ -141,9 +143,9 @@ async def test_one_caller_does_not_take_what_others_need() -> None:
 
 
 async def test_callers_with_many_addresses_are_one() -> None:
-    same = {_network(one) for one in ("2001:db8:0:7::1", "2001:db8:0:7:ffff::2", "2001:db8:0:7::3%eth0")}
-    assert same == {"2001:db8:0:7::/64"} and _network("2001:db8:0:8::1") not in same
-    assert [_network(one) for one in ("10.0.0.1", "10.0.0.2", "")] == ["10.0.0.1", "10.0.0.2", ""]
+    same = {network_of(one) for one in ("2001:db8:0:7::1", "2001:db8:0:7:ffff::2", "2001:db8:0:7::3%eth0")}
+    assert same == {"2001:db8:0:7::/64"} and network_of("2001:db8:0:8::1") not in same
+    assert [network_of(one) for one in ("10.0.0.1", "10.0.0.2", "")] == ["10.0.0.1", "10.0.0.2", ""]
 
 
 async def test_shares_of_callers_are_checked() -> None:
@@ -180,6 +182,20 @@ async def test_beyond_loopback_a_token_is_needed() -> None:
         assert SandboxServiceConfig(host=host, token="t").host == host
     for host in ("127.0.0.1", "::1", "localhost"):
         assert SandboxServiceConfig(host=host).token is None
+
+
+async def test_pages_of_other_sites_run_nothing(pool: SandboxPool) -> None:
+    call = {"code": TOOL, "function": "chance", "arguments": {}}
+    async with serving(pool) as (_, url):
+        before = pool.stats.calls
+        for path in ("/call", "/run_code"):
+            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+                status, body, _ = await post(url + path, call, headers=headers)
+                assert status == 403 and ("is not this machine" in body["error"] or "own pages" in body["error"])
+            status, body, _ = await post(url + path, call, headers={"Content-Type": "text/plain"})
+            assert status == 415 and "send application/json" in body["error"]
+        assert pool.stats.calls == before
+        assert (await post(f"{url}/call", call))[0] == 200
 
 
 BAD = {
@@ -435,9 +451,33 @@ async def test_the_program_drains_on_sigterm() -> None:
         server.wait()
 
 
+async def test_the_program_speaks_https(tmp_path) -> None:
+    cert, key = make_certificate(tmp_path)
+    command = [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--tls_cert={cert}", f"--tls_key={key}"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        found = re.match(r"sandbox on (https://127\.0\.0\.1:\d+), ", await asyncio.to_thread(server.stdout.readline))
+        assert found
+        async with RemotePool(found.group(1), ca_file=cert) as remote:
+            assert (await remote.call(TOOL, "echo", {"value": 1})).value == 1
+        with pytest.raises(SandboxError, match="certificate verify failed"):
+            async with RemotePool(found.group(1)):
+                pass
+        with pytest.raises(ValueError, match="/nowhere is no file of certificates"):
+            RemotePool(found.group(1), ca_file="/nowhere")
+        server.terminate()
+        assert await asyncio.to_thread(server.wait, 30) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--tls_cert=/nowhere"], "SandboxServiceConfig.tls_cert=/nowhere without tls_key"),
+        (["--header_seconds=0"], "header_seconds=0"),
         (["--host=0.0.0.0"], "no token is set"),
         (["--token_file=/nowhere"], "--token_file=/nowhere is no file with a token"),
         (["--concurrency=9", "--max_slots=2"], "concurrency is 9; use at most max_slots, which is 2"),

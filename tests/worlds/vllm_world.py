@@ -33,7 +33,9 @@ from astra_jax.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 VLLM = Path(os.environ.get("ASTRA_VLLM", ROOT / ".venv-vllm" / "vllm" / "bin" / "vllm"))
+PLUGIN = ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"
 KEY = "open sesame"
+SYNC_KEY = "close sesame"
 CONTEXT = 2048
 PROMPTS = [[5, 17, 300, 42], list(range(20, 90)), [600, 1, 2, 3] * 40]
 GREEDY = Sampling(max_tokens=40, stop_ids=(), seed=0, temperature=0.0)
@@ -92,6 +94,7 @@ class World:
 
     def policy(self, *servers: Server, max_length: int = CONTEXT, **config) -> VLLMPolicy:
         urls = tuple(server.url for server in servers)
+        config.setdefault("sync_key", None if config.get("sync") == "reload" else SYNC_KEY)
         options = VLLMConfig(**dict(urls=urls, api_key=KEY, check_seconds=0.3, patience_seconds=90.0) | config)
         publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
         digest = self.tokenizer.vocabulary_digest
@@ -134,7 +137,7 @@ class Server:
             "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
             f"--tensor-parallel-size={ranks}", *arguments,
         ]  # fmt: skip
-        self._environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        self._environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **sync_settings(world.folder)}
         if plugin:
             self._command.append('--weight-transfer-config={"backend": "astra"}')
             self._environment["VLLM_PLUGINS"] = "astra,astra_sync"
@@ -159,7 +162,7 @@ class Server:
         else:
             self._pid = subprocess.Popen(
                 self._command,
-                env={**os.environ, **self._environment},
+                env={**os.environ, "PYTHONPATH": _plugin_path(), **self._environment},
                 stdout=self.log.open("ab"),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -191,11 +194,23 @@ class Server:
         return Path(f"/proc/{self._pid}").exists()
 
 
+def sync_settings(folder: Path) -> dict[str, str]:
+    """The environment of a server that takes checkpoints below a folder, with `SYNC_KEY`."""
+    file = folder / "sync_key"
+    file.write_text(f"{SYNC_KEY}\n")
+    return {"ASTRA_SYNC_ROOT": str(folder), "ASTRA_SYNC_KEY_FILE": str(file)}
+
+
+def _plugin_path() -> str:
+    """So that the plugin is this checkout's, whichever is installed; vLLM finds it by what is."""
+    return os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @functools.cache
 def _zygote() -> subprocess.Popen[str]:
     """Ends with this process, which holds its input open."""
     command = [str(VLLM.with_name("python")), str(Path(__file__).with_name("vllm_zygote.py"))]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _plugin_path()}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -277,12 +292,11 @@ async def assert_same(policy, params: Params, world: World, version: int) -> Non
         np.testing.assert_allclose(completion.logprobs, want, atol=1e-4)
 
 
-def post(server: Server, path: str, body: dict) -> tuple[int, dict]:
-    request = urllib.request.Request(
-        server.url + path,
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
-    )
+def post(server: Server, path: str, body: dict, **headers: str) -> tuple[int, dict]:
+    """With both keys, unless told otherwise."""
+    sent = {"Authorization": f"Bearer {KEY}", "X-Astra-Sync-Key": SYNC_KEY, "Content-Type": "application/json"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), sent)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.loads(answer.read())

@@ -27,7 +27,7 @@ from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, why
 from astra_jax.rollout.vllm.sync import Way, sync_way
 from astra_jax.run.hosts import is_first
-from sandbox.access import is_loopback
+from sandbox.access import is_loopback, trusting
 from sandbox.settings import Count, Seconds, SettingError, Settings
 
 __all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy", "VLLMStats"]
@@ -40,6 +40,9 @@ class VLLMConfig(Settings):
     Attributes:
         urls: one for each server, without a path.
         api_key: what they were started with (`--api-key`).
+        sync_key: what they take new weights for (`ASTRA_SYNC_KEY_FILE` there), another than `api_key`; None where they
+            listen on loopback alone and have none.
+        ca_file: PEM file of whoever signed their certificates; by default the system's authorities.
         sync: how weights get there: `plugin` (ours, from Orbax checkpoints), or `reload` (vLLM's development endpoints,
             from Hugging Face folders), for servers on this machine without the plugin.
         requests_per_server: in flight at once; more wait here.
@@ -52,6 +55,8 @@ class VLLMConfig(Settings):
 
     urls: tuple[str, ...]
     api_key: str | None = None
+    sync_key: str | None = None
+    ca_file: str | None = None
     sync: Way = "plugin"
     requests_per_server: Count = 256
     request_seconds: Seconds = 1800.0
@@ -66,6 +71,17 @@ class VLLMConfig(Settings):
             raise SettingError("VLLMConfig.urls is empty; give at least one server, such as http://localhost:8000")
         if len(set(self.urls)) != len(self.urls):
             raise SettingError(f"VLLMConfig.urls names a server twice: {', '.join(self.urls)}")
+        trusting(self.ca_file)
+        if self.sync_key is not None and self.sync_key == self.api_key:
+            raise SettingError(
+                "VLLMConfig.sync_key is the api_key too: whoever may sample could replace the weights; give the "
+                "servers a key of its own for syncs"
+            )
+        if self.sync == "reload" and self.sync_key is not None:
+            raise SettingError(
+                "VLLMConfig.sync_key with sync='reload', whose endpoints ask for no key: leave it out, or use "
+                "sync='plugin'"
+            )
         if self.sync == "reload" and (
             far := [url for url in self.urls if not is_loopback(urlsplit(url).hostname or "")]
         ):
@@ -109,7 +125,7 @@ class VLLMPolicy:
         self.config = config
         self.stats = VLLMStats()
         self.version: int | None = None
-        self._sync_way = sync_way(config.sync, publisher, vocabulary)
+        self._sync_way = sync_way(config.sync, publisher, vocabulary, config.sync_key)
         self._max_length = max_length
         self._servers = [RolloutServer(url, config.requests_per_server) for url in config.urls]
         self._places: dict[str, RolloutServer] = {}  # by session
@@ -130,7 +146,7 @@ class VLLMPolicy:
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
         # A connection for each request. A server that is short of CPU closes idle ones under a request, and a POST is
         # not repeated by aiohttp: a server that is well would be left out. It costs far less than a draw.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=trusting(self.config.ca_file) or True)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         try:
             for server in self._servers:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import aiohttp
 
 from astra_jax.rollout.policy import Sampling
+from sandbox.answers import AnswerTooLarge, read_answer
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import rng_for
 
@@ -177,32 +178,41 @@ class RolloutServer:
         answer = await self.post(self.route.path, self.route.body(token_ids, sampling), seconds)
         return self.route.draw(answer)
 
-    async def get(self, path: str, remedy: str) -> dict[str, Any]:
+    async def get(self, path: str, remedy: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A small answer.
 
         Args:
             remedy: what to do when there is no such path.
+            headers: besides the API key.
 
         Raises:
             PolicyError: there is no answer, or another than JSON with status 200.
         """
-        status, text = await self._small("GET", path)
+        status, text = await self._small("GET", path, headers=headers)
         if status == 404:
             raise PolicyError(f"{self.url} has no {path}: {remedy}")
         if status == 401:
             raise PolicyError(f"{self.url} asks for another API key")
         if status != 200:
             raise PolicyError(f"{self.url}{path} answers {status}: {text[:500]}")
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise PolicyError(f"{self.url}{path} answers what is not JSON: {text[:500]}") from None
 
-    async def post(self, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: dict[str, Any] | None, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """An answer that may take long.
+
+        Args:
+            headers: besides the API key.
 
         Raises:
             ValueError: the server refuses the request (400).
             FAILURES: it does not answer, or with another error.
         """
-        status, text = await self._exchange("POST", path, body, seconds)
+        status, text = await self._exchange("POST", path, body, seconds, headers)
         if status == 400:
             raise InputError(f"{self.url}{path} refuses: {text}")
         if status != 200:
@@ -212,14 +222,24 @@ class RolloutServer:
         except ValueError:
             raise NotServing(f"{path} answers what is not JSON: {text[:500]}") from None
 
-    async def _small(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    async def _small(
+        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         try:
-            return await self._exchange(method, path, body, 60.0)
+            return await self._exchange(method, path, body, 60.0, headers)
         except FAILURES as error:
             raise PolicyError(f"no rollout server answers at {self.url} ({why(error)})") from error
 
-    async def _exchange(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> tuple[int, str]:
+    async def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, headers: Mapping[str, str] | None
+    ) -> tuple[int, str]:
         assert self.session is not None
         timeout = aiohttp.ClientTimeout(total=seconds)
-        async with self.session.request(method, f"{self.url}{path}", json=body, timeout=timeout) as response:
-            return response.status, await response.text()
+        asked = self.session.request(
+            method, f"{self.url}{path}", json=body, timeout=timeout, headers=headers, allow_redirects=False
+        )
+        async with asked as response:
+            try:
+                return response.status, (await read_answer(response)).decode(errors="replace")
+            except AnswerTooLarge as error:
+                raise NotServing(f"{path}: {error}") from None

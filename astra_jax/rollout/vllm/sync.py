@@ -34,7 +34,19 @@ PROBE_TOLERANCE = 0.5
 
 PLUGIN = "astra_jax/rollout/vllm/plugin"
 """The distribution that servers have installed, in our checkout (docs/vllm.md)."""
-_DESCRIBED = {"version", "vocab_size", "vocabulary", "max_model_len", "logprobs_mode", "on_tpus"}
+KEY_HEADER = "X-Astra-Sync-Key"
+PROTOCOL = 2
+"""Of the plugin's endpoints: the trainer shows a key of its own, and a server takes checkpoints below one root."""
+_DESCRIBED = {
+    "protocol",
+    "wants_key",
+    "version",
+    "vocab_size",
+    "vocabulary",
+    "max_model_len",
+    "logprobs_mode",
+    "on_tpus",
+}
 """What the plugin says of its server."""
 
 
@@ -65,14 +77,17 @@ class WeightSync(Protocol):
         ...
 
 
-def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str) -> WeightSync:
+def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str, key: str | None) -> WeightSync:
     """The way of a name.
+
+    Args:
+        key: of syncs, for the plugin.
 
     Raises:
         ValueError: the publisher writes what the other way reads, or the model cannot be synced in this way.
     """
     if way == "plugin" and isinstance(publisher, Publisher):
-        return PluginSync(publisher, vocabulary)
+        return PluginSync(publisher, vocabulary, key)
     if way == "reload" and isinstance(publisher, FolderPublisher):
         return ReloadSync(publisher)
     wanted = {"plugin": Publisher, "reload": FolderPublisher}[way]
@@ -90,8 +105,9 @@ def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
 class PluginSync:
     """Through our plugin: from an Orbax checkpoint, checked whole before anything is touched."""
 
-    def __init__(self, publisher: Publisher, vocabulary: str) -> None:
+    def __init__(self, publisher: Publisher, vocabulary: str, key: str | None) -> None:
         self._publisher, self._vocabulary = publisher, vocabulary
+        self._headers = {} if key is None else {KEY_HEADER: key}
         self._item = ""
 
     async def publish(self, params: Params, version: int) -> None:
@@ -107,6 +123,16 @@ class PluginSync:
             raise PolicyError(
                 f"{url} does not say its {missing[0]}: its plugin is older than this trainer; install this "
                 f"version's {PLUGIN} there, and start it again"
+            )
+        if found["protocol"] != PROTOCOL:
+            raise PolicyError(
+                f"{url} has a plugin of protocol {found['protocol']}, this trainer speaks {PROTOCOL}: install this "
+                f"version's {PLUGIN} there, and start it again"
+            )
+        if found["wants_key"] and not self._headers:
+            raise PolicyError(
+                f"{url} takes weights from who shows the key of its ASTRA_SYNC_KEY_FILE: give VLLMConfig.sync_key, "
+                "with --rollout_sync_key_file"
             )
         server.on_tpus = found["on_tpus"]
         if found["vocab_size"] != model.vocab_size:
@@ -127,10 +153,11 @@ class PluginSync:
     async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
         """See `WeightSync.sync`; stages as the plugin names them."""
         body = {"item": self._item, "version": str(version)}
-        return (await server.post("/v1/policy/sync", body, seconds))["seconds"]
+        return (await server.post("/v1/policy/sync", body, seconds, self._headers))["seconds"]
 
     async def _state(self, server: RolloutServer) -> dict[str, Any]:
-        return await server.get("/v1/policy/version", f"install {PLUGIN} there, name it in VLLM_PLUGINS")
+        remedy = f"install {PLUGIN} there, name it in VLLM_PLUGINS"
+        return await server.get("/v1/policy/version", remedy, self._headers)
 
 
 class ReloadSync:

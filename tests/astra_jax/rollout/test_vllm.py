@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +25,8 @@ from rollout_world import make_environment
 from vllm_world import (
     CONTEXT,
     GREEDY,
+    KEY,
+    PLUGIN,
     PROMPTS,
     VLLM,
     Server,
@@ -34,6 +39,7 @@ from vllm_world import (
     post,
     require_vllm,
     serving,
+    sync_settings,
     trainer_logprobs,
     weights,
 )
@@ -182,8 +188,9 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
     assert_labelled(choice, world, (old, new))
 
 
-async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers, tmp_path) -> None:
+async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers) -> None:
     world, server = worlds["untied"], servers["untied"][0]
+    bad = world.folder / "bad"
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
         await policy.update(params, 5)
@@ -193,32 +200,32 @@ async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, ser
             status, answer = post(server, "/v1/policy/sync", {"item": str(item), "version": "6"})
             assert status == 400 and all(word in answer["error"] for word in words), answer
 
-        refused(tmp_path / "nothing", "not there")
-        unfinished = tmp_path / "6.orbax-checkpoint-tmp"
+        refused(bad / "nothing", "not there")
+        unfinished = bad / "6.orbax-checkpoint-tmp"
         shutil.copytree(good, unfinished)
         refused(unfinished / "params", "still being written")
-        uncommitted = tmp_path / "7"
+        uncommitted = bad / "7"
         shutil.copytree(good, uncommitted)
         (uncommitted / "_CHECKPOINT_METADATA").unlink()
         refused(uncommitted / "params", "_CHECKPOINT_METADATA", "not there")
 
         other = world.model.__class__(**{**vars(world.model), "d_ff": 96})
-        foreign = Publisher(tmp_path / "foreign", other, dtype="float32")
+        foreign = Publisher(bad / "foreign", other, dtype="float32")
         item = foreign.publish(weights(other, 0), 1)
         foreign.close()
         refused(item, "model.layers.0.mlp.down_proj.weight", "[128, 96]", "[128, 256]")
         shallow = world.model.__class__(**{**vars(world.model), "n_layers": 2})
-        partial = Publisher(tmp_path / "partial", shallow, dtype="float32")
+        partial = Publisher(bad / "partial", shallow, dtype="float32")
         item = partial.publish(weights(shallow, 0), 1)
         partial.close()
         refused(item, "tensor model.layers.2.", "is missing")
-        tied = Publisher(tmp_path / "tied", model(tie=True), dtype="float32")
+        tied = Publisher(bad / "tied", model(tie=True), dtype="float32")
         item = tied.publish(weights(model(tie=True), 0), 1)
         tied.close()
         refused(item, "lm_head.weight is missing")
 
         # Of other weights: what could be read of it is in the memory that the served ones were loaded from.
-        others = Publisher(tmp_path / "others", world.model, dtype="float32")
+        others = Publisher(bad / "others", world.model, dtype="float32")
         corrupt = others.publish(weights(world.model, 2), 8).parent
         others.close()
         (data, *_) = sorted(Path(corrupt, "params").rglob("d/*"), key=lambda path: -path.stat().st_size)
@@ -234,6 +241,44 @@ async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, ser
             assert post(server, "/v1/policy/sync", body)[0] == 400
         await assert_same(policy, params, world, 5)
         assert policy.stats.stale == policy.stats.failures == 0
+
+
+async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
+    world, server = worlds["untied"], servers["untied"][0]
+    params = weights(world.model, 1)
+    async with world.policy(server) as policy:
+        await policy.update(params, 5)
+        item = {"item": str(world.folder / "policy" / "5" / "params"), "version": "6"}
+        for headers, words in (
+            ({"X_Astra_Sync_Key": KEY}, "another key than that of this server's ASTRA_SYNC_KEY_FILE"),
+            ({"Origin": "http://evil.example"}, "pages of other sites"),
+        ):
+            status, answer = post(server, "/v1/policy/sync", item, **headers)
+            assert status == 403 and words in answer["error"], answer
+        assert post(server, "/v1/policy/sync", item, Content_Type="text/plain")[0] == 415
+        assert post(server, "/v1/policy/sync", item, Authorization="Bearer no")[0] == 401
+        request = urllib.request.Request(
+            f"{server.url}/v1/policy/sync",
+            json.dumps(item).encode(),
+            {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:  # as a trainer of the version before asks
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code == 403 and "one that is older than this plugin" in refused.value.read().decode()
+        shutil.copytree(world.folder / "policy", tmp_path / "policy")
+        (world.folder / "link").symlink_to(tmp_path / "policy" / "5")
+        for elsewhere in (tmp_path / "policy" / "5" / "params", world.folder / "link" / "params"):
+            status, answer = post(server, "/v1/policy/sync", {"item": str(elsewhere), "version": "6"})
+            assert status == 403 and "is not below ASTRA_SYNC_ROOT" in answer["error"], answer
+        for path in ("/pause", "/resume", "/update_weights", "/collective_rpc", "/init_weight_transfer_engine"):
+            assert post(server, path, {})[0] == 404
+        await assert_same(policy, params, world, 5)
+    with pytest.raises(PolicyError, match="takes weights from who shows the key of its ASTRA_SYNC_KEY_FILE"):
+        async with world.policy(server, sync_key=None):
+            pass
+    with pytest.raises(PolicyError, match="answers 403: .*another key than that"):
+        async with world.policy(server, sync_key="wrong"):
+            pass
 
 
 async def test_other_servers_are_refused_at_the_start(worlds, servers) -> None:
@@ -390,14 +435,16 @@ class TPU(type(vllm.platforms.current_platform)):
     _enum = PlatformEnum.TPU
 vllm.platforms.current_platform = TPU()
 from astra_vllm.endpoint import PolicyEndpoint
+args = SimpleNamespace(api_key=None, host="127.0.0.1", uds=None)
 engine = SimpleNamespace(
     model_config=SimpleNamespace(hf_config=AutoConfig.from_pretrained({str(worlds["untied"].folder / "serve")!r})),
     vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls="")),
 )
-asyncio.run(PolicyEndpoint().init_state(engine, None, None))
+asyncio.run(PolicyEndpoint().init_state(engine, None, args))
 """
     command = [str(VLLM.with_name("python")), "-c", script]
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    environment = os.environ | sync_settings(worlds["untied"].folder) | {"PYTHONPATH": str(PLUGIN)}
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
     assert ended.returncode and "--worker-extension-cls astra_vllm.tpu.PolicyWorker (it has none)" in ended.stderr
 
 

@@ -151,6 +151,8 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
         "vocabulary": None,
         "max_model_len": 4096,
         "logprobs_mode": "processed_logprobs",
+        "protocol": 2,
+        "wants_key": True,
     }
 
     async def version(_: web.Request) -> web.Response:

@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 from vllm_world import (
+    PLUGIN,
     PROMPTS,
     ROOT,
     Server,
@@ -37,13 +38,13 @@ from vllm_world import (
     model,
     post,
     serving,
+    sync_settings,
     weights,
 )
 
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.rollout.vllm.publishing import Publisher
 
-PLUGIN = ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"
 WORLDS = ROOT / "tests" / "worlds"
 sys.path.insert(0, str(PLUGIN))  # a distribution of its own, which this environment does not have
 
@@ -247,7 +248,7 @@ class TPUServer(Server):
         arguments = (f"--worker-extension-cls={worker}", "--max-num-seqs=8", "--max-num-batched-tokens=256")
         super().__init__(world, plugin=False, ranks=chips, arguments=arguments, forked=False, **more)
         self._command[0] = str(Path(PYTHON).with_name("vllm"))
-        self._environment = environment | {"JAX_LOG_COMPILES": "1"}
+        self._environment = environment | {"JAX_LOG_COMPILES": "1"} | sync_settings(world.folder)
 
     def wait(self, seconds: float = 900) -> None:
         """See `Server.wait`; three processes import torch, JAX and vLLM one after the other."""
@@ -314,13 +315,13 @@ async def test_a_sync_falls_into_requests_and_their_tokens_are_labelled(worlds, 
 
 
 @real
-async def test_a_foreign_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers, tmp_path) -> None:
+async def test_a_foreign_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers) -> None:
     world, server = worlds["untied"], servers["untied"]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
         await policy.update(params, 5)
         other = dataclasses.replace(world.model, d_ff=384)
-        foreign = Publisher(tmp_path / "foreign", other, dtype="float32")
+        foreign = Publisher(world.folder / "foreign", other, dtype="float32")
         item = foreign.publish(weights(other, 0), 1)
         foreign.close()
         status, answer = post(server, "/v1/policy/sync", {"item": str(item), "version": "6"})

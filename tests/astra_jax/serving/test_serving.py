@@ -70,6 +70,7 @@ def complete(server, prompt, **options):
 def post(server, path: str, body, **headers):
     """Status, headers and JSON of an answer."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(f"{server.url}{path}", data=data, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -314,6 +314,16 @@ async def test_the_tools_of_a_request_are_its_own_fault() -> None:
             await teacher_of(url).endpoint.complete("agent", msgspec.json.encode(request), random.Random(0))
 
 
+async def test_a_redirect_is_not_followed_with_the_key() -> None:
+    async with (other := Flaky()) as elsewhere:
+        async with Scripted(lambda number, body: status(308, Location=elsewhere)) as url:
+            with pytest.raises(
+                EndpointUnusable, match=f"status 308: it sends us to '{elsewhere}'; give that as base_url"
+            ):
+                await ask(teacher_of(url))
+        assert not other.requests
+
+
 async def test_an_address_that_is_none_stops_the_run() -> None:
     with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
         await ask(teacher_of("http:///v1"))

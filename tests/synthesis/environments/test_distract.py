@@ -179,7 +179,8 @@ async def endpoint() -> AsyncIterator[Any]:
         body = await request.json()
         state["asked"].append((body, request.headers["Authorization"]))
         if state["answers"]:
-            return web.json_response({"error": {"message": "not now"}}, status=state["answers"].pop(0))
+            there = {"Location": "/v1/embeddings"}  # where a redirect would be answered
+            return web.json_response({"error": {"message": "not now"}}, status=state["answers"].pop(0), headers=there)
         data = [
             {"object": "embedding", "index": i, "embedding": state["value"](t)} for i, t in enumerate(body["input"])
         ]
@@ -210,6 +211,7 @@ async def test_an_endpoint_is_asked_in_batches_and_again_when_it_is_busy(endpoin
     ("state", "message"),
     [
         ({"answers": [404]}, "refused the request"),
+        ({"answers": [308]}, "refused the request"),
         ({"answers": [500, 500]}, "no embeddings in 2 tries"),
         ({"value": lambda text: [1.0] * len(text)}, "different widths"),
         ({"value": lambda text: [1e39, 1.0]}, "not finite"),

@@ -18,8 +18,15 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from astra_vllm.access import SyncRoot
+
+_SHOWN = 200
+_MOST_METADATA_BYTES = 16 << 20
+_LEAF = re.compile(r"[A-Za-z0-9_]+(?:\.(?:[A-Za-z0-9_]+|\{\}))*")
+_PLAIN_CODECS = {"bytes", "transpose", "crc32c", "sharding_indexed"}
 _MARKER = "_CHECKPOINT_METADATA"
 _ITEM_METADATA = "_METADATA"
+Shapes = Mapping[str, tuple[int, ...]]
 DTYPES = ("bfloat16", "float32", "float16")
 """Dtypes that are taken; tensorstore and torch have the same names for them."""
 
@@ -48,112 +55,175 @@ class Span:
         return math.prod(self.shape) * item_bytes(self.dtype)
 
 
+def _filled(name: str, place: tuple[int, ...]) -> str:
+    for i in place:
+        name = name.replace("{}", str(i), 1)
+    return name
+
+
+def _packers(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """What a zarr array's chunks went through, by its metadata, that makes them another size."""
+    if metadata.get("compressor"):
+        yield str(metadata["compressor"].get("id"))
+    yield from (str(one.get("id")) for one in metadata.get("filters") or ())
+    for codec in metadata.get("codecs") or ():
+        if codec["name"] not in _PLAIN_CODECS:
+            yield str(codec["name"])
+        configuration = codec.get("configuration") or {}
+        for inner in ("codecs", "index_codecs"):
+            yield from _packers({"codecs": configuration.get(inner)})
+
+
 def item_bytes(dtype: str) -> int:
     """Bytes of one number."""
     return 4 if dtype == "float32" else 2
 
 
 class PolicyCheckpoint:
-    """An opened item; only its metadata have been read.
+    """An item of which only metadata are read, until it was compared with the model that it is for.
 
     Args:
-        item: a folder, or a URL that tensorstore knows (`gs://`, `s3://`).
+        item: a folder, or `gs://BUCKET/FOLDER`.
+        root: below which it has to be.
+
+    Attributes:
+        spans: all tensors, in the order in which they are read; none before `compare`.
 
     Raises:
+        NotTaken: it is not below the root.
         PolicyCheckpointError: nothing there, not committed, or not an item of the expected form.
     """
 
-    def __init__(self, item: str) -> None:
-        self.item = item.rstrip("/")
-        self._base = self.item if re.match(r"^[a-z0-9]+://", self.item) else "file://" + str(Path(self.item).absolute())
+    def __init__(self, item: str, root: SyncRoot) -> None:
+        self.item = item.rstrip("/")[:_SHOWN]
+        self._store = root.store(item)
         # Files are mapped: read into buffers first, 0.9 GB take 0.8 s instead of 0.2, most of it in page faults.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_mode": {"mode": "memmap"}})
         self._require_commit()
-        metadata = self._json(f"{self._base}/", _ITEM_METADATA)
+        metadata = self._json(self._store, _ITEM_METADATA)
         try:
             keys = [
                 tuple(str(key["key"]) for key in leaf["key_metadata"]) for leaf in metadata["tree_metadata"].values()
             ]
-            driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
+            self._driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
         except (KeyError, TypeError, AttributeError) as error:
             raise PolicyCheckpointError(f"{self.item}: {_ITEM_METADATA} is not of an Orbax item ({error!r})") from None
-        if nested := [key for key in keys if len(key) != 1]:
-            raise PolicyCheckpointError(
-                f"{self.item}: leaf {'.'.join(nested[0])} is nested; a published policy has leaves named "
-                "as Hugging Face names its tensors. Give the `params` item that the trainer's Publisher wrote"
-            )
-        self._leaves = {key[0]: self._open(key[0], driver) for key in sorted(keys)}
-        self.spans = list(self._spans())
+        for key in keys:
+            if len(key) != 1 or not _LEAF.fullmatch(key[0]):
+                raise PolicyCheckpointError(
+                    f"{self.item}: leaf {'.'.join(key)[:_SHOWN]!r} is nested, or no name; a published policy has "
+                    "leaves named as Hugging Face names its tensors. Give the `params` item that the trainer's "
+                    "Publisher wrote"
+                )
+        self._names = sorted({key[0] for key in keys})
+        self._leaves: dict[str, ts.TensorStore] = {}
+        self.spans: list[Span] = []
 
     def _require_commit(self) -> None:
-        parent = self._base.rpartition("/")[0]
-        if "orbax-checkpoint-tmp" in parent or "orbax-checkpoint-tmp" in self._base:
+        folder = self._store["path"].rstrip("/").rpartition("/")[0]
+        if "orbax-checkpoint-tmp" in self._store["path"]:
             raise PolicyCheckpointError(f"{self.item} is still being written: give its final path")
-        marker = self._json(f"{parent}/", _MARKER)
+        marker = self._json({**self._store, "path": f"{folder}/"}, _MARKER)
         if not marker.get("commit_timestamp_nsecs"):
             raise PolicyCheckpointError(f"{self.item} was not committed: {_MARKER} has no commit_timestamp_nsecs")
 
-    def _json(self, base: str, name: str) -> dict[str, Any]:
+    def _json(self, store: dict[str, Any], name: str) -> dict[str, Any]:
         try:
-            value = ts.KvStore.open(base).result().read(name).result().value
+            path = Path(store["path"], name)
+            if store["driver"] == "file" and path.exists() and path.stat().st_size > _MOST_METADATA_BYTES:
+                raise PolicyCheckpointError(f"{path} has more than the {_MOST_METADATA_BYTES} bytes of any metadata")
+            value = ts.KvStore.open(store).result().read(name).result().value
             if not value:
-                raise PolicyCheckpointError(f"{base}{name} is not there: no checkpoint, or one that was not finished")
+                raise PolicyCheckpointError(
+                    f"{store['path']}{name} is not there: no checkpoint, or one that was not finished"
+                )
             content = json.loads(value)
-        except (ValueError, OSError) as error:
-            raise PolicyCheckpointError(f"{base}{name} cannot be read: {error}") from None
+        except (ValueError, OSError, RecursionError) as error:
+            raise PolicyCheckpointError(f"{store['path']}{name} cannot be read: {error}") from None
         if not isinstance(content, dict):
-            raise PolicyCheckpointError(f"{base}{name} is not a JSON object")
+            raise PolicyCheckpointError(f"{store['path']}{name} is not a JSON object")
         return content
 
-    def _open(self, name: str, driver: str) -> ts.TensorStore:
-        store = {"driver": "ocdbt", "base": f"{self._base}/", "path": f"{name}/"}
+    def _open(self, name: str) -> ts.TensorStore:
+        store = {"driver": "ocdbt", "base": self._store, "path": f"{name}/"}
+        # What was not stored would be read as zeros.
+        spec = {"driver": self._driver, "kvstore": store, "fill_missing_data_reads": False}
         try:
-            array = ts.open({"driver": driver, "kvstore": store}, open=True, read=True, context=self._context).result()
+            array = ts.open(spec, open=True, read=True, context=self._context).result()
+            metadata = array.spec().to_json()["metadata"]
         except (ValueError, OSError) as error:
             raise PolicyCheckpointError(f"{self.item}: leaf {name} cannot be opened: {error}") from None
         if array.dtype.name not in DTYPES:
             raise PolicyCheckpointError(f"{self.item}: leaf {name} is {array.dtype.name}; publish {', '.join(DTYPES)}")
         if name.count("{}") > array.rank:
             raise PolicyCheckpointError(f"{self.item}: leaf {name} has only {array.rank} axes")
+        if packed := sorted(_packers(metadata)):
+            raise PolicyCheckpointError(
+                f"{self.item}: leaf {name} is stored with {packed[0]}, which may unpack to any size; publish it "
+                "uncompressed"
+            )
+        layout = array.chunk_layout
+        for chunk in (layout.read_chunk.shape, layout.write_chunk.shape):
+            parts = chunk or (None,) * array.rank
+            if any(part is None or part > max(whole, 1) for part, whole in zip(parts, array.shape, strict=True)):
+                shape = list(array.shape)
+                raise PolicyCheckpointError(f"{self.item}: leaf {name} of shape {shape} has larger chunks, {chunk}")
         return array
-
-    def _spans(self) -> Iterator[Span]:
-        start = 0
-        for name, array in self._leaves.items():
-            stacked = name.count("{}")
-            shape = tuple(array.shape)
-            for place in itertools.product(*map(range, shape[:stacked])):
-                span = Span(name.format(*place), shape[stacked:], array.dtype.name, start)
-                yield span
-                start += span.bytes
 
     @property
     def bytes(self) -> int:
         """Of all tensors."""
         return self.spans[-1].start + self.spans[-1].bytes if self.spans else 0
 
-    def compare(self, expected: Mapping[str, tuple[int, ...]], optional: frozenset[str] = frozenset()) -> None:
-        """Check every tensor's name and shape.
+    def compare(self, expected: Shapes, optional: Shapes, dtype: str) -> None:
+        """Check every tensor's name, shape and dtype. Nothing of their size is allocated.
 
         Args:
             expected: the server's model.
-            optional: names that may be there too.
+            optional: what may be there too.
+            dtype: that the model is served in; a checkpoint has it too, unless it is float32, which holds them all.
 
         Raises:
-            PolicyCheckpointError: names the first tensor that is missing, left over or of another shape.
+            PolicyCheckpointError: names the first tensor that is missing, left over or of another shape or dtype.
         """
-        found = {span.name: span.shape for span in self.spans}
+        known = {**optional, **expected}
+        if len(self._names) > len(known):
+            raise PolicyCheckpointError(
+                f"{self.item}: it has {len(self._names)} leaves, the model {len(known)} tensors"
+            )
+        spans: dict[str, Span] = {}
+        start = 0
+        for name in self._names:
+            array = self._leaves[name] = self._open(name)
+            if dtype not in ("float32", array.dtype.name):
+                raise PolicyCheckpointError(
+                    f"{self.item}: leaf {name} is {array.dtype.name}, the model is served in {dtype}: publish that, or "
+                    "start the server with --dtype float32"
+                )
+            stacked, shape = name.count("{}"), tuple(array.shape)
+            # Before there is a span for each: a shape is a few bytes, whatever it says.
+            if (count := math.prod(shape[:stacked])) > len(known) - len(spans):
+                raise PolicyCheckpointError(
+                    f"{self.item}: leaf {name} of shape {list(shape)} holds {count} tensors, more than the model has"
+                )
+            for place in itertools.product(*map(range, shape[:stacked])):
+                span = Span(_filled(name, place), shape[stacked:], array.dtype.name, start)
+                if span.name not in known or span.name in spans:
+                    twice = "is there twice" if span.name in spans else "is not part of the model"
+                    raise PolicyCheckpointError(f"{self.item}: tensor {span.name} {twice}")
+                if span.shape != known[span.name]:
+                    raise PolicyCheckpointError(
+                        f"{self.item}: tensor {span.name} has shape {list(span.shape)}, the model's has "
+                        f"{list(known[span.name])}"
+                    )
+                spans[span.name] = span
+                start += span.bytes
         for name, shape in sorted(expected.items()):
-            if name not in found:
+            if name not in spans:
                 raise PolicyCheckpointError(
                     f"{self.item}: tensor {name} is missing; the model's has shape {list(shape)}"
                 )
-            if found[name] != shape:
-                raise PolicyCheckpointError(
-                    f"{self.item}: tensor {name} has shape {list(found[name])}, the model's has {list(shape)}"
-                )
-        if left := sorted(set(found) - set(expected) - optional):
-            raise PolicyCheckpointError(f"{self.item}: tensor {left[0]} is not part of the model")
+        self.spans = list(spans.values())
 
     def read(self, buffer: memoryview) -> None:
         """Read all tensors, in the order of `spans`; every chunk is read, so a damaged one is noticed here.

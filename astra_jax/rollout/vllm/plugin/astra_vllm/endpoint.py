@@ -1,9 +1,12 @@
 """The HTTP side: `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's own API key.
 
-A checkpoint is read and checked whole before anything is touched: every name and shape against the served model, and
-every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused, with
-requests kept: they go on afterwards, their caches computed anew, and their tokens labelled with the version that drew
-them. A load that fails half-way leaves the server paused, never serving half a model; the next good sync mends it.
+A sync has a key besides, and takes checkpoints below one root alone (`access.py`); pausing and resuming are parts of
+it, and no endpoints of their own.
+
+A checkpoint is read and checked whole before anything is touched: every name, shape and dtype against the served model,
+and every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused,
+with requests kept: they go on afterwards, their caches computed anew, and their tokens labelled with the version that
+drew them. A load that fails half-way leaves the server paused, never serving half a model; the next good sync mends it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -20,10 +24,14 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from vllm import platforms
 
+from astra_vllm.access import PROTOCOL, NotTaken, SyncAccess
 from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError
 from astra_vllm.handover import Handover, WeightTransfer, WorkerExtension
 from astra_vllm.memory import Place, SharedMemory
 from astra_vllm.model import Shapes, expected_tensors, vocabulary_digest
+
+_MOST_BYTES = 64 << 10
+"""Of a request."""
 
 
 class PolicyEndpoint:
@@ -38,14 +46,19 @@ class PolicyEndpoint:
         self._half_loaded = False
         self._memory: SharedMemory | None = None  # kept: new memory costs as much time as reading into it
         self._handover: Handover
+        self._access: SyncAccess
+        self._dtype = ""
         self._description: dict[str, Any] = {}
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Called by vLLM once the engine is there.
 
         Raises:
-            RuntimeError: the server's workers cannot take weights over; it does not start.
+            RuntimeError: whoever samples could replace the weights, or the server's workers cannot take any over; it
+                does not start.
         """
+        keys = [*(args.api_key or ()), *filter(None, [os.environ.get("VLLM_API_KEY")])]
+        self._access = SyncAccess.of(os.environ, host=args.host, socket=args.uds, api_keys=keys)
         self._engine = engine_client
         on_tpus = platforms.current_platform.is_tpu()
         if on_tpus:
@@ -65,7 +78,10 @@ class PolicyEndpoint:
             "vocabulary": vocabulary,
             "logprobs_mode": str(config.logprobs_mode),
             "on_tpus": on_tpus,
+            "protocol": PROTOCOL,
+            "wants_key": self._access.key is not None,
         }
+        self._dtype = str(config.dtype).removeprefix("torch.")
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM when it builds its routes."""
@@ -74,23 +90,31 @@ class PolicyEndpoint:
         router.add_api_route("/v1/policy/version", self._version, methods=["GET"])
         app.include_router(router)
 
-    async def _version(self) -> JSONResponse:
+    async def _version(self, request: Request) -> JSONResponse:
+        if refused := self._access.refusal(request.headers, syncs=False):
+            return _refused(*refused)
         state = {"version": await self._engine.get_weight_version(), "half_loaded": self._half_loaded}
         return JSONResponse(state | self._description)
 
     async def _sync(self, request: Request) -> JSONResponse:
+        if refused := self._access.refusal(request.headers, syncs=True):
+            return _refused(*refused)
+        sent = b""
+        async for part in request.stream():
+            sent += part
+            if len(sent) > _MOST_BYTES:
+                return _refused(413, f"the body is larger than {_MOST_BYTES} bytes")
         try:
-            body = json.loads(await request.body())
+            body = json.loads(sent)
             item, version = body["item"], body["version"]
             if not isinstance(item, str) or not isinstance(version, str) or set(body) != {"item", "version"}:
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return _refused(400, 'send {"item": the published params folder or URL, "version": its number as a string}')
         async with self._lock:
             clock = _Clock()
             try:
-                checkpoint = await asyncio.to_thread(PolicyCheckpoint, item)
-                checkpoint.compare(*await asyncio.to_thread(lambda: self._expected))
+                checkpoint = await asyncio.to_thread(self._checked, item)
                 clock.lap("check")
                 if self._memory is None or self._memory.size != checkpoint.bytes:
                     self._memory = SharedMemory(checkpoint.bytes)
@@ -98,8 +122,8 @@ class PolicyEndpoint:
                 places = [(span.name, span.shape, span.dtype, span.start) for span in checkpoint.spans]
                 await asyncio.to_thread(self._handover.prepare, self._memory, places)
                 clock.lap("read")
-            except PolicyCheckpointError as error:
-                return _refused(400, str(error))
+            except (NotTaken, PolicyCheckpointError) as error:
+                return _refused(403 if isinstance(error, NotTaken) else 400, str(error))
             try:
                 await self._load(self._memory, places, version, clock)
             except Exception as error:
@@ -107,8 +131,13 @@ class PolicyEndpoint:
                 return _refused(500, text)
             return JSONResponse({"version": version, "bytes": checkpoint.bytes, "seconds": clock.seconds})
 
+    def _checked(self, item: str) -> PolicyCheckpoint:
+        checkpoint = PolicyCheckpoint(item, self._access.root)
+        checkpoint.compare(*self._expected, self._dtype)
+        return checkpoint
+
     @functools.cached_property
-    def _expected(self) -> tuple[Shapes, frozenset[str]]:
+    def _expected(self) -> tuple[Shapes, Shapes]:
         """Does not change while the server runs; for a large model it takes seconds."""
         return expected_tensors(self._engine.model_config.hf_config)
 

@@ -15,8 +15,8 @@ HEAD = "lm_head.weight"
 _FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)$")
 
 
-def expected_tensors(config: Any) -> tuple[Shapes, frozenset[str]]:
-    """Names and shapes of all tensors of a model as Hugging Face stores them, and the names that may be left out.
+def expected_tensors(config: Any) -> tuple[Shapes, Shapes]:
+    """Names and shapes of all tensors of a model as Hugging Face stores them, and those that may be left out.
 
     Args:
         config: transformers' config of the served model.
@@ -29,10 +29,8 @@ def expected_tensors(config: Any) -> tuple[Shapes, frozenset[str]]:
             shapes |= _single_experts(match[1], match[2], tuple(tensor.shape))
         else:
             shapes[name] = tuple(tensor.shape)
-    optional = frozenset({HEAD}) if config.tie_word_embeddings else frozenset()
-    for name in optional:
-        shapes.pop(name, None)
-    return shapes, optional
+    tied = [HEAD] if config.tie_word_embeddings and HEAD in shapes else []
+    return shapes, {name: shapes.pop(name) for name in tied}
 
 
 def _single_experts(prefix: str, part: str, shape: tuple[int, ...]) -> Shapes:

@@ -1,0 +1,196 @@
+"""What a server lets whom do: which checkpoints it takes, and from whom. Decided when it starts, by its environment.
+
+    ASTRA_SYNC_ROOT       folder, or gs://BUCKET/FOLDER, below which the trainer publishes: nothing else is ever opened
+    ASTRA_SYNC_KEY_FILE   file whose first line is the key of syncs: who may sample may not replace the weights
+
+Without a key nobody but this machine may reach the server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = "ASTRA_SYNC_ROOT"
+KEY_FILE = "ASTRA_SYNC_KEY_FILE"
+KEY_HEADER = "X-Astra-Sync-Key"
+PROTOCOL = 2
+"""Of these endpoints. 1 asked for no key and opened any path; its trainers send none."""
+_DEV_MODE = "VLLM_SERVER_DEV_MODE"
+_BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9_=.-]+)+)")
+"""Without what an URL could mean besides a name: queries, escapes, further stores."""
+_SHOWN = 200
+
+
+class NotTaken(Exception):
+    """The checkpoint is none of those that this server takes; the message says which it does."""
+
+
+class SyncRoot:
+    """The folder below which checkpoints are taken.
+
+    Args:
+        text: an absolute path, or `gs://BUCKET/FOLDER`.
+
+    Raises:
+        RuntimeError: it is neither.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text.rstrip("/")
+        self._bucket = _bucket(self._text)
+        if self._bucket is None and not (self._text.startswith("/") and "\0" not in self._text):
+            raise RuntimeError(
+                f"astra_sync: {ROOT}={text!r}: give the folder that the trainer publishes to (its --publish_dir), as "
+                "an absolute path other than / or as gs://BUCKET/FOLDER"
+            )
+
+    def store(self, item: str) -> dict[str, Any]:
+        """The key-value store of an item, as tensorstore describes it, links and `..` followed.
+
+        Raises:
+            NotTaken: it is not below the root.
+        """
+        problem = (
+            f"{item[:_SHOWN]!r} is not below {ROOT}={self._text}, whence alone this server takes checkpoints: publish "
+            "there, or start the server with another"
+        )
+        if self._bucket is not None:
+            found, (bucket, folder) = _bucket(item.rstrip("/")), self._bucket
+            if found is None or found[0] != bucket or not found[1].startswith(f"{folder}/"):
+                raise NotTaken(problem)
+            return {"driver": "gcs", "bucket": bucket, "path": f"{found[1]}/"}
+        if not item.startswith("/") or "\0" in item:
+            raise NotTaken(problem)
+        try:
+            path, root = Path(item).resolve(), Path(self._text).resolve()
+        except (OSError, RuntimeError) as error:  # links in a circle, a name that is too long
+            raise NotTaken(f"{item[:_SHOWN]!r} cannot be followed: {error}") from None
+        if path == root or not path.is_relative_to(root):
+            raise NotTaken(problem)
+        for one in (path.parent / "_CHECKPOINT_METADATA", *path.rglob("*")):
+            # A pipe would never end, and a link may lead anywhere.
+            if one.exists() and not (one.resolve().is_relative_to(root) and (one.is_file() or one.is_dir())):
+                raise NotTaken(f"{one} is no file below {ROOT}={self._text}")
+        return {"driver": "file", "path": f"{path}/"}
+
+
+def _bucket(text: str) -> tuple[str, str] | None:
+    """Bucket and path of a `gs://` address."""
+    match = _BUCKET.fullmatch(text)
+    if match is None or {".", ".."} & set(match[2].split("/")):
+        return None
+    return match[1], match[2][1:]
+
+
+@dataclass(frozen=True)
+class SyncAccess:
+    """Who may sync what.
+
+    Attributes:
+        root: of checkpoints.
+        key: that syncs must show; None only where nobody else can reach the server.
+        local: it listens on a socket file, where there is no `Host` to look at.
+    """
+
+    root: SyncRoot
+    key: str | None
+    local: bool
+
+    @classmethod
+    def of(
+        cls, environment: Mapping[str, str], *, host: str | None, socket: str | None, api_keys: Iterable[str]
+    ) -> SyncAccess:
+        """From a server's environment and arguments.
+
+        Args:
+            host: vLLM's `--host`; None listens everywhere.
+            socket: vLLM's `--uds`.
+            api_keys: vLLM's own, which may sample.
+
+        Raises:
+            RuntimeError: the weights would not be safe; the server does not start.
+        """
+        if not (root := environment.get(ROOT)):
+            raise RuntimeError(
+                f"astra_sync: {ROOT} is not set: give the folder that the trainer publishes to (its --publish_dir, by "
+                "default WORKDIR/policy), below which alone checkpoints are then taken"
+            )
+        key = _key_in(environment[KEY_FILE]) if environment.get(KEY_FILE) else None
+        reachable = not socket and not is_loopback(host)
+        if key is None and reachable:
+            raise RuntimeError(
+                f"astra_sync: --host={host or 'everywhere'} can be reached from other machines, and {KEY_FILE} is not "
+                "set: whoever may sample could replace the weights; name a file with a key of its own, or listen on "
+                "127.0.0.1"
+            )
+        if key is not None and key in api_keys:
+            raise RuntimeError(
+                f"astra_sync: the key in {KEY_FILE} is the --api-key too: whoever may sample could replace the weights"
+            )
+        if environment.get(_DEV_MODE, "0").strip() not in ("", "0") and (reachable or key is not None):
+            raise RuntimeError(
+                f"astra_sync: {_DEV_MODE} opens /pause, /update_weights and more to whoever reaches the server, past "
+                f"the key of {KEY_FILE}: unset it, or listen on 127.0.0.1 without a key"
+            )
+        return cls(SyncRoot(root), key, bool(socket))
+
+    def refusal(self, headers: Mapping[str, str], *, syncs: bool) -> tuple[int, str] | None:
+        """Status and text for who may not ask this, or None.
+
+        Args:
+            syncs: it is a sync; else what anybody may ask who may sample.
+        """
+        if headers.get("origin") is not None:
+            return 403, "pages of other sites get nothing here: a trainer sends no Origin"
+        given = headers.get(KEY_HEADER)
+        if self.key is None:
+            host = headers.get("host", "")
+            if not self.local and not _names_this_machine(host):  # a site may give its own name this address
+                return 403, f"the host {host[:80]!r} is not this machine: ask for 127.0.0.1"
+        elif given is None and syncs:
+            return 403, (
+                f"syncs show the key of this server's {KEY_FILE} in {KEY_HEADER}: give the trainer "
+                "--rollout_sync_key_file; one that is older than this plugin has no such flag"
+            )
+        elif given is not None and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
+            return (
+                403,
+                f"another key than that of this server's {KEY_FILE}: see to the trainer's --rollout_sync_key_file",
+            )
+        if syncs and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return 415, "send application/json"
+        return None
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return host is not None and ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname)
+    except ValueError:  # of a host like "["
+        return False
+
+
+def _key_in(file: str) -> str:
+    try:
+        key = Path(file).read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeError) as error:
+        raise RuntimeError(f"astra_sync: {KEY_FILE}={file} cannot be read: {error}") from None
+    if not key:
+        raise RuntimeError(f"astra_sync: {KEY_FILE}={file} has no key on its first line")
+    return key
