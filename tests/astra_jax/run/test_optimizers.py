@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ def settings(name: str, **changes) -> TrainingConfig:
     return TrainingConfig(steps=1, batch_size=1, learning_rate=1.0, optimizer=name, **changes)
 
 
+@functools.cache
 def one_update(name: str, *, weight_decay: float = 0.0, max_grad_norm: float = 1e9):
     """(parameters, gradients, updates) of a first step at learning rate 1."""
     params = CONFIG.init(jax.random.key(0))
@@ -29,7 +32,7 @@ def one_update(name: str, *, weight_decay: float = 0.0, max_grad_norm: float = 1
     keys = jax.random.split(jax.random.key(1), len(leaves))
     gradients = tree.unflatten([jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
     optimizer = make_optimizer(settings(name, b2=0.99, weight_decay=weight_decay, max_grad_norm=max_grad_norm), 1.0)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
     return params, gradients, updates
 
 

@@ -135,7 +135,7 @@ DTYPES = ["float32", "bfloat16"]
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_one_broken_gradient_changes_nothing(params, name, broken, dtype) -> None:
-    step, own, state, gradients = optimizer_steps(params, name, dtype)
+    step, own, state, gradients = optimizer_steps(params, name, dtype, rate=1e-2)
     own, state, said = step(own, state, gradients, jnp.float32(2))
     assert math.isfinite(said["gradient_norm"]) and said["weights_finite"]
     spoilt = jax.tree.map(jnp.copy, gradients)
@@ -156,13 +156,20 @@ def test_an_update_that_breaks_a_weight_is_told(params, name, rate, dtype) -> No
     assert math.isfinite(said["gradient_norm"]) and not said["weights_finite"]
 
 
-def optimizer_steps(params, name: str, dtype: str, *, rate: float = 1e-2):
+def optimizer_steps(params, name: str, dtype: str, *, rate: float):
     """(a step, weights of a type, the optimizer's state, gradients that are all 1)."""
     config = dataclasses.replace(GRPO, optimizer=name, weight_decay=0.1)
-    optimizer = make_optimizer(config, rate)
-    own, state = initial_state(jax.tree.map(lambda x: x.astype(dtype), params), optimizer)
-    step = jax.jit(partial(apply_gradients, optimizer=optimizer, rounding="stochastic"))
-    return step, own, state, jax.tree.map(jnp.ones_like, own)
+    own, state = initial_state(
+        jax.tree.map(lambda x: x.astype(dtype), params), make_optimizer(config, lambda step: rate)
+    )
+    return partial(taken, jnp.float32(rate), config=config), own, state, jax.tree.map(jnp.ones_like, own)
+
+
+@partial(jax.jit, static_argnames="config")
+def taken(rate, params, state, gradients, total, *, config: GRPOConfig):
+    """A step at any rate: one program for each optimizer and type of weights."""
+    optimizer = make_optimizer(config, lambda step: rate)
+    return apply_gradients(params, state, gradients, total, optimizer=optimizer, rounding="stochastic")
 
 
 def check_same(before, after) -> None:
