@@ -177,7 +177,7 @@ def _check(annotation: Any, value: Any, name: str, limits: tuple[Any, ...], whol
             _check(parts[1], one, f"{name}[{key!r}]", (), parts[1])
     elif isinstance(origin, type) and issubclass(origin, Iterable):
         if not isinstance(value, origin):
-            raise _refused(name, value, whole)
+            raise _refused(name, value, whole, why=f"in Python a {origin.__name__}")
         for place, one in enumerate(value):
             _check(parts[0], one, f"{name}[{place}]", (), parts[0])
     elif isinstance(annotation, type):

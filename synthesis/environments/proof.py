@@ -140,8 +140,9 @@ def searches(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     """Arguments by which a search would find all there is: each required free one made such, and all of them empty."""
     free, given = _free(tool), case.arguments
     found = [{**given, name: one} for name in free for one in anything(given[name]) if one != given[name]]
-    if len(free) > 1:
-        found.append({**given, **{name: _EMPTY.get(type(given[name]), given[name]) for name in free}})
+    emptied = {**given, **{name: _EMPTY.get(type(given[name]), given[name]) for name in free}}
+    if len(free) > 1 and emptied != given:  # numbers are not empty
+        found.append(emptied)
     return found
 
 

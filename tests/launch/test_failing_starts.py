@@ -106,13 +106,17 @@ def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> No
 def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
     key = tmp_path / "key"
+    servers: dict[str, Path | str] = {"rollout_urls": "http://127.0.0.1:9"}
     cases: list[tuple[dict[str, Path | str], str]] = [
         ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
         ({"environments": world / "data"}, "holds Trajectory records, expected ToolEnvironment"),
         ({"config": world / "sft.py"}, "is of type SFTRun; this program takes one of GRPORun"),
         ({"config.grpo.solve_rates": "[0.1,0.9]"}, "has no recorded solve rate"),
         ({"weights": nowhere}, f"{nowhere} has no config.json"),
-        ({"rollout_key_file": key}, f"--rollout_key_file={key} is no file"),
+        ({"rollout_key_file": key}, "--rollout_key_file is for servers: give --rollout_urls too"),
+        (servers | {"rollout_key_file": key}, f"--rollout_key_file={key} is no file"),
+        (servers | {"rollout_sync_key_file": key}, f"--rollout_sync_key_file={key} is no file"),
+        (servers | {"rollout_ca_file": key}, f"--rollout_ca_file={key} is no file of certificates"),
         ({"sandbox_token_file": key}, "--sandbox_token_file is for a service"),
     ]
     with programs("launch.grpo", tmp_path, heavy=HEAVY, JAX_PLATFORMS="nowhere") as start:

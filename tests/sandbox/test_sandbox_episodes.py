@@ -185,10 +185,11 @@ async def test_a_history_that_takes_no_possible_time_is_refused(pool: SandboxPoo
     with pytest.raises(ValueError, match="PastCall.cpu_seconds="):
         PastCall("add", {}, "0", json.loads(seconds))
     body = json.dumps({"code": SHOP, "function": "show", "arguments": {}, "history": [["add", {}, "0", 0]]})
+    sent = {"data": body.replace('"0", 0', f'"0", {seconds}'), "headers": {"Content-Type": "application/json"}}
     async with (
         serving(pool) as (_, url),
         aiohttp.ClientSession() as session,
-        session.post(f"{url}/call", data=body.replace('"0", 0', f'"0", {seconds}')) as response,
+        session.post(f"{url}/call", **sent) as response,
     ):
         assert response.status == 400
 

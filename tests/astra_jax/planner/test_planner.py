@@ -208,7 +208,10 @@ def test_what_does_not_fit_is_said_not_raised() -> None:
         (["--config=sft:14"], "--config=sft:14 is neither a preset nor a file; the nearest preset is sft:14b"),
         (["--config=configs/sft_qwen3_30b_a3b.py"], "presets have names now; use --config=sft:30b-a3b"),
         (["--config=configs/training.py"], "defines no CONFIG"),
-        (["--config=sft:14b", "--mesh=width=2"], "--mesh has 'width=2'; write AXIS=SIZE"),
+        (
+            ["--config=sft:14b", "--mesh=width=2"],
+            "--mesh=width=2: write AXIS=SIZE; the axes are data, fsdp, expert, context, tensor",
+        ),
         (["--config=sft:14b", "--topology=tpu:8"], "there is no chip 'tpu'"),
         ([], "--config is missing"),
     ],

@@ -108,6 +108,14 @@ async def test_every_required_argument_is_made_one_that_finds_everything() -> No
         *({"tags": one} for one in ([], [""], ["*"], ["%"], [".*"], ["A"])),
         {"c": "", "tags": []},
     ]
+    numbers = {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        "required": ["a", "b"],
+    }
+    given = {"a": 1, "b": 2.5}
+    add = CodeTool(ToolSpec("add", "Adds.", numbers), "def add(a, b): ...")
+    assert searches(add, Case(1, given, given, Answer(3.5))) == [], "the call itself is no search"
     # A letter of a short code may be another code.
     assert anything("Na") == ["", "*", "%", ".*"] and anything(5) == [] and anything({"a": 1}) == [{}]
 

@@ -299,7 +299,7 @@ async def test_the_offline_teacher_speaks_as_the_persona_and_is_understood(langu
 async def test_a_run_with_personas_of_a_file(tmp_path):
     """English ones of the file, Chinese ones built in; real servers, so requests of templates too."""
     config = TrajectoriesConfig(
-        trajectories=24, sources=default_sources(), mcp_share=0.4, min_tools=2, fact_servers=("elements",),
+        trajectories=24, sources=tuple(default_sources()), mcp_share=0.4, min_tools=2, fact_servers=("elements",),
         emulated_servers=(), augmentations=("persona",), augmented=1.0, near_duplicate=0.4,
         personas=str(personas_file(tmp_path, NURSE)),
     )  # fmt: skip
