@@ -205,7 +205,6 @@ def main() -> NoReturn:
     _OWN_MODULES.update({n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] == "sandbox"})
     call.rehearse()
     gc.collect()
-    heap.merge_mappings()
     heap.fill_gaps()
     gc.freeze()
     gc.disable()
