@@ -279,7 +279,7 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
         value = function(**arguments)
         stage = Report.UNSERIALISABLE
         result = "".join(_ENCODE(value, 0)).encode()
-        if result.count(b"[") + result.count(b"{") > MOST_NESTING and nests_too_deeply(value):
+        if nests_too_deeply(value, result):
             raise ValueError(f"it nests deeper than {MOST_NESTING} levels: return it flatter")
         stage = Report.TOO_LARGE
         if len(result) > most_bytes:

@@ -187,7 +187,7 @@ def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
         # The call has looked at its result's size itself: whoever is over the limit now has forged its report.
         if len(reply.payload) > limits.result_bytes and _json_bytes(body["value"]) > limits.result_bytes:
             return _malformed(reply)
-        if nests_too_deeply(body["value"]):  # so has this
+        if nests_too_deeply(body["value"], reply.payload):  # so has this
             return _too_deep(reply)
         return CallResult(
             Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"

@@ -237,11 +237,10 @@ class SandboxPool:
             message = f"the arguments are {len(request)} bytes of JSON; at most {most} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
         more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds) if history else 0
-        turns = self._turns.setdefault(code, asyncio.Semaphore(self.config.calls_per_environment))
-        async with (
-            turns,
-            self._permits,
-        ):  # a call that waits for others of its environment keeps no permit from the rest
+        if (turns := self._turns.get(code)) is None:
+            turns = self._turns[code] = asyncio.Semaphore(self.config.calls_per_environment)
+        # A call that waits for others of its environment keeps no permit from the rest.
+        async with turns, self._permits:
             result = await self._attempt(code, request, more)
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1

@@ -112,8 +112,14 @@ def digest(result: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def nests_too_deeply(value: Any) -> bool:
-    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other."""
+def nests_too_deeply(value: Any, written: bytes) -> bool:
+    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other.
+
+    Args:
+        written: as JSON, alone or with more around it; where that has so few brackets, nothing need be looked at.
+    """
+    if written.count(b"[") + written.count(b"{") <= MOST_NESTING:
+        return False
     level = [value]
     for _ in range(MOST_NESTING + 1):
         holders = [one for one in level if isinstance(one, dict | list | tuple)]

@@ -58,7 +58,7 @@ def encode_request(
     except (TypeError, ValueError, RecursionError) as error:
         message = f"TypeError: the arguments are not a JSON object: {error}"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
-    if any(nests_too_deeply(given) for given in (wanted["arguments"], *(past.arguments for past in history))):
+    if any(nests_too_deeply(given, request) for given in (wanted["arguments"], *(past.arguments for past in history))):
         message = f"ValueError: the arguments nest deeper than {MOST_NESTING} levels"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
     return request
