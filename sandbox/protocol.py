@@ -112,13 +112,13 @@ def digest(result: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def nests_too_deeply(value: Any, written: bytes) -> bool:
+def nests_too_deeply(value: Any, written: bytes | None = None) -> bool:
     """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other.
 
     Args:
-        written: as JSON, alone or with more around it; where that has so few brackets, nothing need be looked at.
+        written: the same as JSON, or more around it; where that has few enough brackets, nothing need be looked at.
     """
-    if written.count(b"[") + written.count(b"{") <= MOST_NESTING:
+    if written is not None and written.count(b"[") + written.count(b"{") <= MOST_NESTING:
         return False
     level = [value]
     for _ in range(MOST_NESTING + 1):
