@@ -28,7 +28,7 @@ from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import render
-from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, read_card, reading, records_file
+from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_file
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 
@@ -216,8 +216,7 @@ class _Source:
     """
 
     def __init__(self, path: Folder) -> None:
-        check_dataset(path, Trajectory)
-        count = read_card(path)["count"]
+        count = check_dataset(path, Trajectory)["count"]
         self.path, self._records = path, None
         if count:  # an ArrayRecord without any has no footer that the reader accepts
             with reading(path):

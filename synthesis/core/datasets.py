@@ -146,15 +146,16 @@ def read_card(path: Folder) -> dict[str, Any]:
     return card
 
 
-def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> None:
-    """See that a dataset is there and holds records of a kind, by its card alone.
+def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """See that a dataset is there and holds records of a kind, by its card alone, which is returned.
 
     Raises:
         DatasetError: it is missing, of another kind or schema, or has no records beside its card.
     """
-    _card_of(path, kind)
+    card = _card_of(path, kind)
     if not epath.Path(records_file(path)).exists():
         raise DatasetError(f"no dataset at {path}: {RECORDS_FILE} is missing; {_AGAIN.format(path)}")
+    return card
 
 
 def records_file(path: Folder) -> str:

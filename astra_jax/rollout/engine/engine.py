@@ -25,7 +25,7 @@ import numpy as np
 from absl import logging
 
 from astra_jax.cpu import programs as cpu
-from astra_jax.models.model import Model
+from astra_jax.models.model import Caches, Model
 from astra_jax.rollout.engine import device_steps as device
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
@@ -57,7 +57,7 @@ class Engine:
         self.stats = EngineStats()
         self._written_out = cpu.decodes_written_out(params)
         self._params = params
-        self._cache: Any = model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        self._cache: Any = self._empty_cache()
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
         self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
@@ -236,6 +236,9 @@ class Engine:
         request.news.set()
         self._idle(slot)
 
+    def _empty_cache(self) -> Caches:
+        return self.model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+
     def _start_over(self, cause: Exception | None = None) -> None:
         """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
         can be done at all. What is under way is prefilled again. Runs in a thread.
@@ -244,7 +247,7 @@ class Engine:
             Exception: nothing can be drawn any more.
         """
         self._cache = None  # freed before there is another
-        self._cache = self.model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        self._cache = self._empty_cache()
         for slot in self._slots:
             slot.cached, slot.donor = 0, None
             slot.length = slot.length if slot.request is not None else 0
