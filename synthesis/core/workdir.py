@@ -10,8 +10,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from etils import epath
+
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
+from synthesis.core.leases import leased
 from synthesis.core.refusals import Refusal
 
 LOCK = "lock"
@@ -29,18 +32,22 @@ class WorkdirError(Refusal):
 def locked(workdir: Folder) -> Iterator[None]:
     """Hold a workdir, which is made if it is not there: two programs would interleave what they write.
 
-    The lock ends with the process, however that ends. Who holds one may enter it again. A bucket has no locks: there
-    nothing is held.
+    The lock ends with the process, however that ends; in a bucket, a minute after it (`leases.leased`). Who holds one
+    may enter it again.
 
     Raises:
         WorkdirError: another process holds it, or it cannot be held.
+        LeaseError: the same, in a bucket.
+        StorageError: the bucket cannot be written.
     """
+    state, remedy = f"{workdir} is in use", "wait for it, or use another folder"
     if in_bucket(workdir):
-        yield
+        with _leased(location(workdir) / LOCK, state, remedy):
+            yield
         return
     folder = Path(location(workdir))
     folder.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder / LOCK, f"{workdir} is in use", "wait for it, or use another folder"):
+    with locked_file(folder / LOCK, state, remedy):
         yield
 
 
@@ -49,15 +56,17 @@ def locked_target(path: Folder) -> Iterator[None]:
     """Hold the place of a folder or file that is written whole, as `locked` does, by a hidden file beside it.
 
     Raises:
-        WorkdirError: as `locked`.
+        WorkdirError, LeaseError, StorageError: as `locked`.
     """
+    state, remedy = f"{path} is being written", "wait for it, or give another name"
+    target = location(path)
+    hidden = target.with_name(f".{target.name}.{LOCK}")
     if in_bucket(path):
-        yield
+        with _leased(hidden, state, remedy):
+            yield
         return
-    target = Path(location(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remedy = "wait for it, or give another name"
-    with locked_file(target.with_name(f".{target.name}.{LOCK}"), f"{path} is being written", remedy, leave=False):
+    Path(target.parent).mkdir(parents=True, exist_ok=True)
+    with locked_file(Path(hidden), state, remedy, leave=False):
         yield
 
 
@@ -80,13 +89,30 @@ def locked_file(file: Path, state: str, remedy: str, *, leave: bool = True) -> I
     with _opened(file, state, remedy) as descriptor:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
-        _held.set(_held.get() | {name})
-        try:
-            yield
-        finally:
-            _held.set(_held.get() - {name})
-            if not leave:
-                file.unlink(missing_ok=True)
+        with _noted(name):
+            try:
+                yield
+            finally:
+                if not leave:
+                    file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _leased(file: epath.Path, state: str, remedy: str) -> Iterator[None]:
+    if (name := os.fspath(file)) in _held.get():
+        yield
+        return
+    with leased(file, state, remedy), _noted(name):
+        yield
+
+
+@contextlib.contextmanager
+def _noted(name: str) -> Iterator[None]:
+    _held.set(_held.get() | {name})
+    try:
+        yield
+    finally:
+        _held.set(_held.get() - {name})
 
 
 @contextlib.contextmanager

@@ -120,6 +120,8 @@ def _completed(handler: Callable[..., None], lists: bool) -> Callable[..., None]
 
         bucket = request.params.get("bucket_name")
         name = request.params.get("object_id") or asked("name")
+        if asked("uploadType") == "multipart":  # as Google's client writes what is small
+            name = request.data["meta"]["name"]
         generation = "0"  # there is none
         if bucket and name:
             with contextlib.suppress(NotFound):
