@@ -66,6 +66,7 @@ def main() -> None:
 
     from astra_jax.grpo.environments import select_environments
     from astra_jax.models.hf_checkpoint import copy_tokenizer
+    from astra_jax.run import compilation_cache
     from astra_jax.run.hosts import is_first
     from astra_jax.run.record import write_run_record
     from synthesis.core.datasets import read_dataset
@@ -92,6 +93,7 @@ def main() -> None:
         if jax.process_count() > 1 and not _URLS.value:
             raise cli.UsageError("several hosts want --rollout_urls")
         mesh = models.mesh()
+        compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         params = models.load(config.model, mesh)
         if is_first():
             write_run_record(workdir, config)

@@ -41,6 +41,7 @@ def main() -> None:
     import jax
 
     from astra_jax.models.hf_checkpoint import copy_tokenizer
+    from astra_jax.run import compilation_cache
     from astra_jax.run.hosts import is_first
     from astra_jax.run.record import write_run_record
     from astra_jax.sft import bench, preview
@@ -68,6 +69,7 @@ def main() -> None:
         workdir = models.workdir()
         stack.enter_context(models.held(workdir))
         mesh = models.mesh()
+        compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         params = models.load(config.model, mesh)
         if is_first():
             write_run_record(workdir, config)

@@ -68,12 +68,13 @@ def read() -> tuple[Model, ChatTokenizer]:
 
 
 def load(model: Model) -> Params:
-    """The weights, on the first device.
+    """The weights, on the first device; what is compiled for it is kept in the user's cache.
 
     Raises:
         UsageError: as `step`.
         WeightsError, CheckpointError: they cannot be read.
     """
-    from astra_jax.run import weights
+    from astra_jax.run import compilation_cache, weights
 
+    compilation_cache.keep_programs()
     return weights.load(source(), model, step=step())

@@ -45,12 +45,14 @@ def _settings() -> QuickstartConfig:
 
 
 def main() -> None:
+    from astra_jax.run import compilation_cache
     from launch.quickstart import report, stages, summary
     from launch.quickstart.ledger import Ledger
 
     config = cli.overridden(_settings())
     workdir = cli.local_folder(_WORKDIR)
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
+    compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
     try:
         asyncio.run(stages.Quickstart(config, workdir, ledger).run(sandboxes.sandbox_from_flags()))
         result = summary.write(workdir, ledger, config, _PROFILE.value)
