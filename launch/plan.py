@@ -28,7 +28,7 @@ _CONFIG = flags.DEFINE_string(
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, v6e:4x4, h200:8 or h100:2x8.", required=True
 )
-_TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default the configuration's.")
+_TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
 _MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
 _SMALLEST = flags.DEFINE_bool("smallest", False, "Find the smallest slice that fits, up to --topology.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
@@ -40,19 +40,15 @@ def main() -> int:
 
     from astra_jax.mesh import AXES
     from astra_jax.planner.hardware import Slice
-    from astra_jax.planner.plan import describe, make_plan, smallest
+    from astra_jax.planner.plan import describe, make_plan
+    from astra_jax.planner.search import smallest
     from configs.training import SFTRun
 
     if _CONFIG.value is None:
         raise cli.UsageError("--config is missing; give a preset, for example sft:14b, or a file")
     run = cli.overridden(cli.load_config(_CONFIG.value, "sft", "grpo"))
     job = run.sft if isinstance(run, SFTRun) else run.grpo
-    if _TOKENS.value is not None:
-        tokens = _TOKENS.value
-    elif isinstance(run, SFTRun):
-        tokens = run.sft.data.seq_len
-    else:
-        tokens = run.grpo.episode.max_prompt_tokens + run.grpo.episode.max_response_tokens
+    tokens = _TOKENS.value
     mesh = meshes.axis_sizes(_MESH, AXES) or None
     slice_ = Slice.parse(_TOPOLOGY.value)
     if _SMALLEST.value:

@@ -22,7 +22,8 @@ class GRPOConfig(TrainingConfig):
     Attributes, beside `TrainingConfig`'s:
         steps: updates of the policy. The paper's curves run to about 140.
         batch_size: valid groups in an update (paper: batch 256 = mini-batch 256, so one update a batch).
-        micro_batch_size: packed rows of one forward and backward pass. Ours: 1; the longest fill a chip.
+        micro_batch_size: packed rows of one forward and backward pass. Ours: None, on a mesh a row for each place that
+            it spreads rows over, else 1; the longest fill a chip.
         group_size: episodes of a group. Ours: 8, the least that gives a usable deviation on F1's coarse grid.
         learning_rate: constant (paper).
         objective: clips, ratio, advantages, normalisation, importance sampling.
@@ -52,7 +53,6 @@ class GRPOConfig(TrainingConfig):
 
     steps: Count = 140
     batch_size: Count = 256
-    micro_batch_size: Count = 1
     group_size: Annotated[int, Bound(least=2, most=65_536, why="advantages are relative to the group")] = 8
     learning_rate: LearningRate = 2e-6
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

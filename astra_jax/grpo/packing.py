@@ -66,7 +66,7 @@ def pack(
     advantages: Sequence[float],
     *,
     row_buckets: Sequence[int],
-    rows: int,
+    rows: int | None,
     packed: bool = True,
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket], bucket being the smallest that holds the longest episode.
@@ -75,7 +75,7 @@ def pack(
         episodes: scored episodes.
         advantages: one for each.
         row_buckets: the allowed row lengths: as many programs are compiled as are used.
-        rows: rows of a micro-batch.
+        rows: of a micro-batch; None is one.
         packed: False gives each episode a row of its own (the reference in tests).
 
     Returns:
@@ -84,6 +84,7 @@ def pack(
     lengths = [len(episode.token_ids) for episode in episodes]
     length = bucket_for(max(lengths), row_buckets)
     placed = first_fit(lengths, length) if packed else [[i] for i in range(len(episodes))]
+    rows = rows or 1
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)

@@ -40,6 +40,7 @@ from astra_jax.mesh import check_batch
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.run.batch import on_mesh
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
@@ -106,6 +107,7 @@ async def train(
         NonFiniteError: a loss or gradient was not finite.
         Exception: what `TrainingRun` raises.
     """
+    config = on_mesh(config, mesh)
     longest = _check(config, model, tokenizer, mesh)
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
@@ -198,7 +200,7 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     if mesh is not None:
         for bucket in config.row_buckets:
-            check_batch(mesh, config.micro_batch_size, bucket, "a length in row_buckets")
+            check_batch(mesh, config.micro_batch_size or 1, bucket, "a length in row_buckets")
     return longest
 
 

@@ -1,7 +1,7 @@
 """What a compiled program sends between devices, read from its HLO text.
 
 Loops count as often as they run. A collective that the TPU compiler cut into pieces, one in each of a chain of fusions
-that hide it, is counted once.
+that hide it, is counted once, where it starts.
 """
 
 from __future__ import annotations
@@ -9,122 +9,95 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_COLLECTIVE = re.compile(
-    r"= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(-start)?\("
-)
-_CALLED = re.compile(
-    r"(?:body|condition|calls|to_apply|branch_computations|called_computations)=\{?((?:%[\w.\-]+,? ?)+)"
-)
-_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4}
+from astra_jax.planner.hlo import Instruction, Module, array_bytes, read_hlo, shapes
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 
-def bytes_by_axis(hlo: str, mesh_shape: Mapping[str, int]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Collective:
+    """One collective, as one device sees it.
+
+    Attributes:
+        kind: of `KINDS`; an all-reduce of which each device keeps its part is a reduce-scatter.
+        groups: of each group the partitions that exchange; of a permutation each (from, to), without those to itself.
+        received: bytes that a device receives in one run, with ring algorithms.
+        dtypes: of its operands.
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    received: float
+    dtypes: tuple[str, ...]
+
+    def axes(self, mesh_shape: Mapping[str, int]) -> str:
+        """The mesh axes that it crosses, joined by +."""
+        crossed = np.zeros(len(mesh_shape), bool)
+        for group in self.groups:
+            places = np.stack(np.unravel_index(group, tuple(mesh_shape.values())), axis=1)
+            crossed |= (places != places[0]).any(axis=0)
+        return "+".join(name for name, one in zip(mesh_shape, crossed, strict=True) if one)
+
+
+def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str, float]:
     """Bytes that a device receives in one run of the program, by the mesh axes (joined by +) that they cross.
 
     Args:
-        hlo: the text of a compiled (partitioned) module.
+        hlo: a compiled (partitioned) module, or its text.
         mesh_shape: sizes by axis, in the mesh's order; partition i is the mesh's i-th device.
     """
-    computations, entry = _computations(hlo)
-    runs = _runs(computations, entry)
-    counted: dict[tuple[str, str], tuple[str, float]] = {}
-    for name, lines in computations.items():
-        for line in lines:
-            if (found := _COLLECTIVE.search(line)) is None or not runs.get(name):
-                continue
-            result, kind, started = found.groups()
-            group = _group(line, kind)
-            if len(group) < 2:
-                continue
-            size = _bytes(result, started=bool(started), kind=kind)
-            if kind == "all-reduce" and "all-reduce-scatter" in name:  # TPU's form of reduce-scatter
-                received = size * (len(group) - 1) / len(group)
-            else:
-                received = size * _share(kind, len(group))
-            chain = re.search(r'chain_id="(\d+)"', line)
-            key = (kind, f"chain {chain.group(1)}" if chain else f"{name}:{line[:80]}")
-            total = received * runs[name]
-            if key not in counted or counted[key][1] < total:
-                counted[key] = _axes(group, mesh_shape), total
     sums: dict[str, float] = defaultdict(float)
-    for axes, total in counted.values():
-        sums[axes] += total
+    for one, runs in collectives(read_hlo(hlo) if isinstance(hlo, str) else hlo):
+        sums[one.axes(mesh_shape)] += one.received * runs
     return dict(sorted(sums.items()))
 
 
-def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    computations: dict[str, list[str]] = {}
-    entry, lines = "", None
-    for line in hlo.splitlines():
-        if lines is None:
-            if found := _COMPUTATION.match(line):
-                lines = computations[found.group(2)] = []
-                entry = found.group(2) if found.group(1) else entry
-        elif line.startswith("}"):
-            lines = None
-        else:
-            lines.append(line)
-    return computations, entry
+def collectives(module: Module) -> Iterator[tuple[Collective, float]]:
+    """Every collective of the program and how often it runs."""
+    for name, computation in module.computations.items():
+        if not (runs := module.runs.get(name)):
+            continue
+        for one in computation.instructions:
+            if not is_continued(one) and (found := collective_of(one, name)) is not None:
+                yield found, runs
 
 
-def _runs(computations: Mapping[str, list[str]], entry: str) -> dict[str, float]:
-    """How often each computation runs."""
-    callers: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for name, lines in computations.items():
-        for line in lines:
-            if "-done(" in line or "-update(" in line:  # they name what their start calls
-                continue
-            times = 1.0
-            if " while(" in line:
-                times = _trips(line, computations)
-            for called in _CALLED.finditer(line):
-                for one in re.findall(r"%([\w.\-]+)", called.group(1)):
-                    callers[one].append((name, times))
-    runs = {entry: 1.0}
-
-    def count(name: str) -> float:
-        if name not in runs:
-            runs[name] = 0.0  # a cycle cannot occur; this only ends a malformed text
-            runs[name] = sum(count(caller) * times for caller, times in callers[name])
-        return runs[name]
-
-    for name in computations:
-        count(name)
-    return runs
+def is_continued(one: Instruction) -> bool:
+    """Whether the instruction is a later piece of a collective that a chain of fusions carries out."""
+    flag = re.search(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"', one.attributes)
+    return flag is not None and flag.group(1) != "-1"
 
 
-def _trips(line: str, computations: Mapping[str, list[str]]) -> float:
-    """Of a `while` instruction: as the compiler annotated it, or the constant that its condition compares with."""
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
-        return float(known.group(1))
-    found = re.search(r"condition=%([\w.\-]+)", line)
-    condition = computations.get(found.group(1), []) if found else []
-    constants = {
-        found.group(1): int(found.group(2))
-        for one in condition
-        if (found := re.search(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", one))
-    }
-    for one in condition:
-        if "direction=LT" in one:
-            for name in re.findall(r"%([\w.\-]+)", one.partition("compare(")[2].partition(")")[0]):
-                if name in constants:
-                    return float(constants[name])
-    return float(max(constants.values(), default=1))
+def collective_of(one: Instruction, computation: str) -> Collective | None:
+    """The collective that an instruction is, or starts; None: it is none, or has nobody to exchange with.
+
+    Args:
+        computation: the name of the one that it is in.
+    """
+    started = one.opcode.endswith("-start")
+    kind = one.opcode.removesuffix("-start")
+    if kind not in KINDS:
+        return None
+    groups = _groups(one.attributes, kind)
+    size = max((len(group) for group in groups), default=1)
+    if size < 2:
+        return None
+    moved = _bytes(one.result, started=started, kind=kind)
+    if kind == "all-reduce" and "all-reduce-scatter" in computation:  # TPU's form: what is kept is cut out behind it
+        kind, moved = "reduce-scatter", moved / size
+    dtypes = tuple(sorted({kind_of for kind_of, dims in shapes(one.result) if dims}))
+    return Collective(kind, groups, moved * _share(kind, size), dtypes)
 
 
 def _bytes(result: str, *, started: bool, kind: str) -> float:
     if started and kind != "all-reduce" and result.startswith("(("):  # ((operands), results): several made one
         result = _after_group(result[1:])
-    sizes = [
-        math.prod(int(n) for n in dims.split(",") if n) * _BYTES.get(kind_of, 4)
-        for kind_of, dims in _SHAPE.findall(result)
-    ]
+    sizes = [array_bytes(*shape) for shape in shapes(result)]
     if started and kind != "all-reduce" and result.startswith("("):  # (operand, result, contexts)
         return max(sizes) if kind == "all-gather" else min(sizes[:2])
     return sum(sizes)
@@ -149,20 +122,21 @@ def _share(kind: str, group: int) -> float:
     return 2 * (group - 1) / group if kind == "all-reduce" else 1.0
 
 
-def _group(line: str, kind: str) -> list[int]:
-    """One group of partitions that exchange."""
+def _groups(attributes: str, kind: str) -> tuple[tuple[int, ...], ...]:
+    """Groups of partitions that exchange."""
     if kind == "collective-permute":
-        pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line)
-        return [int(pair.group(1)), int(pair.group(2))] if pair else []
-    text = line.partition("replica_groups=")[2]
-    if found := re.match(r"\{\{([\d,]+)\}", text):
-        return [int(n) for n in found.group(1).split(",")]
+        pairs = re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", attributes)
+        ends = re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if pairs else []
+        return tuple((int(source), int(target)) for source, target in ends if source != target)
+    text = attributes.partition("replica_groups=")[2]
+    if found := re.match(r"\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}", text):
+        return tuple(tuple(int(n) for n in one.split(",")) for one in re.findall(r"\{([\d,]+)\}", found.group(1)))
     if found := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         groups, dims = ([int(n) for n in found.group(i).split(",")] for i in (1, 2))
         ids = np.arange(math.prod(dims)).reshape(dims)
         if found.group(3):
             ids = ids.transpose([int(n) for n in found.group(3).split(",")])
-        return ids.reshape(groups[0], -1)[0].tolist()
+        return tuple(map(tuple, ids.reshape(groups[0], -1).tolist()))
     if found := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? *\{([^}]*)\}", text):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found.group(1))}
         wanted = re.findall(r"'([^']+)'", found.group(3))
@@ -170,11 +144,8 @@ def _group(line: str, kind: str) -> list[int]:
         if found.group(2):
             ids = np.array([int(n) for n in re.findall(r"\d+", found.group(2))])
         ids = ids.reshape(list(sizes.values()))
-        index = tuple(slice(None) if name in wanted else 0 for name in sizes)
-        return ids[index].reshape(-1).tolist()
-    return []
-
-
-def _axes(group: list[int], mesh_shape: Mapping[str, int]) -> str:
-    places = np.stack(np.unravel_index(group, tuple(mesh_shape.values())), axis=1)
-    return "+".join(name for name, column in zip(mesh_shape, places.T, strict=True) if len(set(column.tolist())) > 1)
+        places = [axis for axis, name in enumerate(sizes) if name in wanted]
+        together = math.prod(ids.shape[axis] for axis in places)
+        moved = np.moveaxis(ids, places, range(-len(places), 0)) if places else ids
+        return tuple(map(tuple, moved.reshape(-1, together).tolist()))
+    return ()

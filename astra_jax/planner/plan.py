@@ -1,25 +1,34 @@
 """A plan: one job, one model, one slice.
 
-What a step costs is computed, what it holds and sends is the compiler's. Step time is a bound: the slowest of matmuls
-at the chip's bf16 peak, memory traffic that cannot be avoided at its bandwidth, and collectives over all of its links,
-each perfectly overlapped with the others. Real steps are slower; the bound says which of the three to look at.
+For TPUs the step's time is expected: the compiler's own cycles and its schedule, with a roofline of our kernels and the
+collectives that nothing hides (`schedule`). GPUs' compilers estimate nothing: there it is a bound, the slowest of
+matmuls at a stated share of the chip's bf16 peak, memory traffic that cannot be avoided at its bandwidth, and
+collectives over all of its links, each perfectly overlapped with the others; real steps are slower.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.attention.splash import BLOCK
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.mesh import BATCH, make_mesh
+from astra_jax.mesh import make_mesh
 from astra_jax.models.model import Model, parameters
 from astra_jax.planner import programs
-from astra_jax.planner.hardware import PlanError, Slice, larger, mesh_sizes, row_length
-from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.planner.cycles import count_cycles
+from astra_jax.planner.hardware import Slice, mesh_sizes
+from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, longest
+from astra_jax.planner.network import Torus
+from astra_jax.planner.schedule import schedule_of
 from astra_jax.run.chips import GIB
 from astra_jax.sft.config import SFTConfig
+
+GPU_EFFICIENCY = 0.6
+"""Of a GPU's bf16 peak: what large matmuls reach at best inside a training step. Ours, not measured."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,22 @@ class Plan:
     Attributes:
         tokens: the longest sequence that was asked for; `row_tokens` is what it is padded to.
         yarn_factor: by which the model's context is stretched for it; 1 is not.
-        micro_batch_size, batch_size: rows of one forward pass, and of one optimizer step.
+        remat, micro_batch_size, batch_size: as the run has them; rows of one forward pass, and of one optimizer step.
         fits: the compiler took every program, and what else is on the chip has room beside it.
         peak_bytes_per_chip: of the largest program, with what is resident beside it.
         flops_per_token: of forward and backward, attention counted causally, nothing recomputed: what MFU is of.
-        executed_flops_per_token: with what rematerialisation computes again.
+        executed_flops_per_token: with what the kernels and rematerialisation compute again.
         collective_bytes_by_axis: received by a chip in one optimizer step.
-        bound: the slowest of `seconds`: compute, memory or network.
+        cycles: of one optimizer step, by category, as the compiler estimates; {} for GPUs.
+        expected: `step_seconds` is what a step is expected to take, of the parts in `seconds`; else it is a bound, the
+            slowest of them.
+        seconds: by what the chip does; "… over AXES" is waiting for a collective.
+        bound: the largest of `seconds`.
+        mfu: useful arithmetic over the chip's peak.
+        uncounted: what the time leaves out, by name: kernels that are not known, loops of unknown length.
+        compile_seconds: that compiling took here.
+        steps: of the run; None where it is not known without its data.
+        hours, dollars: of the run's steps, and what its chips cost meanwhile; without rollouts and evaluation.
     """
 
     job: str
@@ -45,6 +63,7 @@ class Plan:
     tokens: int
     row_tokens: int
     yarn_factor: float
+    remat: str
     micro_batch_size: int
     batch_size: int
     fits: bool
@@ -54,10 +73,18 @@ class Plan:
     flops_per_token: float
     executed_flops_per_token: float
     collective_bytes_by_axis: dict[str, float]
+    cycles: dict[str, float]
+    expected: bool
     seconds: dict[str, float]
     bound: str
     step_seconds: float
     tokens_per_second_per_chip: float
+    mfu: float
+    uncounted: tuple[str, ...]
+    compile_seconds: float
+    steps: int | None
+    hours: float | None
+    dollars: float | None
 
 
 def make_plan(
@@ -65,73 +92,74 @@ def make_plan(
     config: SFTConfig | GRPOConfig,
     slice_: Slice,
     *,
-    tokens: int,
-    mesh: dict[str, int] | None = None,
+    tokens: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    steps: int | None = None,
+    price_per_chip_hour: float | None = None,
+    options: Mapping[str, str | int | bool] | None = None,
+    on_text: Callable[[str, str], None] = lambda name, text: None,
 ) -> Plan:
-    """Compile the job's step for a slice.
+    """Compile the job's step for a slice, with the configuration's own settings.
 
     Args:
-        model: its `param_dtype` is replaced by float32, its `dtype` by bfloat16; stretched by YaRN to `tokens`.
-        tokens: the longest sequence; the row length.
-        mesh: sizes by axis; None chooses (`hardware.mesh_sizes`).
+        tokens: the longest sequence, for which rows are padded to whole blocks of attention and the model is stretched
+            by YaRN; None: everything as configured.
+        mesh: sizes by axis; None: rows over `context` until a chip has few tokens of one, the rest `fsdp`.
+        steps: of the run; None: the configuration's.
+        options: of the compiler, beside those that the run passes itself.
+        on_text: told of each compiled program's name and text.
 
     Raises:
-        PlanError: the compiler for it is missing, or the slice is unknown.
-        ValueError: the mesh does not divide the model or the slice.
+        InputError, PlanError, SettingError: the run would not start so, or there is no such slice.
     """
-    model = model.stretched(tokens).in_training_precision()
-    sizes = mesh or mesh_sizes(slice_.chips, tokens)
+    wanted = longest(config) if tokens is None else tokens
+    sizes = dict(mesh) if mesh else mesh_sizes(slice_.chips, wanted)
     devices = make_mesh(**sizes, devices=slice_.devices())
-    context = devices.shape["context"]
-    length = row_length(tokens, context)
-    micro_rows = math.prod(devices.shape[axis] for axis in BATCH)
-    if isinstance(config, SFTConfig):
-        micro_batches = max(1, -(-config.batch_size // micro_rows))
-        config = dataclasses.replace(
-            config,
-            data=dataclasses.replace(config.data, seq_len=length),
-            batch_size=micro_batches * micro_rows,
-            micro_batch_size=micro_rows,
-            remat="full",
-        )
-        compiled = programs.sft_programs(model, config, devices)
+    if tokens is not None:
+        model, config = for_tokens(model, config, tokens, devices.shape["context"])
+    job = job_on(model, config, devices, blocks=BLOCK if slice_.chip.clock else 1)
+    how = programs.Compiling(options or {}, on_text)
+    if isinstance(job.config, SFTConfig):
+        compiled = programs.sft_programs(model, job.config, devices, how)
     else:
-        # Rows of the longest episodes: the paper's batch of groups, each episode a row.
-        micro_batches = -(-config.batch_size * config.group_size // micro_rows)
-        config = dataclasses.replace(
-            config,
-            episode=_episode_of(config.episode, tokens),
-            remat="full",
-            row_buckets=(length,),
-            micro_batch_size=micro_rows,
-        )
-        compiled = programs.grpo_programs(model, config, devices, length, micro_batches)
+        compiled = programs.grpo_programs(model, job.config, devices, how, job.row_tokens, job.micro_batches)
 
     chip = slice_.chip
     worst = max(compiled, key=lambda one: one.peak + one.resident)
-    peak = worst.peak + worst.resident
-    traffic: dict[str, float] = {}
+    traffic: dict[str, float] = defaultdict(float)
     for one in compiled:
         for axes, size in one.traffic.items():
-            traffic[axes] = traffic.get(axes, 0.0) + size * one.runs
-    useful, executed = model.flops_per_token(length)
-    rows = micro_batches * micro_rows
-    seconds = {
-        "compute": executed * rows * length / slice_.chips / chip.flops,
-        "memory": _memory_bytes(model, devices.shape, micro_batches) / chip.hbm_bandwidth,
-        "network": sum(traffic.values()) / slice_.link_bandwidth,
-    }
+            traffic[axes] += size * one.runs
+    useful = model.flops_per_token(job.row_tokens)[0]
+    executed = executed_flops_per_token(model, job.row_tokens, job.config.remat)
+    cycles: dict[str, float] = {}
+    uncounted: set[str] = set()
+    if expected := chip.clock is not None and all(one.module is not None for one in compiled):
+        seconds, cycles, uncounted = _scheduled(compiled, slice_, devices)
+    else:
+        seconds = {
+            "compute": executed * job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_)),
+            "memory": _memory_bytes(model, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
+            "network": sum(traffic.values()) / slice_.link_bandwidth,
+        }
     bound = max(seconds, key=lambda name: seconds[name])
+    step_seconds = sum(seconds.values()) if expected else seconds[bound]
+    speed = job.rows * job.row_tokens / step_seconds / slice_.chips
+    known = steps or job.steps
+    hours = None if known is None else known * step_seconds / 3600
+    priced = hours is not None and price_per_chip_hour is not None
+    peak = worst.peak + worst.resident
     return Plan(
-        job="sft" if isinstance(config, SFTConfig) else "grpo",
+        job=job.kind,
         topology=slice_.name,
         chips=slice_.chips,
         mesh={axis: size for axis, size in devices.shape.items() if size > 1},
-        tokens=tokens,
-        row_tokens=length,
+        tokens=wanted,
+        row_tokens=job.row_tokens,
         yarn_factor=model.stretch,
-        micro_batch_size=micro_rows,
-        batch_size=rows,
+        remat=job.config.remat,
+        micro_batch_size=job.micro_batch_size,
+        batch_size=job.rows,
         fits=all(one.fits for one in compiled) and peak <= chip.hbm_bytes,
         peak_bytes_per_chip=peak,
         hbm_bytes_per_chip=chip.hbm_bytes,
@@ -142,41 +170,43 @@ def make_plan(
         },
         flops_per_token=useful,
         executed_flops_per_token=executed,
-        collective_bytes_by_axis=traffic,
+        collective_bytes_by_axis=dict(traffic),
+        cycles=dict(cycles),
+        expected=expected,
         seconds=seconds,
         bound=bound,
-        step_seconds=seconds[bound],
-        tokens_per_second_per_chip=rows * length / seconds[bound] / slice_.chips,
+        step_seconds=step_seconds,
+        tokens_per_second_per_chip=speed,
+        mfu=useful * speed / chip.flops,
+        uncounted=tuple(sorted(uncounted)),
+        compile_seconds=sum(one.seconds for one in compiled),
+        steps=known,
+        hours=hours,
+        dollars=hours * price_per_chip_hour * slice_.chips if priced and hours and price_per_chip_hour else None,
     )
 
 
-def _episode_of(episode: EpisodeConfig, tokens: int) -> EpisodeConfig:
-    """The same with `tokens` for prompt and response together, in their old proportion."""
-    prompt = tokens * episode.max_prompt_tokens // (episode.max_prompt_tokens + episode.max_response_tokens)
-    return dataclasses.replace(episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
+def _scheduled(
+    compiled: list[programs.Compiled], slice_: Slice, devices: Any
+) -> tuple[dict[str, float], dict[str, float], set[str]]:
+    """(seconds by part, cycles by category, what is not counted) of an optimizer step on a TPU slice."""
+    network = Torus.of(list(devices.devices.flat), slice_.shape, slice_.chip.link_bandwidth)
+    seconds: dict[str, float] = defaultdict(float)
+    cycles: dict[str, float] = defaultdict(float)
+    uncounted: set[str] = set()
+    for one in compiled:
+        assert one.module is not None
+        found = schedule_of(one.module, slice_.chip, network, dict(devices.shape))
+        for part, spent in (found.work | found.exposed).items():
+            seconds[part] += spent * one.runs
+        for name, count in count_cycles(one.module).by_category.items():
+            cycles[name] += count * one.runs
+        uncounted.update(found.unknown)
+    return dict(seconds), dict(cycles), uncounted
 
 
-def smallest(model: Model, config: SFTConfig | GRPOConfig, slice_: Slice, *, tokens: int) -> Plan:
-    """The plan of the smallest slice of `slice_`'s kind that fits, not larger than `slice_`.
-
-    Slices that cannot hold weights and optimizer state alone are not compiled.
-
-    Raises:
-        PlanError: none fits.
-    """
-    state = 4 * 4 * parameters(model)  # weights, gradients and two statistics, float32
-    for one in larger(slice_):
-        if one.chips > slice_.chips:
-            break
-        if state / one.chips > one.chip.hbm_bytes:
-            continue
-        try:
-            plan = make_plan(model, config, one, tokens=tokens)
-        except ValueError:  # the mesh does not divide the model
-            continue
-        if plan.fits:
-            return plan
-    raise PlanError(f"no {slice_.chip.name} slice of up to {slice_.chips} chips fits; give a larger --topology")
+def _efficiency(slice_: Slice) -> float:
+    return 1.0 if slice_.chip.clock else GPU_EFFICIENCY
 
 
 def _memory_bytes(model: Model, mesh: Any, micro_batches: int) -> float:
@@ -198,7 +228,7 @@ def describe(plan: Plan) -> str:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one chip"
     lines = [
         f"{plan.job} on {plan.topology} ({plan.chips} chips: {mesh}), rows of {plan.row_tokens} tokens, "
-        f"{plan.micro_batch_size} a micro-batch, {plan.batch_size} a step"
+        f"{plan.micro_batch_size} a micro-batch, {plan.batch_size} a step, remat {plan.remat}"
         + (f", context stretched {plan.yarn_factor:g} times by YaRN" if plan.yarn_factor > 1 else ""),
         f"  {'fits' if plan.fits else 'DOES NOT FIT'}: {gib(plan.peak_bytes_per_chip)} of "
         f"{gib(plan.hbm_bytes_per_chip)} a chip{f' ({kinds})' if kinds else ''}",
@@ -206,9 +236,16 @@ def describe(plan: Plan) -> str:
     ]
     for axes, size in plan.collective_bytes_by_axis.items():
         lines.append(f"  {gib(size)} received a chip and step over {axes}")
-    times = ", ".join(f"{name} {value:.2f} s" for name, value in plan.seconds.items())
-    lines.append(
-        f"  at least {plan.step_seconds:.2f} s a step, bound by {plan.bound} ({times}): at most "
-        f"{plan.tokens_per_second_per_chip:.0f} tokens/s a chip"
-    )
+    parts = sorted(plan.seconds.items(), key=lambda part: -part[1])
+    times = ", ".join(f"{name} {value:.3g} s" for name, value in parts if value >= 0.005 * plan.step_seconds)
+    speed = f"{plan.tokens_per_second_per_chip:.0f} tokens/s a chip, MFU {plan.mfu:.0%}"
+    if plan.expected:
+        lines.append(f"  expected {plan.step_seconds:.3g} s a step: {speed}; most is {plan.bound} ({times})")
+    else:
+        lines.append(f"  at least {plan.step_seconds:.3g} s a step, bound by {plan.bound} ({times}): at most {speed}")
+    if plan.uncounted:
+        lines.append(f"  not counted: {', '.join(plan.uncounted)}")
+    if plan.hours is not None:
+        cost = "" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"
+        lines.append(f"  {plan.steps} steps: {plan.hours:.3g} hours of updates{cost}")
     return "\n".join(lines)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from astra_jax.grpo.packing import PolicyBatch
 from astra_jax.mesh import BATCH, batch_sharding
 from astra_jax.models.model import Model
 from astra_jax.planner.collectives import bytes_by_axis
+from astra_jax.planner.hlo import Module, read_hlo
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft import step as sft_step
 from astra_jax.sft.config import SFTConfig
@@ -35,6 +37,8 @@ class Compiled:
         fits: the compiler's verdict.
         traffic: bytes received a run, by mesh axes.
         runs: how often a step runs it.
+        seconds: that compiling took.
+        module: what was compiled; None where the compiler refused.
     """
 
     name: str
@@ -45,9 +49,24 @@ class Compiled:
     fits: bool
     traffic: dict[str, float]
     runs: int
+    seconds: float
+    module: Module | None
 
 
-def sft_programs(model: Model, config: SFTConfig, mesh: Mesh) -> list[Compiled]:
+@dataclass(frozen=True)
+class Compiling:
+    """How programs are compiled.
+
+    Attributes:
+        options: of the compiler, by name, as `jax.jit(compiler_options=...)` takes them.
+        on_text: told of each compiled program's name and text.
+    """
+
+    options: Mapping[str, str | int | bool] = field(default_factory=dict)
+    on_text: Callable[[str, str], None] = lambda name, text: None
+
+
+def sft_programs(model: Model, config: SFTConfig, mesh: Mesh, how: Compiling) -> list[Compiled]:
     """SFT's step."""
     steps = 1_000  # only a constant of the schedule
     params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
@@ -60,14 +79,16 @@ def sft_programs(model: Model, config: SFTConfig, mesh: Mesh) -> list[Compiled]:
         options = {"model": model, "config": config, "steps": steps, "mesh": mesh}
         return sft_step.train_step.lower(params, opt_state, batch, **options)
 
-    return [_compile("train_step", lower, mesh)]
+    return [_compile("train_step", lower, mesh, how)]
 
 
-def grpo_programs(model: Model, config: GRPOConfig, mesh: Mesh, length: int, micro_batches: int) -> list[Compiled]:
+def grpo_programs(
+    model: Model, config: GRPOConfig, mesh: Mesh, how: Compiling, length: int, micro_batches: int
+) -> list[Compiled]:
     """GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
     params, opt_state = _state(model, grpo_step.grpo_optimizer(config), mesh)
     gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params)
-    one = jax.ShapeDtypeStruct((config.micro_batch_size, length), jnp.float32, sharding=batch_sharding(mesh))
+    one = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=batch_sharding(mesh))
     whole = jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=one.sharding)
     batch = PolicyBatch(whole, whole, whole, whole, one, one)
     total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
@@ -79,8 +100,8 @@ def grpo_programs(model: Model, config: GRPOConfig, mesh: Mesh, length: int, mic
         return grpo_step.take_step.lower(params, opt_state, gradients, total, config=config)
 
     resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
-    first = _compile("accumulate", accumulate, mesh, resident=resident, runs=micro_batches)
-    return [first, _compile("take_step", take_step, mesh)]
+    first = _compile("accumulate", accumulate, mesh, how, resident=resident, runs=micro_batches)
+    return [first, _compile("take_step", take_step, mesh, how)]
 
 
 def _state(model: Model, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
@@ -106,22 +127,30 @@ def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
     return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
 
 
-def _compile(name: str, lower: Callable[[], Any], mesh: Mesh, *, resident: float = 0.0, runs: int = 1) -> Compiled:
+def _compile(
+    name: str, lower: Callable[[], Any], mesh: Mesh, how: Compiling, *, resident: float = 0.0, runs: int = 1
+) -> Compiled:
     lowered = lower()
+    started = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(how.options) or None)
     except jax.errors.JaxRuntimeError as error:
         # "… Ran out of memory in memory space hbm. Used 72.00G of 31.25G hbm. Exceeded …"
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Compiled(name, _asked_for(str(error)), 0.0, 0.0, resident, False, {}, runs)
+        seconds = time.perf_counter() - started
+        return Compiled(name, _asked_for(str(error)), 0.0, 0.0, resident, False, {}, runs, seconds, None)
+    seconds = time.perf_counter() - started
     memory = compiled.memory_analysis()
-    traffic = bytes_by_axis(compiled.as_text(), dict(mesh.shape))
+    text = compiled.as_text()
+    how.on_text(name, text)
+    module = read_hlo(text)
     arguments = memory.argument_size_in_bytes
     # GPU programs do not say their peak.
     held = arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     peak = max(memory.peak_memory_in_bytes or held, arguments)
-    return Compiled(name, peak, arguments, peak - arguments, resident, True, traffic, runs)
+    traffic = bytes_by_axis(module, dict(mesh.shape))
+    return Compiled(name, peak, arguments, peak - arguments, resident, True, traffic, runs, seconds, module)
 
 
 def _asked_for(message: str) -> float:

@@ -6,7 +6,9 @@ at t is predicted at t - 1, so inside a step all of it is moved one place to the
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.mesh import BATCH, zigzag
 
+if TYPE_CHECKING:
+    from astra_jax.run.config import TrainingConfig
+
 Array = Any
+Config = TypeVar("Config", bound="TrainingConfig")
 
 
 @struct.dataclass
@@ -57,6 +63,17 @@ def target_mask(batch: PackedBatch) -> jax.Array:
 def context_size(mesh: Mesh | None) -> int:
     """Devices that share a sequence."""
     return 1 if mesh is None else mesh.shape["context"]
+
+
+def on_mesh(config: Config, mesh: Any) -> Config:
+    """The configuration with the micro-batch that a mesh takes, where it leaves that open: a row for each place.
+
+    Args:
+        mesh: a mesh, an abstract one, or None: the configuration as it is.
+    """
+    if mesh is None or config.micro_batch_size is not None:
+        return config
+    return dataclasses.replace(config, micro_batch_size=math.prod(mesh.shape[axis] for axis in BATCH))
 
 
 def in_mesh_order(tree: Any, mesh: Mesh | None) -> Any:

@@ -18,6 +18,8 @@ class Chip:
         slices: topology names, ascending in size; of GPUs, `GPUS` in one host or `HOSTSxGPUS`.
         network_bandwidth: bytes a second that a GPU can receive from other hosts.
         description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
+        clock: of a TPU, cycles a second: those of the compiler's estimates.
+        matrix_side: of a TPU's matrix units: a matmul over fewer than so many numbers leaves a part of them unused.
     """
 
     name: str
@@ -29,12 +31,15 @@ class Chip:
     slices: tuple[str, ...]
     network_bandwidth: float | None = None
     description: str | None = None
+    clock: float | None = None
+    matrix_side: int = 128
 
 
 GIB = 2**30
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
-# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e).
+# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e). The clock is
+# the peak over what the matrix units do in a cycle: 4 of 128 x 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).
 CHIPS = {
     "v5e": Chip(
         "v5e",
@@ -44,6 +49,7 @@ CHIPS = {
         180e9,
         ("TPU v5 lite", "TPU v5e"),
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+        clock=1.5e9,
     ),
     "v5p": Chip(
         "v5p",
@@ -53,6 +59,7 @@ CHIPS = {
         540e9,
         ("TPU v5p", "TPU v5"),
         ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+        clock=1.75e9,
     ),
     "v6e": Chip(
         "v6e",
@@ -62,6 +69,8 @@ CHIPS = {
         360e9,
         ("TPU v6 lite", "TPU v6e"),
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+        clock=1.75e9,
+        matrix_side=256,
     ),
     # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
     # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.

@@ -39,8 +39,9 @@ class TrainingConfig(Settings):
     Attributes:
         steps: optimizer steps; None where the loop works them out.
         batch_size: of a step: rows (SFT) or groups of episodes (GRPO).
-        micro_batch_size: rows of one forward and backward pass; None is the whole batch. A step's result does not
-            depend on it: gradients are added up in float32 and divided once.
+        micro_batch_size: rows of one forward and backward pass; None: on a mesh a row for each place that it spreads
+            rows over, else the whole batch. A step's result does not depend on it: gradients are added up in float32
+            and divided once.
         optimizer: see `astra_jax.run.optimizers`.
         learning_rate: of all parameters, or its peak.
         b1, b2, eps: AdamW's.

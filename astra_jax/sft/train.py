@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
 from astra_jax.models.model import Model, Params
-from astra_jax.run.batch import PackedBatch, to_device
+from astra_jax.run.batch import PackedBatch, on_mesh, to_device
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
@@ -100,6 +100,8 @@ def train(
     tokenizer.check_fits(model.vocab_size)
     model.check_length(config.data.seq_len, "data.seq_len")
     if mesh is not None:
+        check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
+        config = on_mesh(config, mesh)
         check_batch(mesh, config.rows_at_once, config.data.seq_len, "data.seq_len")
     stats = scan(dataset_path, tokenizer, config.data)
     steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs)

@@ -1,0 +1,293 @@
+"""A compiled module's text, read: its computations, their instructions, and how often each computation runs.
+
+Only what the planner asks of it. An instruction may go on over several lines (a kernel's metadata is JSON of its own
+lines), so computations begin and end by indentation: what is not indented and names a computation opens one, a line
+that is `}` alone closes it, and inside it a line that begins no instruction belongs to the one before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_OPENING = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_NAMED = re.compile(r" +(?:ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r" *([\w\-]+)\(")
+_CALLED = re.compile(
+    r"(?:body|condition|calls|to_apply|branch_computations|called_computations)=\{?((?:%[\w.\-]+,? ?)+)"
+)
+_NAME = re.compile(r"%([\w.\-]+)")
+_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_BYTES = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16}
+
+_SAME = frozenset({"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start", "bitcast-convert"})
+"""Their result is their first operand's value."""
+
+
+def shapes(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """(type, dimensions) of every array in a shape's text."""
+    return [(kind, tuple(int(n) for n in dims.split(",") if n)) for kind, dims in _SHAPE.findall(text)]
+
+
+def array_bytes(kind: str, dims: Sequence[int]) -> int:
+    """Of an array: four-bit types take half a byte, those of eight bits one."""
+    if kind in _BYTES:
+        return math.prod(dims) * _BYTES[kind]
+    width = re.match(r"[a-z]+(\d+)", kind)
+    return -(-math.prod(dims) * (int(width.group(1)) if width else 0) // 8)  # tokens have no width
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        result: its shape's text.
+        opcode: such as `fusion`.
+        arguments: what stands in the parentheses after the opcode.
+        attributes: what stands behind them.
+        root: its value is the computation's.
+    """
+
+    name: str
+    result: str
+    opcode: str
+    arguments: str
+    attributes: str
+    root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        """Names."""
+        return _NAME.findall(self.arguments)
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that it runs: fused ones, a loop's body and condition, branches, reducers."""
+        return [name for found in _CALLED.finditer(self.attributes) for name in _NAME.findall(found.group(1))]
+
+    def calls(self, attribute: str) -> str | None:
+        """The computation of one attribute, such as `body`."""
+        found = re.search(rf"\b{attribute}=%([\w.\-]+)", self.attributes)
+        return found.group(1) if found else None
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they are scheduled."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Instruction]:
+        return {one.name: one for one in self.instructions}
+
+    @property
+    def root(self) -> Instruction | None:
+        return next((one for one in self.instructions if one.root), None)
+
+    def constant(self, name: str) -> int | None:
+        """The integer that an instruction's value is, through copies; None: it is none, or not known here."""
+        for _ in range(100):  # a chain of copies; longer ones are malformed
+            one = self.by_name.get(name)
+            if one is None:
+                return None
+            if one.opcode == "constant":
+                return int(one.arguments) if re.fullmatch(r"-?\d+", one.arguments) else None
+            if one.opcode not in _SAME or not one.operands:
+                return None
+            name = one.operands[0]
+        return None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module.
+
+    Attributes:
+        entry: the name of the computation that the program is.
+    """
+
+    computations: Mapping[str, Computation]
+    entry: str
+    _trips: dict[tuple[str, str], int | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def fused(self) -> frozenset[str]:
+        """Computations that are the inside of a fusion, and all that those call."""
+        inside: set[str] = set()
+        left = [
+            called
+            for computation in self.computations.values()
+            for one in computation.instructions
+            if one.opcode == "fusion"
+            for called in one.called
+        ]
+        while left:
+            if (name := left.pop()) not in inside and name in self.computations:
+                inside.add(name)
+                left += [called for one in self.computations[name].instructions for called in one.called]
+        return frozenset(inside)
+
+    @cached_property
+    def runs(self) -> Mapping[str, float]:
+        """How often each computation runs. A loop whose length is not written down (`unknown_loops`) counts once."""
+        callers: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for name, computation in self.computations.items():
+            for one in computation.instructions:
+                if one.opcode.endswith(("-done", "-update")):  # they name what their start runs
+                    continue
+                times = 1.0 if one.opcode != "while" else float(self.trips(computation, one) or 1)
+                for called in one.called:
+                    callers[called].append((name, times))
+        runs = {self.entry: 1.0}
+
+        def count(name: str) -> float:
+            if name not in runs:
+                runs[name] = 0.0  # a cycle cannot occur; this only ends a malformed text
+                runs[name] = sum(count(caller) * times for caller, times in callers[name])
+            return runs[name]
+
+        for name in self.computations:
+            count(name)
+        return runs
+
+    @property
+    def unknown_loops(self) -> list[str]:
+        """Names of the `while` instructions whose trips could not be read."""
+        return [
+            one.name
+            for computation in self.computations.values()
+            for one in computation.instructions
+            if one.opcode == "while" and self.trips(computation, one) is None
+        ]
+
+    def trips(self, computation: Computation, loop: Instruction) -> int | None:
+        """Of a `while` instruction of a computation; None: not written down.
+
+        As the compiler annotated it, or from what counts: where it begins, what is added, what it is compared with.
+        """
+        key = computation.name, loop.name
+        if key not in self._trips:
+            self._trips[key] = self._count(computation, loop)
+        return self._trips[key]
+
+    def _count(self, computation: Computation, loop: Instruction) -> int | None:
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(known.group(1))
+        condition = self.computations.get(loop.calls("condition") or "")
+        body = self.computations.get(loop.calls("body") or "")
+        compared = None if condition is None else condition.root
+        if condition is None or body is None or compared is None or compared.opcode != "compare":
+            return None
+        direction = re.search(r"direction=([A-Z]{2})", compared.attributes)
+        left, right = (condition.constant(name) for name in compared.operands[:2])
+        # (counter, bound): a bound to the left turns the comparison around.
+        counter, bound, turned = (
+            (compared.operands[0], right, False) if left is None else (compared.operands[1], left, True)
+        )
+        read = condition.by_name.get(counter)
+        while read is not None and read.opcode in _SAME:
+            read = condition.by_name.get(read.operands[0])
+        if bound is None or direction is None or read is None or read.opcode != "get-tuple-element":
+            return None
+        place = re.search(r"\bindex=(\d+)", read.attributes)
+        if place is None:
+            return None
+        begin, step = self._begin(computation, loop, int(place.group(1))), _step(body, int(place.group(1)))
+        if begin is None or not step:
+            return None
+        kind = direction.group(1)
+        kind = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(kind, kind) if turned else kind
+        distance = bound - begin + {"LE": 1, "GE": -1}.get(kind, 0)
+        if kind == "EQ" or (kind in ("LT", "LE") and step < 0) or (kind in ("GT", "GE") and step > 0):
+            return None
+        return max(0, math.ceil(distance / step))
+
+    def _begin(self, computation: Computation, loop: Instruction, place: int) -> int | None:
+        """What the loop's tuple holds at a place before it begins."""
+        tuple_ = computation.by_name.get(loop.operands[0]) if loop.operands else None
+        if tuple_ is None or tuple_.opcode != "tuple" or place >= len(tuple_.operands):
+            return None
+        return computation.constant(tuple_.operands[place])
+
+
+def _step(body: Computation, place: int) -> int | None:
+    """What a loop's body adds to the place of its tuple."""
+    if body.root is None or body.root.opcode != "tuple" or place >= len(body.root.operands):
+        return None
+    total, name = 0, body.root.operands[place]
+    for _ in range(1_000):  # unrolled bodies add more than once
+        one = body.by_name.get(name)
+        if one is None:
+            return None
+        if one.opcode in _SAME:
+            name = one.operands[0]
+        elif one.opcode in ("add", "subtract"):
+            first, second = (body.constant(operand) for operand in one.operands)
+            if (first is None) == (second is None) or (one.opcode == "subtract" and second is None):
+                return None
+            added = second if first is None else first
+            assert added is not None
+            total += added if one.opcode == "add" else -added
+            name = one.operands[0] if first is None else one.operands[1]
+        elif one.opcode == "get-tuple-element":
+            return total if re.search(rf"\bindex={place}\b", one.attributes) else None
+        else:
+            return None
+    return None
+
+
+def read_hlo(text: str) -> Module:
+    """From `compiled.as_text()`."""
+    computations: dict[str, Computation] = {}
+    entry, name = "", None
+    parts: list[list[str]] = []
+    for line in text.splitlines():
+        if name is None:
+            if found := _OPENING.match(line):
+                name, parts = found.group(2), []
+                entry = name if found.group(1) else entry
+        elif line.rstrip() == "}":
+            computations[name] = Computation(name, tuple(_instruction("\n".join(one)) for one in parts))
+            name = None
+        elif _NAMED.match(line):
+            parts.append([line])
+        elif parts:
+            parts[-1].append(line)
+    return Module(computations, entry)
+
+
+def _instruction(text: str) -> Instruction:
+    found = _NAMED.match(text)
+    assert found is not None  # `read_hlo` asked
+    rest = text[found.end() :]
+    end = _closing(rest, 0) if rest.startswith("(") else rest.find(" ")
+    result, rest = rest[:end], rest[end:]
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return Instruction(found.group(1), result, "", "", rest, False)
+    end = _closing(rest, opcode.end() - 1)
+    return Instruction(
+        name=found.group(1),
+        result=result,
+        opcode=opcode.group(1),
+        arguments=rest[opcode.end() : end - 1],
+        attributes=rest[end:],
+        root=text.lstrip().startswith("ROOT "),
+    )
+
+
+def _closing(text: str, opening: int) -> int:
+    """Behind the parenthesis that closes the one at `opening`."""
+    depth = 0
+    for found in re.finditer(r"[()]", text[opening:]):
+        depth += 1 if found.group() == "(" else -1
+        if depth == 0:
+            return opening + found.end()
+    return len(text)

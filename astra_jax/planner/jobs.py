@@ -1,0 +1,128 @@
+"""A training job as it would run on a mesh: what its programs are compiled for, and whether it starts at all.
+
+The configuration's own settings are kept: remat, rows of a micro-batch, row lengths. What it leaves open is filled in
+as the training programs do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.packing import bucket_for
+from astra_jax.mesh import check_batch
+from astra_jax.models.model import Model
+from astra_jax.planner.hardware import row_length
+from astra_jax.run.batch import on_mesh
+from astra_jax.sft.config import SFTConfig
+from synthesis.core.refusals import InputError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step of a run on a mesh.
+
+    Attributes:
+        model, config: as the run has them.
+        kind: `sft` or `grpo`.
+        row_tokens: the length of a row; of GRPO's buckets that of the longest episode.
+        micro_batch_size: rows of one forward and backward pass.
+        micro_batches: of an optimizer step; in GRPO where each episode fills a row.
+        steps: of the whole run; None: SFT's, which depend on the data.
+    """
+
+    model: Model
+    config: SFTConfig | GRPOConfig
+    kind: str
+    row_tokens: int
+    micro_batch_size: int
+    micro_batches: int
+    steps: int | None
+
+    @property
+    def rows(self) -> int:
+        """Of a step."""
+        return self.micro_batch_size * self.micro_batches
+
+
+def longest(config: SFTConfig | GRPOConfig) -> int:
+    """Tokens of the longest sequence that a configuration takes."""
+    if isinstance(config, SFTConfig):
+        return config.data.seq_len
+    return config.episode.max_prompt_tokens + config.episode.max_response_tokens
+
+
+def for_tokens(model: Model, config: SFTConfig | GRPOConfig, tokens: int, context: int) -> tuple[Model, Any]:
+    """(model, configuration) for sequences of so many tokens, which are padded to whole attention blocks.
+
+    GRPO takes the configured bucket that holds them, and a new one where none does; its episodes keep the proportion of
+    prompt and response.
+    """
+    length = row_length(tokens, context)
+    if isinstance(config, SFTConfig):
+        return model.stretched(tokens), dataclasses.replace(
+            config, data=dataclasses.replace(config.data, seq_len=length)
+        )
+    buckets = config.row_buckets if tokens <= max(config.row_buckets) else (*config.row_buckets, length)
+    prompt = max(1, tokens * config.episode.max_prompt_tokens // longest(config))
+    episode = dataclasses.replace(config.episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
+    return model.stretched(tokens), dataclasses.replace(config, episode=episode, row_buckets=buckets)
+
+
+def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: int) -> Job:
+    """The job on a mesh, refused with what the run itself would say.
+
+    Args:
+        mesh: a mesh, or an abstract one.
+        blocks: what attention wants each device's chunks of a row to be multiples of: `splash.BLOCK` on TPUs.
+
+    Raises:
+        InputError, SettingError: the mesh does not divide the batch, a row or the model, or the model is too short.
+    """
+    context = mesh.shape["context"]
+    if isinstance(config, SFTConfig):
+        field = "data.seq_len"
+        lengths: tuple[int, ...] = (config.data.seq_len,)
+        model.check_length(config.data.seq_len, field)
+        check_batch(mesh, config.batch_size, config.data.seq_len, field)
+        config = on_mesh(config, mesh)
+        rows, total = config.rows_at_once, config.batch_size
+        used, steps = config.data.seq_len, config.steps
+    else:
+        lengths, field = config.row_buckets, "a length in row_buckets"
+        model.check_length(longest(config), "episode.max_prompt_tokens + max_response_tokens")
+        config = on_mesh(config, mesh)
+        rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
+        used, steps = bucket_for(longest(config), config.row_buckets), config.steps
+    for length in lengths:
+        check_batch(mesh, rows, length, field)
+        if context > 1 and length % (2 * context * blocks):
+            step = 2 * context * blocks
+            raise InputError(
+                f"{field} is {length}; attention over a context axis of {context} needs a multiple of {step}: use "
+                f"{-(-length // step) * step}"
+            )
+    return Job(
+        model=model,
+        config=config,
+        kind="sft" if isinstance(config, SFTConfig) else "grpo",
+        row_tokens=used,
+        micro_batch_size=rows,
+        micro_batches=math.ceil(total / rows),
+        steps=steps,
+    )
+
+
+def executed_flops_per_token(model: Model, tokens: int, remat: str) -> float:
+    """What accelerators carry out of one document of `tokens`, causal attention: `flops_per_token` and more.
+
+    Attention's two backward kernels do 7 matmuls where 4 are needed: each computes the scores again. `remat` computes
+    the layers' matmuls once more, and with `full` attention too.
+    """
+    layers, head = model.matmul_parameters()
+    attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6  # of one matmul
+    again = remat in ("attention", "full")
+    return 6 * (layers + head) + 2 * layers * again + attention * (2 + 7 + 2 * (remat == "full"))

@@ -1,0 +1,93 @@
+"""How long a collective takes on a TPU slice's links.
+
+A slice is a grid of chips with a link each way between neighbours, and from one end of a side to the other only where
+the slice is large enough. What bounds a collective is what the chip with the fewest links can receive, or the link that
+most must cross; latency is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from astra_jax.planner.collectives import Collective
+
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Torus:
+    """A slice of TPUs.
+
+    Attributes:
+        places: by partition, the chip's place in the slice.
+        sides: of the slice, in chips.
+        wraps: by side, whether its ends are linked.
+        link: bytes a second over one link, one way.
+    """
+
+    places: tuple[Place, ...]
+    sides: Place
+    wraps: tuple[bool, ...]
+    link: float
+
+    @classmethod
+    def of(cls, devices: Sequence[Any], shape: str, link_bandwidth: float) -> Torus:
+        """Of the devices of a mesh, in its order.
+
+        Args:
+            shape: of the slice, such as `2x4`.
+            link_bandwidth: bytes a second over all the links of a chip, two for each side.
+        """
+        sides = tuple(int(side) for side in shape.split("x"))
+        places = tuple(tuple(device.coords[: len(sides)]) for device in devices)
+        if len(sides) == 3:  # cubes of 4 x 4 x 4 are joined by switches that also close the rings
+            wraps = tuple(all(side % 4 == 0 for side in sides) for _ in sides)
+        else:
+            wraps = tuple(side == 16 for side in sides)
+        return cls(places, sides, wraps, link_bandwidth / (2 * len(sides)))
+
+    def seconds(self, one: Collective) -> float:
+        """Of one run, alone on the links."""
+        if one.kind == "collective-permute":
+            return one.received * self._most_crossed(one.groups) / self.link
+        return max(self._of_group(one, group) for group in one.groups if len(group) > 1)
+
+    def _of_group(self, one: Collective, group: Sequence[int]) -> float:
+        """Each side that the group spans is a line, or a ring where its ends meet."""
+        places = [self.places[index] for index in group]
+        columns = [sorted(set(column)) for column in zip(*places, strict=True)]
+        links, across = 0.0, 0.0
+        whole = one.received * len(group) / (len(group) - 1)
+        for values, side, wraps in zip(columns, self.sides, self.wraps, strict=True):
+            if (n := len(values)) == 1:
+                continue
+            stride = min(b - a for a, b in itertools.pairwise(values))  # others' pieces cross the links between
+            usable = (2 if wraps and n * stride == side else 1) / stride
+            links += usable
+            across = max(across, whole * n / 4 / usable)  # half of a side sends half of what it has to the other
+        if math.prod(map(len, columns)) != len(group):  # no grid: in one line through all of it
+            links = min(links, 1.0)
+        received = one.received / links
+        return max(received, across if one.kind.endswith("all-to-all") else 0.0) / self.link
+
+    def _most_crossed(self, pairs: Sequence[tuple[int, ...]]) -> int:
+        """Over the link that most messages cross, each going along one side after the other, the shorter way."""
+        crossed: Counter[tuple[Place, Place]] = Counter()
+        for source, target in pairs:
+            at = list(self.places[source])
+            for axis, wanted in enumerate(self.places[target]):
+                side = self.sides[axis]
+                there = (wanted - at[axis]) % side
+                step = 1 if wanted > at[axis] else -1
+                if self.wraps[axis]:
+                    step = 1 if there <= side - there else -1
+                while at[axis] != wanted:
+                    before = tuple(at)
+                    at[axis] = (at[axis] + step) % side
+                    crossed[before, tuple(at)] += 1
+        return max(crossed.values(), default=0)

@@ -1,0 +1,148 @@
+"""The reader of compiled programs: computations, loops, cycles, kernels, and the clock that walks over a schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from astra_jax.planner.collectives import bytes_by_axis
+from astra_jax.planner.cycles import count_cycles
+from astra_jax.planner.hlo import read_hlo
+from astra_jax.planner.kernels import work_of
+from astra_jax.planner.network import Torus
+from astra_jax.planner.schedule import schedule_of
+from astra_jax.run.chips import CHIPS
+
+WINDOWED = """HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%windowed_dot_general_body_ag (param: (u32[], bf16[64,8])) -> (u32[], bf16[64,8]) {
+  %param = (u32[]{:T(128)}, bf16[64,8]{1,0:T(8,128)(2,1)S(1)}) parameter(0)
+  %two = u32[]{:T(128)} constant(2)
+  %at = u32[]{:T(128)} get-tuple-element(%param), index=0
+  %shard = bf16[64,8]{1,0:T(8,128)(2,1)S(1)} get-tuple-element(%param), index=1
+  %one.start = (bf16[64,8]{1,0:T(8,128)(2,1)S(1)}, bf16[64,8]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%shard), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}
+  %matmul = bf16[64,8]{1,0} fusion(%shard), kind=kOutput, calls=%fused, \
+backend_config={"window_config":{"estimated_cycles":"1000"}}
+  %one.done = bf16[64,8]{1,0:T(8,128)(2,1)} collective-permute-done(%one.start)
+  %other.start = (bf16[64,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%one.done), channel_id=2, source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}
+  %other.done = bf16[64,8]{1,0} collective-permute-done(%other.start)
+  %next = u32[]{:T(128)} add(%at, %two)
+  ROOT %tuple = (u32[]{:T(128)}, bf16[64,8]{1,0}) tuple(%next, %other.done)
+}
+
+%fused (p: bf16[64,8]) -> bf16[64,8] {
+  %p = bf16[64,8]{1,0} parameter(0)
+  ROOT %convolution = bf16[64,8]{1,0} convolution(%p, %p), backend_config={"estimated_cycles":"77"}
+}
+
+%windowed_dot_general_cond_ag (param.1: (u32[], bf16[64,8])) -> pred[] {
+  %param.1 = (u32[]{:T(128)}, bf16[64,8]{1,0}) parameter(0)
+  %bound = u32[]{:T(128)} constant(8), metadata={op_name="x"}
+  %at.1 = u32[]{:T(128)} get-tuple-element(%param.1), index=0
+  ROOT %compare = pred[]{:T(512)} compare(%at.1, %bound), direction=LT
+}
+
+ENTRY %main (x: bf16[64,8]) -> bf16[64,8] {
+  %x = bf16[64,8]{1,0} parameter(0)
+  %zero = u32[]{:T(128)} constant(0)
+  %begin = u32[]{:T(128)} copy(%zero)
+  %splash_mha_fwd_segmented_residuals.2 = (f32[1024,128]{1,0}, bf16[4,2048,128]{2,1,0}) custom-call(%x), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, s8[1,2,2]{2,1,0}, \
+bf16[4,2048,128]{2,1,0}, bf16[2,2048,128]{2,1,0}, bf16[2,2048,128]{2,1,0}, s32[2048,128]{1,0}, s32[8,2048]{1,0}, \
+s32[2048,128]{1,0}}, frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 1024, \\"block_q_dkv\\": 256, \\"block_kv_dkv\\": 1024}"
+}}, metadata={op_name="jit(step)/splash_mha_fwd"}
+  %seen = bf16[4,2048,128]{2,1,0} get-tuple-element(%splash_mha_fwd_segmented_residuals.2), index=1, \
+frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 1024}"
+}}
+  %start = (u32[]{:T(128)}, bf16[64,8]{1,0}) tuple(%begin, %x)
+  %while = (u32[]{:T(128)}, bf16[64,8]{1,0}) while(%start), condition=%windowed_dot_general_cond_ag, \
+body=%windowed_dot_general_body_ag
+  %y = bf16[64,8]{1,0} get-tuple-element(%while), index=1
+  ROOT %tanh = bf16[64,8]{1,0} fusion(%y), kind=kLoop, calls=%fused, \
+backend_config={"window_config":{"estimated_cycles":"300"}}
+}
+""".replace("\\\n", "")
+SHARD = 64 * 8 * 2
+MESH = {"data": 1, "fsdp": 8}
+
+
+def test_what_follows_a_kernels_metadata_is_read() -> None:
+    """Its JSON has lines of its own, and the line that ends it begins with braces."""
+    module = read_hlo(WINDOWED)
+    assert module.entry == "main" and list(module.computations["main"].by_name)[-1] == "tanh"
+    assert [one.opcode for one in module.computations["main"].instructions].count("while") == 1
+    assert module.computations["main"].root is not None and module.fused == {"fused"}
+
+
+def test_unsigned_loops_that_count_by_twos_run_half_as_often() -> None:
+    module = read_hlo(WINDOWED)
+    assert module.runs["windowed_dot_general_body_ag"] == 4 and not module.unknown_loops
+    assert bytes_by_axis(WINDOWED, MESH) == {"fsdp": 4 * 2 * SHARD}
+
+
+@pytest.mark.parametrize(
+    ("changes", "trips"),
+    [
+        ({"constant(8)": "constant(7)"}, 4),  # 0, 2, 4, 6
+        ({"direction=LT": "direction=LE"}, 5),
+        ({"direction=LT": "direction=NE"}, 4),
+        ({"constant(0)": "constant(4)"}, 2),
+        ({"compare(%at.1, %bound), direction=LT": "compare(%bound, %at.1), direction=GT"}, 4),
+        ({"copy(%zero)": "copy(%x)"}, None),  # where it begins is data
+        ({"body=%windowed_dot_general_body_ag": 'body=%windowed_dot_general_body_ag, backend_config='
+          '{"known_trip_count":{"n":"6"}}'}, 6),
+    ],
+)  # fmt: skip
+def test_trips_are_counted_or_said_to_be_unknown(changes: dict[str, str], trips: int | None) -> None:
+    text = WINDOWED
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    module = read_hlo(text)
+    main = module.computations["main"]
+    assert module.trips(main, main.by_name["while"]) == trips
+    assert module.unknown_loops == ([] if trips else ["while"])
+    assert module.runs["windowed_dot_general_body_ag"] == (trips or 1)
+
+
+def test_cycles_are_those_of_what_runs_times_the_trips() -> None:
+    counted = count_cycles(read_hlo(WINDOWED))
+    assert counted.by_category == {"matmul": 4 * 1000, "elementwise": 300}  # not the 77 inside the fusion
+    assert counted.kernels == {"splash_mha_fwd_segmented_residuals": 1} and not counted.unestimated
+
+
+def test_a_kernels_work_is_that_of_the_blocks_it_visits() -> None:
+    one = read_hlo(WINDOWED).computations["main"].by_name["splash_mha_fwd_segmented_residuals.2"]
+    work = work_of(one)
+    assert work is not None
+    visited = 1 + 1 + 2 + 2  # of four blocks of 512 queries, those of 1,024 keys that begin before their ends
+    assert work.flops == 4 * visited * 2 * (2 * 512 * 1024 * 128)
+    streamed = 4 * visited * 1024 * (2 * 2 * 128)
+    assert streamed < work.traffic < streamed + 4 * 2048 * (4 * 128 + 3 * 512 + 512)
+    backward = dataclasses.replace(one, name="splash_mha_dkv_segmented_no_residuals.1")
+    gradients = work_of(backward)
+    assert gradients is not None
+    visited = sum(-(-end // 1024) for end in range(256, 2049, 256))
+    assert gradients.flops == 4 * visited * 4 * (2 * 256 * 1024 * 128)
+
+
+def test_the_clock_waits_only_for_what_the_work_does_not_hide() -> None:
+    chip = CHIPS["v5e"]
+    assert chip.clock is not None
+    places = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0))  # around the slice
+    network = Torus(places, (2, 4), (False, False), link=1e9)
+    found = schedule_of(read_hlo(WINDOWED), chip, network, MESH)
+    matmul, sent = 1000 / chip.clock, SHARD / 1e9
+    assert sent > matmul
+    assert found.work["matmul"] == pytest.approx(4 * matmul)
+    assert found.exposed == {"collective-permute over fsdp": pytest.approx(4 * (sent - matmul + sent))}
+    assert found.hidden == {"collective-permute over fsdp": pytest.approx(4 * matmul)}
+    assert found.seconds == pytest.approx(
+        4 * 2 * sent + found.work["elementwise"] + found.work["attention"]
+    )  # fmt: skip
+    assert not found.unknown
