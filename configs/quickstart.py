@@ -211,10 +211,12 @@ def _full() -> QuickstartConfig:
 
 
 def _ci() -> QuickstartConfig:
-    """Every stage and every file of the quickstart in a minute or two; too short to learn anything."""
+    """Every stage and every file of the quickstart in a minute or two; too small and too short to learn anything."""
     quick = QuickstartConfig()
     return replace(
         quick,
+        model=replace(quick.model, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, d_ff=128),
+        engine=replace(quick.engine, slots=16, min_window=_LENGTH),  # of few shapes, each of which is compiled
         trajectories=replace(quick.trajectories, trajectories=100),
         environments=replace(quick.environments, count=50),
         dialogue=replace(quick.dialogue, steps=20, checkpoint_every=5, log_every=2),

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from grpo_world import make_grpo_world
-from programs_world import ROOT, Programs, programs
+from programs_world import HEAVY, ROOT, Programs, programs
 from sft_world import make_dataset, trajectories
 
 from astra_jax.run.checkpoints import Checkpointer
@@ -34,7 +34,6 @@ from {module} import MODEL
 CONFIG = SFTRun(MODEL, SFTConfig(data=DataConfig(seq_len=512, packing_bins=4), batch_size=2, steps={steps},
                                  learning_rate=1e-3, checkpoint_every=1, sample_every=0))
 """
-HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights", "configs.training")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""The main job, reduced (`--profile=ci`): what it writes, killed and resumed, and what it says about bad input."""
+"""The main job, reduced (`--profile=ci`): what it writes, killed and resumed, and what it says about bad input.
+
+Its runs are compiled as users have them, unlike all else that tests compile (`tests/conftest.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from programs_world import HEAVY, Programs, as_users, programs
 
 from launch.quickstart.ledger import read_json
 from synthesis.core.datasets import read_dataset
@@ -40,7 +44,17 @@ def command(workdir: Path, *more: str) -> list[str]:
 
 
 def run(workdir: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        command(workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=900, env=as_users()
+    )
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Iterator[Programs]:
+    """Starts that only write what is there already, or are refused."""
+    heavy = (*HEAVY, "launch.quickstart.stages", "launch.quickstart.report")
+    with programs("launch.quickstart", tmp_path_factory.mktemp("said"), heavy=heavy) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +200,12 @@ def kill_in(stage: str, workdir: Path, seconds: float, after: str, *more: str) -
     A fast machine is done with a stage in four seconds, a slow one has not begun its first step.
     """
     process = subprocess.Popen(
-        command(workdir, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command(workdir, *more),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=as_users(),
     )
     try:
         assert process.stderr is not None
@@ -234,9 +253,9 @@ def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(finished
 
 
 @pytest.mark.slow
-def test_a_finished_run_only_writes_its_report_again(finished, summary) -> None:
-    result = run(finished)
-    assert result.returncode == 0 and result.stderr.count("finished earlier") == len(STAGES)
+def test_a_finished_run_only_writes_its_report_again(finished, summary, start) -> None:
+    ended = start(f"--workdir={finished}", "--profile=ci")
+    assert ended.code == 0 and ended.errors.count("finished earlier") == len(STAGES)
     assert read_json(finished / "summary.json") == summary
 
 
@@ -249,33 +268,40 @@ from configs.quickstart import PROFILES
 from configs.training import GRPORun
 
 QUICKSTART = PROFILES["ci"]()
-CONFIG = GRPORun(QUICKSTART.model, dataclasses.replace(QUICKSTART.grpo, steps=2, checkpoint_every=1))
+EPISODE = dataclasses.replace(QUICKSTART.grpo.episode, max_response_tokens=60)
+GRPO = dataclasses.replace(QUICKSTART.grpo, steps=2, checkpoint_every=1, max_groups_per_step=2, concurrent_groups=2,
+                           episode=EPISODE, row_buckets=(1_260,))
+CONFIG = GRPORun(QUICKSTART.model, GRPO)
 """
 
 
-def grpo(finished: Path, workdir: Path, config: Path, *more: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def grpo_flags(finished, tmp_path) -> list[str]:
+    config = tmp_path / "config.py"
+    config.write_text(GRPO_CONFIG)
     flags = {
         "config": config,
-        "workdir": workdir,
+        "workdir": tmp_path / "run",
         "weights": finished / "sft" / "tools" / "checkpoints",
         "tokenizer": finished / "tokenizer",
         "environments": finished / "environments" / "train",
     }
-    given = [f"--{name}={value}" for name, value in flags.items()]
-    return subprocess.run(
-        [sys.executable, "-m", "launch.grpo", *given, *more], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+@pytest.fixture(scope="module")
+def start_grpo(tmp_path_factory) -> Iterator[Programs]:
+    with programs("launch.grpo", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+        yield made
 
 
 @pytest.mark.slow
-def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(finished, tmp_path) -> None:
+def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start_grpo, tmp_path) -> None:
     """So short a run has seldom a group worth training on; that the loop learns is tested in test_grpo.py."""
-    config = tmp_path / "config.py"
-    config.write_text(GRPO_CONFIG)
     for _ in range(2):
-        result = grpo(finished, tmp_path / "run", config)
-        assert result.returncode == 0, result.stderr[-3000:]
-        assert re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", result.stdout)
+        ended = start_grpo(*grpo_flags)
+        assert ended.code == 0, ended.errors[-3000:]
+        assert re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", ended.out)
         assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
 
 
@@ -291,30 +317,22 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(finished, tmp_path
         ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
     ],
 )
-def test_grpo_says_what_is_wrong_in_one_line(finished, tmp_path, flag: str, words: str) -> None:
-    config = tmp_path / "config.py"
-    config.write_text(GRPO_CONFIG)
-    result = grpo(finished, tmp_path / "run", config, flag)
-    assert result.returncode == 2, result.stderr[-3000:]
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and words in errors[0]
+def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start_grpo, flag: str, words: str) -> None:
+    assert words in start_grpo(*grpo_flags, flag).line
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Bad input
 
 
-def refused(workdir: Path, *more: str) -> str:
+@pytest.fixture(scope="module")
+def refused(start) -> Callable[..., str]:
     """The one line that a refused run ends with."""
-    result = run(workdir, *more)
-    assert result.returncode == 2, result.stderr[-3000:]
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "Traceback" not in result.stderr
-    return errors[0]
+    return lambda workdir, *more: start(f"--workdir={workdir}", "--profile=ci", *more).line
 
 
 @pytest.mark.slow
-def test_a_workdir_of_another_run_is_refused(finished) -> None:
+def test_a_workdir_of_another_run_is_refused(finished, refused) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and path.name != "lock"}
     line = refused(finished, "--seed=1")
     assert "config.seed is 0 there, 1 here" in line and str(finished) in line and "--workdir" in line
@@ -330,7 +348,7 @@ def test_a_workdir_of_another_run_is_refused(finished) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_sandbox_that_cannot_be_had_is_refused(tmp_path) -> None:
+def test_a_sandbox_that_cannot_be_had_is_refused(refused, tmp_path) -> None:
     workdir = tmp_path / "run"
     assert "no sandbox service answers at http://127.0.0.1:9" in refused(workdir, "--sandbox_url=http://127.0.0.1:9")
     assert "--sandbox_token_file=/none is no file" in refused(
@@ -339,14 +357,14 @@ def test_a_sandbox_that_cannot_be_had_is_refused(tmp_path) -> None:
     assert "give --sandbox_url too" in refused(workdir, "--sandbox_token_file=/none")
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path) -> None:
+def test_a_folder_with_other_things_is_refused(refused, tmp_path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert "empty folder" in refused(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.slow
-def test_a_corrupt_record_is_refused(finished, tmp_path) -> None:
+def test_a_corrupt_record_is_refused(finished, refused, tmp_path) -> None:
     workdir = tmp_path / "run"
     shutil.copytree(finished, workdir)
     for name in ("evaluate_grpo", "grpo"):

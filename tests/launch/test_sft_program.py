@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 from bucket_world import Storage, storage
+from programs_world import HEAVY, Ended, programs
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import Server, World, post, require_vllm, serving
@@ -78,15 +79,24 @@ def command(world: Path, workdir: Path | str, *more: str) -> list[str]:
     return [sys.executable, "-m", "launch.sft", *(f"--{name}={value}" for name, value in flags.items()), *more]
 
 
-def run(
-    world: Path, workdir: Path | str, *more: str, code: int = 0, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XLA_FLAGS": "", **environment}
+def run(world: Path, workdir: Path | str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        command(world, workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=500, env=environment
+        command(world, workdir, *more),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, **environment},
     )
-    assert result.returncode == code, result.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     return result
+
+
+@pytest.fixture(scope="module")
+def forked(world, tmp_path_factory) -> Iterator[Callable[..., Ended]]:
+    """`run`, where how the program begins is tested elsewhere."""
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as start:
+        yield lambda workdir, *more, **environment: start(*command(world, workdir, *more)[3:], **environment)
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +193,9 @@ def test_what_was_trained_loads_in_vllm(exported, tmp_path) -> None:
     assert status == 200 and answer["choices"][0]["token_ids"] == transformers_says(exported, 12)
 
 
-def test_the_same_command_again_has_nothing_to_do(world, finished) -> None:
-    result = run(world, finished, f"--held_out={world / 'held_out'}")
-    assert f"{STEPS} steps, finished" in result.stdout
+def test_the_same_command_again_has_nothing_to_do(world, finished, forked) -> None:
+    ended = forked(finished, f"--held_out={world / 'held_out'}")
+    assert ended.code == 0 and f"{STEPS} steps, finished" in ended.out
     assert len(json.loads((finished / "run.json").read_text())["starts"]) >= 2
     assert len(read_metrics(finished / "metrics")) == STEPS
 
@@ -198,37 +208,33 @@ def when(workdir: Path, steps: int, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def test_a_notice_saves_and_ends_well(world, finished, tmp_path) -> None:
-    process = subprocess.Popen(command(world, tmp_path / "run"), cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    when(tmp_path / "run", 1, process)
+def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, forked, tmp_path) -> None:
+    """SIGTERM saves and ends well. Then it is killed at random moments of its life, saves among them; each new start
+    goes on where the last save was."""
+    workdir = tmp_path / "run"
+    process = subprocess.Popen(command(world, workdir, UNSAMPLED), cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    when(workdir, 1, process)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=200)
     assert process.returncode == 0
-    (steps,) = map(int, re.findall(r"(\d+) steps, preempted", out))
-    assert 1 <= steps < STEPS and (tmp_path / "run" / "checkpoints" / "states" / str(steps)).is_dir()
-    run(world, tmp_path / "run")
-    assert_same_losses(tmp_path / "run", finished)
-
-
-def test_kills_lose_nothing_that_was_saved(world, finished, tmp_path) -> None:
-    """Killed at random moments of its life, saves among them; each new start goes on where the last save was."""
+    (saved,) = map(int, re.findall(r"(\d+) steps, preempted", out))
+    assert 1 <= saved < STEPS and (workdir / "checkpoints" / "states" / str(saved)).is_dir()
     rng = random.Random(0)
-    saved = 0
     for _ in range(KILLS):
-        process = subprocess.Popen(command(world, tmp_path / "run", UNSAMPLED), cwd=ROOT, stderr=subprocess.DEVNULL)
-        done = len(read_metrics(tmp_path / "run" / "metrics"))
+        process = subprocess.Popen(command(world, workdir, UNSAMPLED), cwd=ROOT, stderr=subprocess.DEVNULL)
+        done = len(read_metrics(workdir / "metrics"))
         try:
-            when(tmp_path / "run", min(done + 1, STEPS), process)
+            when(workdir, min(done + 1, STEPS), process)
             time.sleep(rng.uniform(0, 1.5))
         finally:
             process.kill()
             process.wait()
-        states = tmp_path / "run" / "checkpoints" / "states"
-        steps = [int(path.name) for path in states.iterdir() if path.name.isdecimal()] if states.exists() else []
-        assert max(steps, default=0) >= saved
-        saved = max(steps, default=0)
-    run(world, tmp_path / "run", UNSAMPLED)
-    assert_same_losses(tmp_path / "run", finished)
+        states = workdir / "checkpoints" / "states"
+        steps = [int(path.name) for path in states.iterdir() if path.name.isdecimal()]
+        assert max(steps) >= saved
+        saved = max(steps)
+    assert forked(workdir, UNSAMPLED).code == 0
+    assert_same_losses(workdir, finished)
 
 
 def free_port() -> int:
@@ -237,11 +243,16 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def devices(count: int) -> str:
+    """The `XLA_FLAGS` of a process with so many devices."""
+    return f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"
+
+
 def start_hosts(
     world: Path, workdir: Path, count: int, *more: str, faults: Mapping[int, str] | None = None
 ) -> list[subprocess.Popen[str]]:
     address = f"localhost:{free_port()}"
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}"}
+    environment = {**os.environ, "XLA_FLAGS": devices(4 // count)}
     more = ("--mesh=fsdp=4", f"--coordinator={address}", f"--hosts={count}", *more)
     last = {} if faults is None else {host: [flag] for host, flag in faults.items()}
     commands = [command(world, workdir, *more, f"--host={i}", *last.get(i, [])) for i in range(count)]
@@ -259,37 +270,28 @@ def assert_trained_like(workdir: Path, whole: Path) -> None:
     assert [r["trained_tokens"] for r in ours] == [r["trained_tokens"] for r in theirs], "no example twice or never"
 
 
-def test_two_hosts_equal_one_and_one_goes_on_for_two(world, finished, tmp_path) -> None:
-    hosts = start_hosts(world, tmp_path / "run", 2, "--config.sft.checkpoint_every=7")
+def test_of_four_hosts_one_is_killed_and_two_and_then_one_go_on_and_all_is_as_with_one(
+    world, finished, forked, tmp_path
+) -> None:
+    """Those that are left end and name it; what several hosts saved, several others and one alone go on from."""
+    workdir = tmp_path / "run"
+    hosts = start_hosts(world, workdir, 4, UNSAMPLED, "--host_deadline=20")
     try:
-        when(tmp_path / "run", 8, hosts[0])
-    finally:
-        for host in hosts:
-            host.kill()
-            host.communicate()
-    run(world, tmp_path / "run", "--mesh=fsdp=2", XLA_FLAGS="--xla_force_host_platform_device_count=2")
-    assert_trained_like(tmp_path / "run", finished)
-
-
-def test_of_four_hosts_one_is_killed_and_the_others_end_and_name_it(world, finished, tmp_path) -> None:
-    deadline = 20
-    hosts = start_hosts(world, tmp_path / "run", 4, UNSAMPLED, f"--host_deadline={deadline}")
-    try:
-        when(tmp_path / "run", 4, hosts[0])
+        when(workdir, 4, hosts[0])
         hosts[2].kill()
         errors = [host.communicate(timeout=120)[1] for host in hosts]
         for host, error in zip(hosts, errors, strict=True):
             if host is not hosts[2]:
                 assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in error
-        hosts = start_hosts(world, tmp_path / "run", 4, UNSAMPLED)
-        for host in hosts:
-            _, error = host.communicate(timeout=300)
-            assert host.returncode == 0, error[-2000:]
+        hosts += start_hosts(world, workdir, 2, "--config.sft.sample_every=2")
+        when(workdir, 8, hosts[4])
     finally:
         for host in hosts:
             host.kill()
-            host.wait()
-    assert_trained_like(tmp_path / "run", finished)
+            host.communicate()
+    assert list((workdir / "samples").iterdir())
+    assert forked(workdir, UNSAMPLED, "--mesh=fsdp=2", XLA_FLAGS=devices(2)).code == 0
+    assert_trained_like(workdir, finished)
 
 
 def test_a_host_that_fails_ends_the_others_with_its_reason(world, tmp_path) -> None:
@@ -314,13 +316,39 @@ def bucket(world) -> Iterator[Storage]:
         yield made
 
 
-def test_a_run_in_a_bucket_is_the_same_run(world, finished, bucket, exported, tmp_path) -> None:
-    """Data and workdir: metrics, samples and weights, to the bit; and it can be exported from there."""
+def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
+    world, finished, bucket, exported, forked, tmp_path
+) -> None:
+    """Killed with a checkpoint there and maybe a later one on its way; what was left half-done is taken by nobody.
+
+    Data and workdir are in the bucket: metrics, samples and weights are the same, to the bit; and it can be exported
+    from there.
+    """
     more = ("--data=gs://bucket/data", "--held_out=gs://bucket/held_out")
-    out = run(world, "gs://bucket/whole", *more, **bucket.environment).stdout
-    assert f"gs://bucket/whole/checkpoints: {STEPS} steps, finished" in out
-    ours = bucket.copy("whole/", tmp_path / "whole")
+    process = subprocess.Popen(
+        command(world, "gs://bucket/run", *more),
+        cwd=ROOT,
+        env={**os.environ, **bucket.environment},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 200
+        while "states/3/commit_success.txt" not in bucket.names("run/checkpoints/"):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+    before = [row["step"] for row in map(json.loads, bucket.get("run/metrics/metrics.jsonl").splitlines())]
+    assert before[:3] == [1, 2, 3] and before[-1] < STEPS, "what a checkpoint was saved after is there"
+    bucket.put("run/checkpoints/states/99/state/d/half", b"as a save that was killed leaves it")
+    out = run(world, "gs://bucket/run", *more, **bucket.environment).stdout
+    assert f"gs://bucket/run/checkpoints: {STEPS} steps, finished" in out
+    ours = bucket.copy("run/", tmp_path / "run")
     assert_same_losses(ours, finished)
+    assert {name.partition("/")[0] for name in bucket.names("run/checkpoints/states/")} == {str(STEPS - 3), str(STEPS)}
+    for a, b in zip(final_state(ours), final_state(finished), strict=True):
+        np.testing.assert_array_equal(a, b)
     rows = read_metrics(ours / "metrics")
     assert rows[-1]["held_out_loss"] == read_metrics(finished / "metrics")[-1]["held_out_loss"]
     assert_in_tensorboard(ours / "metrics", rows)
@@ -330,46 +358,15 @@ def test_a_run_in_a_bucket_is_the_same_run(world, finished, bucket, exported, tm
     assert samples == theirs
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (ours / "checkpoints" / name).read_bytes() == (finished / "checkpoints" / name).read_bytes()
-    assert len(json.loads((ours / "run.json").read_text())["starts"]) == 1
-    convert = [sys.executable, "-m", "launch.convert", "--from_orbax=gs://bucket/whole/checkpoints"]
+    assert len(json.loads((ours / "run.json").read_text())["starts"]) == 2
+    convert = [sys.executable, "-m", "launch.convert", "--from_orbax=gs://bucket/run/checkpoints"]
     environment = {**os.environ, **bucket.environment}
     subprocess.run([*convert, f"--to_hf={tmp_path / 'hf'}"], cwd=ROOT, check=True, timeout=300, env=environment)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "hf" / name).read_bytes() == (exported / name).read_bytes()
     other = ("--data=gs://bucket/data", "--config.sft.learning_rate=1e-3")
-    errors = run(world, "gs://bucket/whole", *other, code=2, **bucket.environment).stderr
-    assert "error: gs://bucket/whole belongs to another run: sft.learning_rate is 0.02 there, 0.001 here" in errors
-
-
-def test_a_run_in_a_bucket_that_is_killed_goes_on(world, finished, bucket, tmp_path) -> None:
-    """Killed with a checkpoint there and maybe a later one on its way; what was left half-done is taken by nobody."""
-    process = subprocess.Popen(
-        command(world, "gs://bucket/killed", f"--held_out={world / 'held_out'}"),
-        cwd=ROOT,
-        env={**os.environ, **bucket.environment},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + 200
-        while "states/3/commit_success.txt" not in bucket.names("killed/checkpoints/"):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    before = [row["step"] for row in map(json.loads, bucket.get("killed/metrics/metrics.jsonl").splitlines())]
-    assert before[:3] == [1, 2, 3] and before[-1] < STEPS, "what a checkpoint was saved after is there"
-    bucket.put("killed/checkpoints/states/99/state/d/half", b"as a save that was killed leaves it")
-    run(world, "gs://bucket/killed", f"--held_out={world / 'held_out'}", **bucket.environment)
-    ours = bucket.copy("killed/", tmp_path / "killed")
-    assert_same_losses(ours, finished)
-    assert len(json.loads((ours / "run.json").read_text())["starts"]) == 2
-    assert {name.partition("/")[0] for name in bucket.names("killed/checkpoints/states/")} == {
-        str(STEPS - 3),
-        str(STEPS),
-    }
-    for a, b in zip(final_state(ours), final_state(finished), strict=True):
-        np.testing.assert_array_equal(a, b)
+    line = forked("gs://bucket/run", *other, **bucket.environment).line
+    assert "error: gs://bucket/run belongs to another run: sft.learning_rate is 0.02 there, 0.001 here" in line
 
 
 def final_state(workdir: Path) -> list[np.ndarray]:
@@ -382,19 +379,18 @@ def final_state(workdir: Path) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]
 
 
-def test_preview_shows_the_mask(world, tmp_path) -> None:
-    plain = run(world, tmp_path / "run", "--data.preview=2", NO_COLOR="1").stdout
+def test_preview_shows_the_mask(forked, tmp_path) -> None:
+    plain = forked(tmp_path / "run", "--data.preview=2", NO_COLOR="1").out
     assert plain.count("tokens are trained on") == 2 and not (tmp_path / "run").exists()
     assert "«" in plain and "I look" in plain
     trained = "".join(re.findall("«(.*?)»", plain, re.S))
     assert "I look" in trained and "<tool_call>" in trained and "What is the capital" not in trained
-    colours = run(world, tmp_path / "run", "--data.preview=1", NO_COLOR="").stdout
+    colours = forked(tmp_path / "run", "--data.preview=1", NO_COLOR="").out
     assert "\x1b[32m" in colours and "«" not in colours
 
 
-def test_bench_writes_a_row(world, tmp_path) -> None:
-    out = run(world, tmp_path / "run", "--bench=3").stdout
-    row = json.loads(out)
+def test_bench_writes_a_row(forked, tmp_path) -> None:
+    row = json.loads(forked(tmp_path / "run", "--bench=3").out)
     assert row == json.loads((tmp_path / "run" / "bench.jsonl").read_text())
     assert row["tokens_per_second"] > 0 and row["steps"] == 3 and row["seq_len"] == 512 and 0 < row["mask_share"] < 1
 
@@ -411,8 +407,5 @@ def test_bench_writes_a_row(world, tmp_path) -> None:
         ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(world, tmp_path, flag: str, words: str) -> None:
-    errors = [
-        line for line in run(world, tmp_path / "run", flag, code=2).stderr.splitlines() if line.startswith("error: ")
-    ]
-    assert len(errors) == 1 and words in errors[0]
+def test_what_is_wrong_is_said_in_one_line(forked, tmp_path, flag: str, words: str) -> None:
+    assert words in forked(tmp_path / "run", flag).line

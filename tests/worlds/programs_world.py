@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights", "configs.training")
+"""What the programs that train import, most of what a start costs that is refused."""
 
 _FORKS = """
 import importlib, json, os, resource, runpy, sys
@@ -27,11 +29,17 @@ for line in sys.stdin:
             os.dup2(os.open(f"{case['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         if case["file_bytes"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (case["file_bytes"], resource.RLIM_INFINITY))
+        os.environ.update(case["environment"])
         sys.argv = [module, *case["arguments"]]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         sys.exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+def as_users() -> dict[str, str]:
+    """The environment without what makes tests compile fast (`tests/conftest.py`)."""
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,11 @@ class Programs:
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process, self._folder = process, folder
 
-    def __call__(self, *arguments: str, file_bytes: int = 0) -> Ended:
+    def __call__(self, *arguments: str, file_bytes: int = 0, **environment: str) -> Ended:
+        """Start it, with what the environment has besides, and wait for its end."""
         assert self._process.stdin is not None and self._process.stdout is not None
         output = self._folder / "output"
-        case = {"arguments": arguments, "file_bytes": file_bytes, "output": str(output)}
+        case = {"arguments": arguments, "file_bytes": file_bytes, "output": str(output), "environment": environment}
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from programs_world import as_users
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import PRESETS as MODELS
@@ -156,7 +157,7 @@ def test_presets_are_the_papers(name: str) -> None:
 
 def plan(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "launch.plan", *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=as_users())
 
 
 @needs_libtpu

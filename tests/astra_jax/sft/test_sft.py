@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -109,22 +112,28 @@ def sums(params, batch, *, model):
     return loss, count
 
 
-@pytest.mark.slow
-def test_a_save_holds_the_loop_for_less_than_a_tenth_of_a_step(dataset, tokenizer, model, tmp_path):
-    """An optimizer state and weights of 170 MB, saved after every second step of 6,144 tokens.
+def test_steps_go_on_while_a_checkpoint_is_written(dataset, tokenizer, model, params, tmp_path, monkeypatch):
+    """What a save writes does not hold the loop: here each is not done before a later step is."""
+    rename, stepped = os.rename, threading.Condition()
+    taken, went_on = 0, {}
 
-    At full size a step is hundreds of times longer than it takes to copy the state off the devices; here the batch is
-    only as large as it must be for the noise of a busy machine not to decide.
-    """
-    large = replace(model, vocab_size=64_000, d_model=224)
-    config = replace(CONFIG, batch_size=12, steps=7, checkpoint_every=2, learning_rate=1e-3, keep_params=2)
-    params = large.init(jax.random.key(0))
-    history = train(config, large, params, dataset, tokenizer, tmp_path, progress=False).history
-    tokens = config.batch_size * config.data.seq_len
-    # A row's checkpoint is the one before it, and its own time is a step's.
-    blocked = [row["checkpoint_seconds"] for row in history if row["step"] in (3, 5, 7)]
-    steps = [tokens * (1 - row["padding_share"]) / row["tokens_per_second"] for row in history[1:]]
-    assert 0 < np.median(blocked) <= 0.1 * np.median(steps), (blocked, steps)
+    def step_taken(step, _row):
+        nonlocal taken
+        with stepped:
+            taken = step
+            stepped.notify_all()
+
+    def after_a_later_step(source, target):
+        if Path(target).name in ("3", "6"):
+            step = int(Path(target).name)
+            with stepped:
+                went_on[Path(target).parent.name, step] = stepped.wait_for(lambda: taken > step, timeout=30)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", after_a_later_step)
+    result = train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False, on_step=step_taken)
+    assert went_on == {(folder, step): True for folder in ("params", "states") for step in (3, 6)}
+    assert all(row["checkpoint_seconds"] > 0 for row in result.history if row["step"] in (4, 7))
 
 
 class Killed(Exception):
