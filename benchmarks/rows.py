@@ -44,8 +44,9 @@ def report(name: str, figures: dict[str, Any], *, save: bool) -> None:
 
 
 def _general(argument: str) -> str:
-    """The argument without what only this machine has: its folders."""
-    return "--workdir=DIR" if argument.startswith("--workdir=") else argument
+    """The argument without what only this machine has: its folders and files."""
+    name, _, _ = argument.partition("=")
+    return {"--workdir": "--workdir=DIR", "--save_hlo": "--save_hlo=FILE"}.get(name, argument)
 
 
 def hardware() -> str:

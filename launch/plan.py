@@ -1,23 +1,29 @@
-"""Does a job fit on a slice, and how fast can it be: compiles its real training step for chips that are not here.
+"""Does a job fit on a slice, and how long does it take: compiles its real training step for chips that are not here.
 
     python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
-    python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --smallest --json
+    python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
+    python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --search --json
     python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
 
-Prints bytes a chip against the chip's memory, flops a token, what is sent over each mesh axis, and a bound on the step
-time. Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
+Plans the run as it is configured: --config.NAME=VALUE, --mesh and presets mean what they mean to launch.sft and
+launch.grpo, and what those would refuse is refused. Prints bytes a chip against the chip's memory, flops a token, what
+is sent over each mesh axis, the time of a step and what it goes into, and the flags to run so. With --search it tries
+meshes, micro-batches, remat and row lengths, and prints the fastest that fits and the smallest slice that does.
+
+Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
 (pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
 """
 
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 from absl import flags
 
 from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
-from sandbox.settings import Length
+from sandbox.settings import Bound, Count, Length
 from synthesis.core.terminal import say
 
 _CONFIG = flags.DEFINE_string(
@@ -30,7 +36,12 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
 _MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
-_SMALLEST = flags.DEFINE_bool("smallest", False, "Find the smallest slice that fits, up to --topology.")
+_SEARCH = flags.DEFINE_bool("search", False, "Try meshes, micro-batches, remat and row lengths; and smaller slices.")
+_COMPILES = number_flag(
+    "compiles", 8, Count, "With --search: so many are compiled at most, and as many smaller slices."
+)
+_STEPS = number_flag("steps", None, Count, "Of the whole run, for its hours; by default the configuration's.")
+_PRICE = number_flag("price_per_chip_hour", None, Annotated[float, Bound(above=0, most=1e6)], "Dollars, for the run's.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
 
 
@@ -40,26 +51,38 @@ def main() -> int:
 
     from astra_jax.mesh import AXES
     from astra_jax.planner.hardware import Slice
-    from astra_jax.planner.plan import describe, make_plan
-    from astra_jax.planner.search import smallest
+    from astra_jax.planner.plan import Plan, describe, make_plan
+    from astra_jax.planner.search import search
     from configs.training import SFTRun
 
     if _CONFIG.value is None:
         raise cli.UsageError("--config is missing; give a preset, for example sft:14b, or a file")
     run = cli.overridden(cli.load_config(_CONFIG.value, "sft", "grpo"))
     job = run.sft if isinstance(run, SFTRun) else run.grpo
-    tokens = _TOKENS.value
     mesh = meshes.axis_sizes(_MESH, AXES) or None
     slice_ = Slice.parse(_TOPOLOGY.value)
-    if _SMALLEST.value:
-        if mesh:
-            raise cli.UsageError("--smallest chooses the mesh of each slice; leave --mesh out")
-        plan = smallest(run.model, job, slice_, tokens=tokens)
-    else:
-        plan = make_plan(run.model, job, slice_, tokens=tokens, mesh=mesh)
-    say(describe(plan))
+    asked = {"tokens": _TOKENS.value, "steps": _STEPS.value, "price_per_chip_hour": _PRICE.value}
+    if not _SEARCH.value:
+        plan = make_plan(run.model, job, slice_, mesh=mesh, **asked)
+        say(describe(plan))
+        if _JSON.value:
+            say(json.dumps(dataclasses.asdict(plan)))
+        return 0
+    if mesh:
+        raise cli.UsageError("--search chooses the mesh; leave --mesh out")
+
+    def tell(plan: Plan) -> None:
+        verdict = f"{plan.step_seconds:.3g} s" if plan.fits else "does not fit"
+        say(f"tried {plan.topology} {' '.join(plan.flags)}: {verdict}, {plan.peak_bytes_per_chip / 2**30:.1f} GiB")
+
+    found = search(run.model, job, slice_, compiles=_COMPILES.value, on_plan=tell, **asked)
+    for title, one in (("fastest of those", found.fastest), ("smallest slice", found.smallest)):
+        say(
+            f"{title}: " + ("none fits; give a larger --topology, or more --compiles" if one is None else describe(one))
+        )
+    say(f"{len(found.tried)} compiled; arithmetic left {found.considered} ways for {slice_.name}")
     if _JSON.value:
-        say(json.dumps(dataclasses.asdict(plan)))
+        say(json.dumps(dataclasses.asdict(found)))
     return 0
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.packing import bucket_for
 from astra_jax.mesh import check_batch
 from astra_jax.models.model import Model
-from astra_jax.planner.hardware import row_length
 from astra_jax.run.batch import on_mesh
 from astra_jax.sft.config import SFTConfig
 from synthesis.core.refusals import InputError
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,18 @@ def longest(config: SFTConfig | GRPOConfig) -> int:
     return config.episode.max_prompt_tokens + config.episode.max_response_tokens
 
 
-def for_tokens(model: Model, config: SFTConfig | GRPOConfig, tokens: int, context: int) -> tuple[Model, Any]:
-    """(model, configuration) for sequences of so many tokens, which are padded to whole attention blocks.
+def for_tokens(
+    model: AnyModel, config: SFTConfig | GRPOConfig, tokens: int, length: int
+) -> tuple[AnyModel, SFTConfig | GRPOConfig]:
+    """(model, configuration) for sequences of so many tokens, in rows of `length`.
 
-    GRPO takes the configured bucket that holds them, and a new one where none does; its episodes keep the proportion of
-    prompt and response.
+    GRPO's row buckets end with it; its episodes keep the proportion of prompt and response.
     """
-    length = row_length(tokens, context)
     if isinstance(config, SFTConfig):
         return model.stretched(tokens), dataclasses.replace(
             config, data=dataclasses.replace(config.data, seq_len=length)
         )
-    buckets = config.row_buckets if tokens <= max(config.row_buckets) else (*config.row_buckets, length)
+    buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens) + (length,)
     prompt = max(1, tokens * config.episode.max_prompt_tokens // longest(config))
     episode = dataclasses.replace(config.episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
     return model.stretched(tokens), dataclasses.replace(config, episode=episode, row_buckets=buckets)
@@ -97,6 +98,7 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
         config = on_mesh(config, mesh)
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
         used, steps = bucket_for(longest(config), config.row_buckets), config.steps
+    model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
     for length in lengths:
         check_batch(mesh, rows, length, field)
         if context > 1 and length % (2 * context * blocks):

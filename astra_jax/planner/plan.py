@@ -20,8 +20,8 @@ from astra_jax.mesh import make_mesh
 from astra_jax.models.model import Model, parameters
 from astra_jax.planner import programs
 from astra_jax.planner.cycles import count_cycles
-from astra_jax.planner.hardware import Slice, mesh_sizes
-from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, longest
+from astra_jax.planner.hardware import Slice, mesh_sizes, row_length
+from astra_jax.planner.jobs import Job, executed_flops_per_token, for_tokens, job_on, longest
 from astra_jax.planner.network import Torus
 from astra_jax.planner.schedule import schedule_of
 from astra_jax.run.chips import GIB
@@ -54,6 +54,7 @@ class Plan:
         compile_seconds: that compiling took here.
         steps: of the run; None where it is not known without its data.
         hours, dollars: of the run's steps, and what its chips cost meanwhile; without rollouts and evaluation.
+        flags: what the training program takes to run so.
     """
 
     job: str
@@ -85,6 +86,7 @@ class Plan:
     steps: int | None
     hours: float | None
     dollars: float | None
+    flags: tuple[str, ...]
 
 
 def make_plan(
@@ -116,7 +118,8 @@ def make_plan(
     sizes = dict(mesh) if mesh else mesh_sizes(slice_.chips, wanted)
     devices = make_mesh(**sizes, devices=slice_.devices())
     if tokens is not None:
-        model, config = for_tokens(model, config, tokens, devices.shape["context"])
+        length = _row_length(config, tokens, devices.shape["context"])
+        model, config = for_tokens(model, config, tokens, length)
     job = job_on(model, config, devices, blocks=BLOCK if slice_.chip.clock else 1)
     how = programs.Compiling(options or {}, on_text)
     if isinstance(job.config, SFTConfig):
@@ -183,7 +186,26 @@ def make_plan(
         steps=known,
         hours=hours,
         dollars=hours * price_per_chip_hour * slice_.chips if priced and hours and price_per_chip_hour else None,
+        flags=_flags(job, devices.shape),
     )
+
+
+def _row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
+    """The least configured bucket that holds the tokens, or else of whole blocks of attention."""
+    buckets = () if isinstance(config, SFTConfig) else config.row_buckets
+    return min((bucket for bucket in buckets if bucket >= tokens), default=row_length(tokens, context))
+
+
+def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The training program's flags for a job."""
+    axes = ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
+    settings: dict[str, object] = {"micro_batch_size": job.micro_batch_size, "remat": job.config.remat}
+    if isinstance(job.config, SFTConfig):
+        settings["data.seq_len"] = job.row_tokens
+    else:
+        settings["row_buckets"] = str(list(job.config.row_buckets)).replace(" ", "")
+    given = (f"--config.{job.kind}.{name}={value}" for name, value in settings.items())
+    return (*([f"--mesh={axes}"] if axes else []), *given)
 
 
 def _scheduled(
@@ -248,4 +270,5 @@ def describe(plan: Plan) -> str:
     if plan.hours is not None:
         cost = "" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"
         lines.append(f"  {plan.steps} steps: {plan.hours:.3g} hours of updates{cost}")
+    lines.append(f"  {' '.join(plan.flags)}")
     return "\n".join(lines)

@@ -1,34 +1,255 @@
-"""Which slice is the smallest that fits."""
+"""Which mesh, micro-batch, remat and row length are the fastest on a slice, and which slice is the smallest that fits.
+
+Arithmetic alone says of each candidate what it must hold and how long it takes at least, both a little low. What cannot
+fit is left out; of the rest the compiler is asked, those first that could be the fastest, until none that is left could
+be faster than the best found, or so many were compiled. What holds more than one that the compiler refused, is left out
+too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from jax.sharding import AbstractMesh
+
+from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.mesh import AXES, BATCH
 from astra_jax.models.model import Model, parameters
+from astra_jax.models.remat import REMATS
 from astra_jax.planner.hardware import PlanError, Slice, larger
+from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, longest
 from astra_jax.planner.plan import Plan, make_plan
 from astra_jax.sft.config import SFTConfig
+from sandbox.settings import SettingError
+from synthesis.core.refusals import Refusal
+
+_PADDING = 1.15
+"""Rows may be so much longer than their sequences, where attention's blocks are larger for it."""
+_ROWS = (1, 2, 4)
+"""Of a micro-batch, for each place of the mesh."""
 
 
-def smallest(model: Model, config: SFTConfig | GRPOConfig, slice_: Slice, **options: Any) -> Plan:
-    """The plan of the smallest slice of `slice_`'s kind that fits, not larger than `slice_`.
+class Sized(Model, Protocol):
+    """A model whose sizes are those of `layers.sizes.Sizes`."""
 
-    Slices that cannot hold weights and optimizer state alone are not compiled.
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def d_ff(self) -> int: ...
+    @property
+    def n_experts(self) -> int: ...
+    @property
+    def experts_per_token(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a step.
+
+    Attributes:
+        model, config: as a plan takes them.
+        mesh: sizes by axis.
+        holds: bytes a chip, at least.
+        takes: seconds a step, at least.
+        guess: seconds a step, if nothing that is sent were hidden: what comes first.
+    """
+
+    model: Sized
+    config: SFTConfig | GRPOConfig
+    mesh: dict[str, int]
+    holds: float
+    takes: float
+    guess: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        fastest: on the slice; None: nothing that was compiled fits.
+        smallest: on the smallest slice of its kind that fits, in the way that holds least; None where none does.
+        tried: every plan that was made, in order.
+        considered: candidates that arithmetic did not rule out.
+    """
+
+    fastest: Plan | None
+    smallest: Plan | None
+    tried: tuple[Plan, ...]
+    considered: int
+
+
+def search(
+    model: Sized,
+    config: SFTConfig | GRPOConfig,
+    slice_: Slice,
+    *,
+    tokens: int | None = None,
+    compiles: int = 8,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+    **options: Any,
+) -> SearchResult:
+    """The fastest way on a slice, and the smallest slice of its kind, not larger, that holds the job.
+
+    Args:
+        tokens: the longest sequence; None: rows as configured.
+        compiles: at most so many candidates are compiled for the slice, and as many for smaller ones.
+        on_plan: told of each plan as it is made.
+        options: of `make_plan`.
 
     Raises:
-        PlanError: none fits.
+        PlanError: no way to run the job on the slice is left when arithmetic is done.
     """
-    state = 4 * 4 * parameters(model)  # weights, gradients and two statistics, float32
-    for one in larger(slice_):
-        if one.chips > slice_.chips:
+    tried: list[Plan] = []
+
+    def plan_of(one: Way, where: Slice) -> Plan:
+        made = make_plan(one.model, one.config, where, mesh=one.mesh, **options)
+        tried.append(made)
+        on_plan(made)
+        return made
+
+    possible = sorted(candidates(model, config, slice_, tokens), key=lambda one: (one.guess, one.holds))
+    if not possible:
+        raise PlanError(f"no mesh of {slice_.name} can hold and run this job; give a larger --topology")
+    considered, fastest = len(possible), None
+    for left in range(compiles, 0, -1):
+        if fastest is not None:
+            possible = [one for one in possible if one.takes < fastest.step_seconds]
+        if not possible:
             break
-        if state / one.chips > one.chip.hbm_bytes:
+        # The last try is for what surely is the easiest to hold, if nothing did fit.
+        easiest = min(possible, key=lambda one: one.holds)
+        one = easiest if left == 1 and fastest is None else possible[0]
+        possible.remove(one)
+        plan = plan_of(one, slice_)
+        if not plan.fits:
+            possible = [other for other in possible if other.holds < one.holds]
+        elif fastest is None or plan.step_seconds < fastest.step_seconds:
+            fastest = plan
+
+    smallest, left = fastest, compiles
+    for where in larger(slice_) if fastest is not None else ():
+        if where.chips >= slice_.chips or not left:
+            break
+        least = min(candidates(model, config, where, tokens), key=lambda one: (one.holds, one.takes), default=None)
+        if least is None:
             continue
-        try:
-            plan = make_plan(model, config, one, **options)
-        except ValueError:  # the mesh does not divide the model
+        left -= 1
+        if (plan := plan_of(least, where)).fits:
+            smallest = plan
+            break
+    return SearchResult(fastest, smallest, tuple(tried), considered)
+
+
+def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, tokens: int | None) -> Iterator[Way]:
+    """What the run would start with on the slice, and arithmetic does not rule out."""
+    blocks, weights = BLOCK if slice_.chip.clock else 1, parameters(model)
+    for mesh in _meshes(model, slice_.chips):
+        abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+        places = math.prod(mesh[axis] for axis in BATCH)
+        for length in _lengths(tokens, mesh["context"]) if tokens else (None,):
+            sized = (model, config) if length is None or tokens is None else for_tokens(model, config, tokens, length)
+            for rows, remat in itertools.product(_ROWS, REMATS):
+                holds = least_bytes(sized[0], weights, length or longest(config), rows, mesh, remat)
+                if holds > slice_.chip.hbm_bytes:
+                    continue
+                try:
+                    changed = dataclasses.replace(sized[1], micro_batch_size=rows * places, remat=remat)
+                    job = job_on(sized[0], changed, abstract, blocks=blocks)
+                except (Refusal, SettingError):  # the mesh does not divide it
+                    continue
+                step = job.rows * job.row_tokens
+                arithmetic, sent = least_seconds(sized[0], job.row_tokens, rows, step, slice_, mesh, remat)
+                yield Way(sized[0], changed, mesh, holds, max(arithmetic, sent), arithmetic + sent)
+
+
+def _meshes(model: Sized, chips: int) -> Iterator[dict[str, int]]:
+    """Every way to spread a job over so many chips, without copies of the weights."""
+    divisors = [n for n in range(1, chips + 1) if chips % n == 0]
+    for context, tensor, expert in itertools.product(divisors, divisors, divisors):
+        spread = context * tensor * expert
+        if (
+            chips % spread
+            or model.n_kv_heads % tensor
+            or (expert > 1 and (not model.n_experts or model.n_experts % expert))
+        ):
             continue
-        if plan.fits:
-            return plan
-    raise PlanError(f"no {slice_.chip.name} slice of up to {slice_.chips} chips fits; give a larger --topology")
+        sizes = {"fsdp": chips // spread, "expert": expert, "context": context, "tensor": tensor}
+        yield {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def _lengths(tokens: int, context: int) -> list[int]:
+    """Row lengths for sequences of `tokens`: for each size of attention's blocks the least, but not much padding."""
+    pieces = 2 * context if context > 1 else 1
+    blocks = [BLOCK << n for n in range(int(math.log2(LARGEST_BLOCK // BLOCK)) + 1)]
+    lengths = sorted({-(-tokens // (pieces * block)) * pieces * block for block in blocks})
+    return [length for length in lengths if length == lengths[0] or length <= _PADDING * tokens]
+
+
+def least_bytes(model: Sized, weights: int, tokens: int, rows: int, mesh: dict[str, int], remat: str) -> float:
+    """What a chip holds in a step, at least: state, and what the forward pass keeps for the backward pass.
+
+    Args:
+        weights: how many parameters the model has.
+        tokens: of a row.
+        rows: for each place of the mesh.
+    """
+    chips = math.prod(mesh.values())
+    state = 4 * 4 * weights / (chips / mesh["data"])  # weights, gradients and two statistics, float32
+    here = rows * tokens / mesh["context"]
+    heads = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim / mesh["tensor"]
+    attended = model.n_heads * model.head_dim / mesh["tensor"]
+    wide = 2 * model.d_ff * (model.experts_per_token or 1) / mesh["tensor"]
+    kept = {  # of a layer, bfloat16 numbers a token
+        "full": model.d_model,
+        "attention": model.d_model + attended,
+        "dots": 2 * model.d_model + heads + attended + wide,
+        "none": 4 * model.d_model + 2 * heads + attended + 2 * wide,
+    }[remat]
+    return state + 2 * here * model.n_layers * kept
+
+
+def least_seconds(
+    model: Sized, tokens: int, rows: int, step: int, slice_: Slice, mesh: dict[str, int], remat: str
+) -> tuple[float, float]:
+    """What a step's arithmetic takes, at least, and what it sends.
+
+    Args:
+        tokens: of a row.
+        rows: of a micro-batch, for each place of the mesh.
+        step: tokens of a step, padding too.
+    """
+    chip = slice_.chip
+    layers, head = model.matmul_parameters()
+    share = min(1.0, model.head_dim / chip.matrix_side)
+    whole = executed_flops_per_token(model, tokens, remat)
+    attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6 * (11 if remat == "full" else 9)
+    chunk = tokens // (2 * mesh["context"] if mesh["context"] > 1 else 1)
+    block = min(LARGEST_BLOCK, chunk & -chunk)
+    # A block of queries is multiplied with each number of the keys and values that are read for it.
+    share = min(share, block * chip.hbm_bandwidth / chip.flops) if chip.clock else share
+    arithmetic = (whole - attention + attention / share) * step / slice_.chips / chip.flops
+    width = mesh["fsdp"] * mesh["expert"] * mesh["context"]
+    micro_batches = step / tokens / rows / math.prod(mesh[axis] for axis in BATCH)
+    # Weights forward and backward, in bfloat16; sums over `tensor` twice a layer, as often; keys and values.
+    weights = 2 * 2 * (layers + head) / mesh["tensor"] * (1 - 1 / width) * micro_batches
+    here = step * mesh["tensor"] / slice_.chips
+    sums = 2 * 2 * 2 * 2 * (1 - 1 / mesh["tensor"]) * here * model.n_layers * model.d_model
+    keys = (
+        2 * 2 * 2 * (mesh["context"] - 1) * here * model.n_layers * model.n_kv_heads * model.head_dim / mesh["tensor"]
+    )
+    return arithmetic, (weights + sums + keys) / slice_.link_bandwidth
