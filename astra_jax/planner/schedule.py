@@ -99,10 +99,11 @@ class _Walk:
                 body = one.calls("body")
                 trips = 1 if trips is None else trips
                 now += 0.0 if body is None else trips * self.computation(body, runs * trips)
-            elif one.opcode in ("call", "conditional"):  # of branches one runs; all are counted, as the slowest could
-                now += sum(
-                    self.computation(called, runs) for called in one.called if called in self._module.computations
-                )
+            elif one.opcode in ("call", "conditional"):
+                called = [each for each in one.called if each in self._module.computations]
+                if one.opcode == "conditional":  # the branch that takes longest
+                    called = [max(called, key=lambda each: self.computation(each, 0.0))]
+                now += sum(self.computation(each, runs) for each in called)
             elif (moved := self._collective(one, name)) is not None:
                 key = _chain(self._module, one) or one.name
                 start(key, moved)

@@ -163,8 +163,10 @@ def plan(*flags: str) -> subprocess.CompletedProcess[str]:
 @needs_libtpu
 @pytest.mark.slow
 def test_the_command_compiles_the_real_step() -> None:
-    config = "--config=sft:0.6b"
-    result = plan(config, "--topology=v5e:2x2", "--tokens=1024", "--config.model.n_layers=2", "--json")
+    own = ["--config.sft.remat=dots", "--config.sft.micro_batch_size=8", "--config.sft.batch_size=16"]
+    run = ["--config=sft:0.6b", "--config.model.n_layers=2", *own, "--mesh=fsdp=4"]
+    asked = ["--topology=v5e:2x2", "--tokens=1024", "--steps=100", "--price_per_chip_hour=1.2", "--json"]
+    result = plan(*run, *asked)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["v5e"].hbm_bytes
@@ -177,7 +179,16 @@ def test_the_command_compiles_the_real_step() -> None:
         found["collective_bytes_by_axis"]["fsdp"]
         > 2 * 2 * 31e6 * 0.75 * found["batch_size"] / found["micro_batch_size"]
     )
-    assert "fits: " in result.stdout and "bound by" in result.stdout
+    # The run's own settings, and what the compiled step takes.
+    assert (found["remat"], found["micro_batch_size"], found["batch_size"]) == ("dots", 8, 16)
+    assert "--mesh=fsdp=4 --config.sft.micro_batch_size=8 --config.sft.remat=dots" in result.stdout
+    assert found["expected"] and found["step_seconds"] == pytest.approx(sum(found["seconds"].values()))
+    assert found["seconds"]["attention"] > 0 and found["cycles"]["matmul"] > 0 and not found["uncounted"]
+    ideal = found["flops_per_token"] * 16 * 1024 / 4 / CHIPS["v5e"].flops
+    assert found["step_seconds"] > ideal and found["mfu"] == pytest.approx(ideal / found["step_seconds"])
+    assert found["hours"] == pytest.approx(100 * found["step_seconds"] / 3600)
+    assert found["dollars"] == pytest.approx(found["hours"] * 4 * 1.2)
+    assert "fits: " in result.stdout and "expected " in result.stdout and "100 steps" in result.stdout
 
 
 @needs_cuda_compiler
@@ -190,6 +201,8 @@ def test_the_command_compiles_for_gpus() -> None:
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["h200"].hbm_bytes
     assert 4 * 4 * 186.6e6 / 4 < found["peak_bytes_per_chip"] < 8 * 2**30
     assert found["collective_bytes_by_axis"].keys() >= {"fsdp", "context"}
+    assert not found["expected"] and found["seconds"].keys() == {"compute", "memory", "network"}
+    assert "at least " in result.stdout and "bound by" in result.stdout
 
 
 @needs_libtpu
