@@ -59,8 +59,8 @@ def plan(job: str, size: str, tokens: int, topology: str) -> dict:
 
 
 def table(found: list[dict]) -> str:
-    """The newest row of each plan that has a time, as Markdown, in the order of `PLANS`."""
-    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in found if "mfu" in row}
+    """The newest row of each plan, as Markdown, in the order of `PLANS`; rows of before there were times have none."""
+    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in found}
     heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "fits", "GiB a chip", "s a step"]
     heads += ["tokens/s a chip", "MFU", "most of it"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
@@ -69,9 +69,10 @@ def table(found: list[dict]) -> str:
             continue
         mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
         gib = f"{row['peak_bytes_per_chip'] / 2**30:.1f} of {row['hbm_bytes_per_chip'] / 2**30:.1f}"
-        cells = [row["job"], row["size"], f"{row['tokens']:,}", row["topology"], mesh, row["micro_batch_size"]]
+        cells = [row["job"], row["size"], f"{row['tokens']:,}", row["topology"], mesh]
+        cells += [row.get("micro_batch_size") or row["micro_batch_rows"]]
         cells += ["yes" if row["fits"] else "no", gib]
-        if row["fits"]:
+        if row["fits"] and "mfu" in row:
             sign = ("", "") if row["expected"] else ("≥ ", "≤ ")
             cells += [f"{sign[0]}{row['step_seconds']:,.1f}", f"{sign[1]}{row['tokens_per_second_per_chip']:,.0f}"]
             cells += [f"{sign[1]}{row['mfu']:.0%}", row["bound"]]

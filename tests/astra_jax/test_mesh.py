@@ -17,7 +17,7 @@ import pytest
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import AXES, batch_sharding, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.run.batch import PackedBatch
+from astra_jax.run.batch import PackedBatch, on_mesh
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -160,6 +160,15 @@ def test_zigzag_gives_each_device_an_early_and_a_late_chunk() -> None:
     np.testing.assert_array_equal(unzigzag(zigzag(x, 4), 4), x)
     with pytest.raises(ValueError, match="20 does not divide into 8 chunks"):
         zigzag_order(20, 4)
+
+
+def test_a_mesh_takes_a_row_for_each_place_where_a_micro_batch_is_left_open() -> None:
+    open_ = SFTConfig(batch_size=16)
+    mesh = make_mesh(data=2, fsdp=2, context=2)
+    assert on_mesh(open_, mesh).rows_at_once == 4 and on_mesh(open_, mesh).micro_batches == 4
+    assert on_mesh(open_, None) is open_ and open_.rows_at_once == 16
+    own = dataclasses.replace(open_, micro_batch_size=8)
+    assert on_mesh(own, mesh) is own
 
 
 def test_meshes_that_divide_nothing_are_refused_by_name() -> None:
