@@ -9,6 +9,7 @@ machine do not change much.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -109,5 +110,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
     cli.with_cpu_environment("benchmarks.planned_step")
     cli.run(main)
