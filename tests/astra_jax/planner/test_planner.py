@@ -17,8 +17,10 @@ from programs_world import as_users
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import PRESETS as MODELS
+from astra_jax.models.remat import REMATS
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes, row_length
+from astra_jax.planner.jobs import executed_flops_per_token
 from configs.training import PRESETS
 from launch.flags.cli import load_config
 
@@ -101,6 +103,17 @@ def test_flops_are_those_of_the_formula(size: str, tokens: int, gigaflops: float
     useful, executed = MODELS[size].flops_per_token(tokens)
     assert useful / 1e9 == pytest.approx(gigaflops, rel=0.005)
     assert 1.3 < executed / useful < 1.5
+
+
+def test_what_is_executed_goes_by_remat_and_by_the_kernels() -> None:
+    model, tokens = MODELS["14b"], 74_752
+    layers, head = model.matmul_parameters()
+    useful = model.flops_per_token(tokens)[0]
+    one = (useful - 6 * (layers + head)) / 6  # of attention's matmuls
+    executed = {remat: executed_flops_per_token(model, tokens, remat) for remat in REMATS}
+    assert executed["none"] == executed["dots"] == pytest.approx(useful + 3 * one)  # 2 and 7, not 2 and 4
+    assert executed["attention"] == pytest.approx(executed["none"] + 2 * layers)
+    assert executed["full"] == pytest.approx(executed["attention"] + 2 * one)
 
 
 def test_experts_count_only_where_tokens_go() -> None:
