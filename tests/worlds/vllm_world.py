@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -263,7 +264,7 @@ async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list
 
     However long the update takes to reach the servers, it falls into requests.
     """
-    sampling, over = Sampling(max_tokens=300, stop_ids=(), seed=0, temperature=0.0), asyncio.Event()
+    sampling, over = dataclasses.replace(GREEDY, max_tokens=100), asyncio.Event()
 
     async def call() -> list[Completion]:
         completions = []
@@ -282,10 +283,10 @@ async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list
     return [completion for completions in by_caller for completion in completions]
 
 
-async def assert_same(policy, params: Params, world: World, version: int) -> None:
+async def assert_same(policy, params: Params, world: World, version: int, greedy: Sampling = GREEDY) -> None:
     """Greedy draws of the servers are the trainer's own, with its logprobs."""
     for prompt in PROMPTS:
-        completion = await policy.generate(prompt, GREEDY)
+        completion = await policy.generate(prompt, greedy)
         assert completion.policy_version == version and completion.finish == "length"
         tokens = [*prompt, *completion.token_ids]
         want = trainer_logprobs(params, world, tokens)[len(prompt) - 1 :]
