@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import msgspec
 import pytest
-from programs_world import HEAVY, Ended, programs
+from programs_world import HEAVY, Ended, Programs, programs
 from rollout_world import make_environment, tiny_model
 
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
@@ -63,16 +63,21 @@ def command(world: Path, to: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(world, tmp_path_factory) -> Iterator[Callable[..., Ended]]:
+def start(tmp_path_factory) -> Iterator[Programs]:
+    with programs("launch.difficulty", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(world, start) -> Callable[..., Ended]:
     """The program, to its end."""
-    with programs("launch.difficulty", tmp_path_factory.mktemp("said"), heavy=HEAVY) as start:
 
-        def whole(to: Path, *more: str, code: int = 0) -> Ended:
-            ended = start(*command(world, to, *more)[3:])
-            assert ended.code == code, ended.errors[-3000:]
-            return ended
+    def whole(to: Path, *more: str, code: int = 0) -> Ended:
+        ended = start(*command(world, to, *more)[3:])
+        assert ended.code == code, ended.errors[-3000:]
+        return ended
 
-        yield whole
+    return whole
 
 
 def in_journal(to: Path) -> int:
@@ -150,7 +155,7 @@ def test_what_is_wrong_is_said_in_one_line(world, run, tmp_path) -> None:
     assert (tmp_path / "mine" / "letters.txt").exists() and not (tmp_path / "to").exists()
 
 
-def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> None:
+def test_grpo_refuses_what_was_not_measured_and_points_here(world, start, tmp_path) -> None:
     (tmp_path / "config.py").write_text(
         "from astra_jax.grpo.config import GRPOConfig\n"
         "from astra_jax.models.hf_checkpoint import read_config\n"
@@ -161,7 +166,6 @@ def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> 
     )
     flags = {"config": tmp_path / "config.py", "weights": world / "hf", "workdir": tmp_path / "run"}
     more = [f"--environments={world / 'train'}", "--config.grpo.solve_rates=[0.1, 0.9]"]
-    with programs("launch.grpo", tmp_path, heavy=HEAVY) as start:
-        said = start(*(f"--{name}={value}" for name, value in flags.items()), *more).line
+    said = start(*(f"--{name}={value}" for name, value in flags.items()), *more, module="launch.grpo").line
     assert "solve_rates is (0.1, 0.9), but environment e0 has no recorded solve rate (24 of 24 have none)" in said
     assert "`python -m launch.difficulty`" in said and not (tmp_path / "run").exists()
