@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from synthesis.core.records import CodeExecution, Language, ToolServer, ToolSpec
 from synthesis.facts.catalog import KINDS, SERVERS
 from synthesis.facts.code import module_source
@@ -23,11 +25,17 @@ def tool_spec(relation: Relation, language: Language = "en", *, name: str | None
     )
 
 
-def fact_servers(language: Language = "en") -> list[ToolServer]:
-    """One server per entry of the catalogue, in its order. Chinese ids end in `_zh`: both fit in one dataset."""
+def fact_servers(language: Language = "en", only: Collection[str] = ()) -> list[ToolServer]:
+    """One server per entry of the catalogue, in its order. Chinese ids end in `_zh`: both fit in one dataset.
+
+    Args:
+        only: ids in the catalogue of those to make; the others' code is not written; empty: all.
+    """
     relations = list(all_relations().values())
     servers: list[ToolServer] = []
     for id_, server in SERVERS.items():
+        if only and id_ not in only:
+            continue
         own = [relation for relation in relations if relation.server == id_]
         servers.append(
             ToolServer(

@@ -18,6 +18,7 @@ import msgspec
 from synthesis.core.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
+from synthesis.facts.catalog import SERVERS
 from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
 
@@ -157,15 +158,13 @@ def fact_documents(
     Raises:
         ValueError: an id that no fact server has.
     """
+    for field, ids in (("only", only), ("emulated", emulated)):
+        if unknown := [one for one in ids if one not in SERVERS]:
+            raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(SERVERS)}")
     documents: list[ServerDocument] = []
     for language in languages:
-        servers = {server.id.removesuffix(f"_{language}"): server for server in fact_servers(language)}
-        for field, ids in (("only", only), ("emulated", emulated)):
-            if unknown := [one for one in ids if one not in servers]:
-                raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(servers)}")
-        for name, server in servers.items():
-            if only and name not in only:
-                continue
+        for server in fact_servers(language, only):
+            name = server.id.removesuffix(f"_{language}")
             execution: Execution = server.execution
             if name in emulated:
                 execution = EmulatedExecution()

@@ -9,11 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import msgspec
 import pytest
+from programs_world import HEAVY, Ended, Programs, programs
 from rollout_world import make_environment, tiny_model
 
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
@@ -60,10 +62,22 @@ def command(world: Path, to: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "launch.difficulty", *(f"--{name}={value}" for name, value in flags.items()), *more]
 
 
-def run(world: Path, to: Path, *more: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(command(world, to, *more), cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert result.returncode == code, result.stderr[-3000:]
-    return result
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Iterator[Programs]:
+    with programs("launch.difficulty", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def run(world, start) -> Callable[..., Ended]:
+    """The program, to its end."""
+
+    def whole(to: Path, *more: str, code: int = 0) -> Ended:
+        ended = start(*command(world, to, *more)[3:])
+        assert ended.code == code, ended.errors[-3000:]
+        return ended
+
+    return whole
 
 
 def in_journal(to: Path) -> int:
@@ -78,9 +92,9 @@ def journal_of(to: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(world, tmp_path_factory) -> Path:
+def measured(run, tmp_path_factory) -> Path:
     to = tmp_path_factory.mktemp("measured") / "train"
-    assert "24 environments, mean solve rate 0.000 of hf; 24 never solved, 0 always, 0 voided" in run(world, to).stdout
+    assert "24 environments, mean solve rate 0.000 of hf; 24 never solved, 0 always, 0 voided" in run(to).out
     return to
 
 
@@ -100,7 +114,7 @@ def test_a_dataset_is_the_same_but_for_its_solve_rates(world, measured) -> None:
     assert rates["settings"]["episode"]["max_response_tokens"] == 40, "what the model's context leaves"
 
 
-def test_a_killed_run_goes_on_where_it_was(world, measured, tmp_path) -> None:
+def test_a_killed_run_goes_on_where_it_was(world, measured, run, tmp_path) -> None:
     to = tmp_path / "train"
     process = subprocess.Popen(command(world, to), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -113,22 +127,21 @@ def test_a_killed_run_goes_on_where_it_was(world, measured, tmp_path) -> None:
         process.wait()
     done = in_journal(to)
     assert 0 < done < COUNT and not to.exists()
-    err = run(world, to).stderr
-    assert f"/{2 * (COUNT - done)} " in err, "only the others' episodes"
+    assert f"/{2 * (COUNT - done)} " in run(to).errors, "only the others' episodes"
     assert read_card(to) == read_card(measured)
     os.utime(world / "hf" / "config.json")  # as a new save would; nothing in the journal is of these weights
-    assert f"/{2 * COUNT} " in run(world, to, "--policy_name=mine").stderr
+    assert f"/{2 * COUNT} " in run(to, "--policy_name=mine").errors
     assert read_card(to)["solve_rates"]["policy"] == "mine"
 
 
-def test_a_run_s_checkpoints_are_named_with_their_step(world, tmp_path) -> None:
+def test_a_run_s_checkpoints_are_named_with_their_step(world, run, tmp_path) -> None:
     short = ("--max_turns=1", "--max_response_tokens=8", "--temperature=0", f"--weights={world / 'run/checkpoints'}")
     for more, name in (((), "run/checkpoints@40"), (("--step=20",), "run/checkpoints@20")):
-        assert f" of {name}; " in run(world, tmp_path / "train", *short, *more).stdout
+        assert f" of {name}; " in run(tmp_path / "train", *short, *more).out
     assert {one.difficulty.policy for one in read_dataset(tmp_path / "train", ToolEnvironment)} == {name}
 
 
-def test_what_is_wrong_is_said_in_one_line(world, tmp_path) -> None:
+def test_what_is_wrong_is_said_in_one_line(world, run, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letters.txt").write_text("dear")
     for flag, words in (
@@ -138,14 +151,11 @@ def test_what_is_wrong_is_said_in_one_line(world, tmp_path) -> None:
         ("--max_response_tokens=41", "the model's max_positions is 640"),
         ("--max_prompt_tokens=100", "max_prompt_tokens is 100; raise it"),
     ):
-        errors = [
-            line for line in run(world, tmp_path / "to", flag, code=2).stderr.splitlines() if line.startswith("error: ")
-        ]
-        assert len(errors) == 1 and words in errors[0], flag
+        assert words in run(tmp_path / "to", flag, code=2).line, flag
     assert (tmp_path / "mine" / "letters.txt").exists() and not (tmp_path / "to").exists()
 
 
-def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> None:
+def test_grpo_refuses_what_was_not_measured_and_points_here(world, start, tmp_path) -> None:
     (tmp_path / "config.py").write_text(
         "from astra_jax.grpo.config import GRPOConfig\n"
         "from astra_jax.models.hf_checkpoint import read_config\n"
@@ -155,11 +165,7 @@ def test_grpo_refuses_what_was_not_measured_and_points_here(world, tmp_path) -> 
         f"CONFIG = GRPORun(read_config({str(world / 'hf')!r}), GRPOConfig(episode=EPISODE))\n"
     )
     flags = {"config": tmp_path / "config.py", "weights": world / "hf", "workdir": tmp_path / "run"}
-    program = [sys.executable, "-m", "launch.grpo", *(f"--{name}={value}" for name, value in flags.items())]
     more = [f"--environments={world / 'train'}", "--config.grpo.solve_rates=[0.1, 0.9]"]
-    result = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 2
-    assert "error: solve_rates is (0.1, 0.9), but environment e0 has no recorded solve rate (24 of 24 have none)" in (
-        result.stderr
-    )
-    assert "`python -m launch.difficulty`" in result.stderr and not (tmp_path / "run").exists()
+    said = start(*(f"--{name}={value}" for name, value in flags.items()), *more, module="launch.grpo").line
+    assert "solve_rates is (0.1, 0.9), but environment e0 has no recorded solve rate (24 of 24 have none)" in said
+    assert "`python -m launch.difficulty`" in said and not (tmp_path / "run").exists()

@@ -66,12 +66,18 @@ def start_sft(tmp_path_factory) -> Iterator[Programs]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def start_nowhere(tmp_path_factory) -> Iterator[Programs]:
+    """There is no device here: whoever asks for one gets another error."""
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY, JAX_PLATFORMS="nowhere") as made:
+        yield made
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Cheap checks first
 
 
-def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> None:
-    """There is no device here: whoever asks for one gets another error."""
+def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere, tmp_path) -> None:
     nowhere, wrong = tmp_path / "nowhere", tmp_path / "wrong.jsonl"
     wrong.write_text("{}\n")
     card = tmp_path / "card"
@@ -96,13 +102,12 @@ def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> No
         ({"tokenizer": nowhere}, f"{nowhere}"),
         ({"profile_steps": "3"}, "--profile_steps=3: write FIRST:LAST"),
     ]
-    with programs("launch.sft", tmp_path, heavy=HEAVY, JAX_PLATFORMS="nowhere") as start:
-        for changed, message in cases:
-            assert message in start(*sft(world, tmp_path / "run", **changed)).line
+    for changed, message in cases:
+        assert message in start_nowhere(*sft(world, tmp_path / "run", **changed)).line
     assert not (tmp_path / "run").exists()
 
 
-def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> None:
+def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
     key = tmp_path / "key"
     servers: dict[str, Path | str] = {"rollout_urls": "http://127.0.0.1:9"}
@@ -118,9 +123,8 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, tmp_path) -> N
         (servers | {"rollout_ca_file": key}, f"--rollout_ca_file={key} is no file of certificates"),
         ({"sandbox_token_file": key}, "--sandbox_token_file is for a service"),
     ]
-    with programs("launch.grpo", tmp_path, heavy=HEAVY, JAX_PLATFORMS="nowhere") as start:
-        for changed, message in cases:
-            assert message in start(*grpo(world, tmp_path / "run", **changed)).line
+    for changed, message in cases:
+        assert message in start_nowhere(*grpo(world, tmp_path / "run", **changed), module="launch.grpo").line
     assert not (tmp_path / "run").exists()
 
 
@@ -156,7 +160,7 @@ def test_a_second_run_is_refused_before_it_writes(world, start_sft, tmp_path) ->
         assert [one.name for one in workdir.iterdir()] == ["lock"]
 
 
-def test_conversions_and_measurements_hold_what_they_write(world, tmp_path) -> None:
+def test_conversions_and_measurements_hold_what_they_write(world, start_sft, tmp_path) -> None:
     target = tmp_path / "target"
     cases = [
         ("launch.convert", [f"--from_hf={world / 'serve'}", f"--to_orbax={target}"]),
@@ -168,8 +172,7 @@ def test_conversions_and_measurements_hold_what_they_write(world, tmp_path) -> N
     ]
     with locked_target(target):
         for module, arguments in cases:
-            with programs(module, tmp_path, heavy=HEAVY) as start:
-                assert "is being written by another process" in start(*arguments).line
+            assert "is being written by another process" in start_sft(*arguments, module=module).line
     assert not list(tmp_path.glob(".target*")) and not target.exists()
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 from bucket_world import storage
-from grpo_world import MODEL, make_grpo_world, run_grpo
+from grpo_world import MODEL, grpo_flags, make_grpo_world, run_grpo
+from programs_world import HEAVY, programs
 from vllm_world import KEY, VLLM, Server, World, serving
 
 from astra_jax.run.metrics import read_metrics
@@ -16,11 +17,12 @@ pytestmark = pytest.mark.slow
 
 def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
     make_grpo_world(tmp_path)
-    with storage() as bucket:
+    given = [*grpo_flags(tmp_path), "--workdir=gs://bucket/run"]
+    with storage() as bucket, programs("launch.grpo", tmp_path, heavy=HEAVY, **bucket.environment) as start:
         for updates in (2, 3):
-            more = ("--workdir=gs://bucket/run", f"--config.grpo.steps={updates}")
-            ended = run_grpo(tmp_path, *more, environment=bucket.environment)
-            assert f"gs://bucket/run/checkpoints: {updates} steps, finished" in ended.stdout
+            ended = start(*given, f"--config.grpo.steps={updates}")
+            assert ended.code == 0, ended.errors[-3000:]
+            assert f"gs://bucket/run/checkpoints: {updates} steps, finished" in ended.out
             rows = [json.loads(line) for line in bucket.get("run/metrics/metrics.jsonl").splitlines()]
             assert [row["step"] for row in rows] == list(range(1, updates + 1))
             assert all(row["train/trained_tokens"] > 0 and row["train/gradient_norm"] > 0 for row in rows)
@@ -29,12 +31,10 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         assert all(b"How many people live" in bucket.get(f"run/episodes/{page}") for page in pages)
         states = {name.partition("/")[0] for name in bucket.names("run/checkpoints/states/")}
         assert states == {"2", "3"} and len(json.loads(bucket.get("run/run.json"))["starts"]) == 2
-        more = ("--workdir=gs://bucket/run", "--rollout_urls=http://127.0.0.1:9", "--rollout_sync=reload")
-        refusal = "error: --rollout_sync_key_file is for servers: give --rollout_urls too"
-        alone = ("--workdir=gs://bucket/run", f"--rollout_sync_key_file={tmp_path / 'key'}")
-        assert refusal in run_grpo(tmp_path, *alone, code=2, environment=bucket.environment).stderr
-        refusal = "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket"
-        assert refusal in run_grpo(tmp_path, *more, code=2, environment=bucket.environment).stderr
+        alone = start(*given, f"--rollout_sync_key_file={tmp_path / 'key'}").line
+        assert "error: --rollout_sync_key_file is for servers: give --rollout_urls too" in alone
+        nowhere = start(*given, "--rollout_urls=http://127.0.0.1:9", "--rollout_sync=reload").line
+        assert "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket" in nowhere
 
 
 @pytest.mark.skipif(not VLLM.exists(), reason="needs vLLM: launch/vllm_cpu.sh .venv-vllm")

@@ -289,17 +289,11 @@ def grpo_flags(finished, tmp_path) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-@pytest.fixture(scope="module")
-def start_grpo(tmp_path_factory) -> Iterator[Programs]:
-    with programs("launch.grpo", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
-        yield made
-
-
 @pytest.mark.slow
-def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start_grpo, tmp_path) -> None:
+def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start, tmp_path) -> None:
     """So short a run has seldom a group worth training on; that the loop learns is tested in test_grpo.py."""
     for _ in range(2):
-        ended = start_grpo(*grpo_flags)
+        ended = start(*grpo_flags, module="launch.grpo")
         assert ended.code == 0, ended.errors[-3000:]
         assert re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", ended.out)
         assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
@@ -317,8 +311,8 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start_
         ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
     ],
 )
-def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start_grpo, flag: str, words: str) -> None:
-    assert words in start_grpo(*grpo_flags, flag).line
+def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words: str) -> None:
+    assert words in start(*grpo_flags, flag, module="launch.grpo").line
 
 
 # ---------------------------------------------------------------------------------------------------------------------

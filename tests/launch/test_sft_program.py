@@ -296,7 +296,7 @@ def test_of_four_hosts_one_is_killed_and_two_and_then_one_go_on_and_all_is_as_wi
 
 def test_a_host_that_fails_ends_the_others_with_its_reason(world, tmp_path) -> None:
     """One of them looks for its data where there is none."""
-    hosts = start_hosts(world, tmp_path / "run", 2, "--host_deadline=60", faults={1: "--data=/none"})
+    hosts = start_hosts(world, tmp_path / "run", 2, "--host_deadline=20", faults={1: "--data=/none"})
     try:
         errors = [host.communicate(timeout=200)[1] for host in hosts]
     finally:

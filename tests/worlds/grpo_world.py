@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -74,13 +72,15 @@ def make_grpo_world(folder: Path) -> ChatTokenizer:
     return tokenizer
 
 
-def run_grpo(
-    world: Path, *more: str, code: int = 0, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """`launch.grpo` from what `make_grpo_world` wrote, ended with exit status `code`."""
+def grpo_flags(world: Path) -> list[str]:
+    """The flags of `launch.grpo` for what `make_grpo_world` wrote."""
     flags = {"config": world / "config.py", "weights": world / "serve", "environments": world / "environments"}
-    program = [sys.executable, "-m", "launch.grpo", *(f"--{name}={value}" for name, value in flags.items())]
-    environment = {**os.environ, **(environment or {})}
-    result = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
-    assert result.returncode == code, result.stderr[-3000:]
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run_grpo(world: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """`launch.grpo` from what `make_grpo_world` wrote, to a good end."""
+    program = [sys.executable, "-m", "launch.grpo", *grpo_flags(world)]
+    result = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
     return result

@@ -17,8 +17,7 @@ HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights",
 
 _FORKS = """
 import importlib, json, os, resource, runpy, sys
-module = sys.argv[1]
-for name in sys.argv[2:]:
+for name in sys.argv[1:]:
     importlib.import_module(name)
 print("ready", flush=True)
 for line in sys.stdin:
@@ -30,8 +29,8 @@ for line in sys.stdin:
         if case["file_bytes"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (case["file_bytes"], resource.RLIM_INFINITY))
         os.environ.update(case["environment"])
-        sys.argv = [module, *case["arguments"]]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.argv = [case["module"], *case["arguments"]]
+        runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
         sys.exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -59,16 +58,22 @@ class Ended:
 
 
 class Programs:
-    """Starts of one program, one after the other."""
+    """Starts of programs, one after the other."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder = process, folder
+    def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
+        self._process, self._module, self._folder = process, module, folder
 
-    def __call__(self, *arguments: str, file_bytes: int = 0, **environment: str) -> Ended:
-        """Start it, with what the environment has besides, and wait for its end."""
+    def __call__(self, *arguments: str, module: str = "", file_bytes: int = 0, **environment: str) -> Ended:
+        """Start the program, or another, with what the environment has besides, and wait for its end."""
         assert self._process.stdin is not None and self._process.stdout is not None
         output = self._folder / "output"
-        case = {"arguments": arguments, "file_bytes": file_bytes, "output": str(output), "environment": environment}
+        case = {
+            "module": module or self._module,
+            "arguments": arguments,
+            "environment": environment,
+            "file_bytes": file_bytes,
+            "output": str(output),
+        }
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())
@@ -81,15 +86,16 @@ def programs(module: str, folder: Path, *, heavy: Sequence[str] = (), **environm
     """Starts of a program.
 
     Args:
+        module: the program, where a start names no other.
         heavy: modules that it imports, which start no thread.
     """
-    command = [sys.executable, "-c", _FORKS, module, *heavy]
+    command = [sys.executable, "-c", _FORKS, *heavy]
     given = os.environ | {"ASTRA_CPU": "set"} | environment
     process = subprocess.Popen(
         command, cwd=ROOT, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield Programs(process, folder)
+        yield Programs(process, module, folder)
     finally:
         process.communicate("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -38,6 +39,14 @@ KEY = "open sesame"
 SYNC_KEY = "close sesame"
 CONTEXT = 2048
 PROMPTS = [[5, 17, 300, 42], list(range(20, 90)), [600, 1, 2, 3] * 40]
+_QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # A thread for each rank, on whichever CPU is free. Several wait for one another in circles, for longer than this
+    # model takes, and vLLM binds those of all servers to the same CPUs.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 GREEDY = Sampling(max_tokens=40, stop_ids=(), seed=0, temperature=0.0)
 
 
@@ -137,7 +146,7 @@ class Server:
             "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
             f"--tensor-parallel-size={ranks}", *arguments,
         ]  # fmt: skip
-        self._environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **sync_settings(world.folder)}
+        self._environment = _QUIET | sync_settings(world.folder)
         if plugin:
             self._command.append('--weight-transfer-config={"backend": "astra"}')
             self._environment["VLLM_PLUGINS"] = "astra,astra_sync"
@@ -147,8 +156,6 @@ class Server:
             self._command.append("--load-format=dummy")
         if scale_out:
             self._command.append("--enable-scale-out")
-        if ranks > 1:
-            self._environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
         self._forked = forked
         self._pid = 0
 
@@ -210,7 +217,7 @@ def _plugin_path() -> str:
 def _zygote() -> subprocess.Popen[str]:
     """Ends with this process, which holds its input open."""
     command = [str(VLLM.with_name("python")), str(Path(__file__).with_name("vllm_zygote.py"))]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _plugin_path()}
+    environment = os.environ | _QUIET | {"PYTHONPATH": _plugin_path()}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -263,7 +270,7 @@ async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list
 
     However long the update takes to reach the servers, it falls into requests.
     """
-    sampling, over = Sampling(max_tokens=300, stop_ids=(), seed=0, temperature=0.0), asyncio.Event()
+    sampling, over = dataclasses.replace(GREEDY, max_tokens=100), asyncio.Event()
 
     async def call() -> list[Completion]:
         completions = []
@@ -282,10 +289,10 @@ async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list
     return [completion for completions in by_caller for completion in completions]
 
 
-async def assert_same(policy, params: Params, world: World, version: int) -> None:
+async def assert_same(policy, params: Params, world: World, version: int, greedy: Sampling = GREEDY) -> None:
     """Greedy draws of the servers are the trainer's own, with its logprobs."""
     for prompt in PROMPTS:
-        completion = await policy.generate(prompt, GREEDY)
+        completion = await policy.generate(prompt, greedy)
         assert completion.policy_version == version and completion.finish == "length"
         tokens = [*prompt, *completion.token_ids]
         want = trainer_logprobs(params, world, tokens)[len(prompt) - 1 :]
