@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -175,6 +176,14 @@ class ChatTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells one tokenizer from another: what it makes of texts, and the chat format; not how its file is written."""
+        content = json.loads(self._tokenizer.to_str())
+        parts = {name: content[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+        text = json.dumps([parts, self.thoughts], sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""

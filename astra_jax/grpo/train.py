@@ -118,7 +118,12 @@ async def train(
             say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
         await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
     settings = settings_of(config, free=_FREE)
-    identity = run_identity(grpo=settings, model=dataclasses.asdict(model), environments=_digest(environments))
+    identity = run_identity(
+        grpo=settings,
+        model=dataclasses.asdict(model),
+        environments=_digest(environments),
+        tokenizer=tokenizer.digest,
+    )
 
     async with AsyncExitStack() as stack:
         shell = TrainingRun(

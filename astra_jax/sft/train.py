@@ -108,7 +108,11 @@ def train(
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     digest = read_card(dataset_path)["digest"]
     identity = run_identity(
-        model=dataclasses.asdict(model), sft=settings, dataset=digest, vocab_size=tokenizer.vocab_size
+        model=dataclasses.asdict(model),
+        sft=settings,
+        dataset=digest,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.digest,
     )
     batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
