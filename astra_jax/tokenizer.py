@@ -179,7 +179,7 @@ class ChatTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Tells one tokenizer from another: what it makes of texts, and the chat format; not how its file is written."""
+        """Of what it makes of texts, and of the chat format; the same however its file is written."""
         content = json.loads(self._tokenizer.to_str())
         parts = {name: content[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
         text = json.dumps([parts, self.thoughts], sort_keys=True)

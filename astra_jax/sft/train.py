@@ -67,7 +67,7 @@ class SFTResult:
 def train(
     config: SFTConfig,
     model: Model,
-    params: Params,
+    start: Callable[[], Params],
     dataset_path: Folder,
     tokenizer: ChatTokenizer,
     workdir: Folder,
@@ -78,10 +78,13 @@ def train(
     profile: tuple[int, int] | None = None,
     on_step: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> SFTResult:
-    """Train from `params`, or go on from the latest checkpoint in `workdir`. SIGTERM ends it after a step, saved.
+    """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
+
+    SIGTERM ends it after a step, saved.
 
     Args:
-        params: the starting weights; copied, so the caller's arrays stay valid.
+        start: gives the starting weights; called where there is no checkpoint. They are taken over: a step donates
+            them, and nothing of them stays on the devices.
         dataset_path: a dataset of `Trajectory` records.
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. All hosts share it.
         held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
@@ -124,7 +127,7 @@ def train(
             "SFT", config, model, workdir, steps=steps, identity=identity, profile=profile, progress=progress
         ) as run,
     ):
-        step, params, opt_state, extra = run.begin(params, sft_optimizer(config, steps), mesh)
+        step, params, opt_state, extra = run.begin(start, sft_optimizer(config, steps), mesh)
         loss = float("nan")
         if extra is not None:
             batches.set_state(extra["batches"])
