@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,6 +29,7 @@ from synthesis.core.chat_format import (
     TURN_START,
     Segment,
 )
+from synthesis.core.chat_template import writes_thoughts
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, write_text
 from synthesis.core.refusals import InputError, Refusal
@@ -65,9 +67,10 @@ class ChatTokenizer:
         eos_id: of `<|im_end|>`, which ends a turn.
         pad_id: of `<|endoftext|>`.
         vocab_size: ids are below it; a model's embedding may be larger.
+        thoughts: whether conversations of its model hold thoughts, see `chat_format.render`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, origin: str = "tokenizer") -> None:
+    def __init__(self, tokenizer: Tokenizer, *, origin: str = "tokenizer", thoughts: bool = True) -> None:
         ids: dict[str, int] = {}
         for token in SPECIAL_TOKENS:
             token_id = tokenizer.token_to_id(token)
@@ -78,6 +81,7 @@ class ChatTokenizer:
                 )
             ids[token] = token_id
         self._tokenizer = tokenizer
+        self.thoughts = thoughts
         self.start_id: int = ids[TURN_START]
         self.eos_id: int = ids[TURN_END]
         self.pad_id: int = ids[PAD]
@@ -131,17 +135,17 @@ class ChatTokenizer:
 
         Raises:
             TokenizerError: there is no tokenizer in it, or it lacks one of Qwen3's special tokens.
+            TemplateError: its chat template writes no format that is trained here.
         """
         folder = location(dir)
         file = folder / "tokenizer.json"
         if file.exists():
             try:
                 # `tokenizers` says "Exception" for whatever is wrong with the file.
-                return cls(Tokenizer.from_buffer(file.read_bytes()), origin=str(dir))
-            except TokenizerError:
-                raise
+                tokenizer = Tokenizer.from_buffer(file.read_bytes())
             except Exception as error:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
+            return cls(tokenizer, origin=str(dir), thoughts=writes_thoughts(folder))
         slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
         if slow and not in_bucket(folder):  # transformers converts it
             try:
@@ -152,7 +156,8 @@ class ChatTokenizer:
                     "pip install 'astra-jax[hf]', or give a folder with a tokenizer.json"
                 ) from None
 
-            return cls(AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer, origin=str(dir))
+            tokenizer = AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer
+            return cls(tokenizer, origin=str(dir), thoughts=writes_thoughts(folder))
         raise TokenizerError(
             f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
@@ -171,6 +176,14 @@ class ChatTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what it makes of texts, and of the chat format; the same however its file is written."""
+        content = json.loads(self._tokenizer.to_str())
+        parts = {name: content[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+        text = json.dumps([parts, self.thoughts], sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""

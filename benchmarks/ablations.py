@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,11 @@ async def arm_of(run: Path, seed: int, arm: str) -> dict[str, Any]:
     try:
         quickstart = stages.Quickstart(config, run, ledger)
         train, held_out = quickstart.environments_of("train"), quickstart.environments_of("held_out")
-        start, tokenizer = quickstart.trained("sft/tools"), quickstart.tokenizer
+        start, tokenizer = partial(quickstart.trained, "sft/tools"), quickstart.tokenizer
     finally:
         ledger.close()
     async with SandboxPool() as sandbox:
-        async with Engine(start, config.model, config.engine) as engine:
+        async with Engine(start(), config.model, config.engine) as engine:
             arguments = (changed, config.model, start, train, tokenizer, sandbox, folder_of(run, arm))
             result = await grpo.train(*arguments, policy=engine)
         async with Engine(result.params, config.model, config.engine) as engine:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 OnStep = Callable[[float, float], None]
@@ -61,14 +62,14 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
     from astra_jax.tokenizer import ChatTokenizer
 
     model, config = Qwen3Config(**work["model"]), _sft_config(work)
-    params, tokenizer = weights.load(work["hf"], model), ChatTokenizer.load(work["hf"])
+    start, tokenizer = partial(weights.load, work["hf"], model), ChatTokenizer.load(work["hf"])
 
     def on_step(step: int, row: Any) -> None:
         turns.stepped(work["seq_len"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
 
     with tempfile.TemporaryDirectory() as workdir:
         turns.wait()
-        sft.train(config, model, params, work["data"], tokenizer, workdir, progress=False, on_step=on_step)
+        sft.train(config, model, start, work["data"], tokenizer, workdir, progress=False, on_step=on_step)
 
 
 def _sft_config(work: dict[str, Any]) -> Any:

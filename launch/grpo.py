@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -94,13 +95,13 @@ def main() -> None:
             raise cli.UsageError("several hosts want --rollout_urls")
         mesh = models.mesh()
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
-        params = models.load(config.model, mesh)
+        start = partial(models.load, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
         result = asyncio.run(
             _train(
-                params,
+                start,
                 mesh,
                 config=config,
                 environments=environments,
@@ -135,7 +136,7 @@ def _servers() -> VLLMConfig:
 
 
 async def _train(
-    params: Params,
+    start: Callable[[], Params],
     mesh: Mesh | None,
     *,
     config: GRPORun,
@@ -163,7 +164,7 @@ async def _train(
             policy = await stack.enter_async_context(
                 VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
             )
-        arguments = (config.grpo, config.model, params, environments, tokenizer, opened, workdir)
+        arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
         return await grpo.train(*arguments, policy=policy, mesh=mesh, profile=profile)
 
 

@@ -36,6 +36,7 @@ _BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 
 def main() -> None:
+    from functools import partial
     from pathlib import Path
 
     import jax
@@ -70,17 +71,17 @@ def main() -> None:
         stack.enter_context(models.held(workdir))
         mesh = models.mesh()
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
-        params = models.load(config.model, mesh)
+        start = partial(models.load, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
         if _BENCH.value:
-            row = bench.run(config.sft, config.model, params, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
+            row = bench.run(config.sft, config.model, start, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
             if is_first():
                 say(row)
             return
         assert _DATA.value is not None
-        arguments = (config.sft, config.model, params, _DATA.value, tokenizer, workdir)
+        arguments = (config.sft, config.model, start, _DATA.value, tokenizer, workdir)
         result = sft.train(*arguments, held_out=_HELD_OUT.value, mesh=mesh, profile=profile)
         if is_first():
             stats = result.stats

@@ -23,7 +23,7 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ class GRPOResult:
 async def train(
     config: GRPOConfig,
     model: Model,
-    params: Params,
+    start: Callable[[], Params],
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
     sandbox: Sandbox,
@@ -86,11 +86,13 @@ async def train(
     progress: bool = True,
     profile: tuple[int, int] | None = None,
 ) -> GRPOResult:
-    """Train from `params`, or go on from the latest checkpoint in `workdir`. SIGTERM ends it, saved: after a step, or
-    before the rollouts that it interrupts.
+    """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
+
+    SIGTERM ends it, saved: after a step, or before the rollouts that it interrupts.
 
     Args:
-        params: the starting policy; copied, so the caller's arrays stay valid.
+        start: gives the starting policy's weights; called where there is no checkpoint. They are taken over: a step
+            donates them, and nothing of them stays on the devices.
         environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
             `config.solve_rates` may leave some out.
         sandbox: where calls run; already started.
@@ -118,14 +120,19 @@ async def train(
             say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
         await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
     settings = settings_of(config, free=_FREE)
-    identity = run_identity(grpo=settings, model=dataclasses.asdict(model), environments=_digest(environments))
+    identity = run_identity(
+        grpo=settings,
+        model=dataclasses.asdict(model),
+        environments=_digest(environments),
+        tokenizer=tokenizer.digest,
+    )
 
     async with AsyncExitStack() as stack:
         shell = TrainingRun(
             "GRPO", config, model, workdir, steps=config.steps, identity=identity, profile=profile, progress=progress
         )
         run = stack.enter_context(shell)
-        step, params, opt_state, extra = run.begin(params, grpo_optimizer(config), mesh)
+        step, params, opt_state, extra = run.begin(start, grpo_optimizer(config), mesh)
         if policy is None:
             slots = config.concurrent_groups * config.group_size
             policy = Engine(params, model, EngineConfig(slots=slots, max_length=longest))

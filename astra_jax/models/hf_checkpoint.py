@@ -23,12 +23,17 @@ from safetensors.numpy import save_file
 from astra_jax.models.families import from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
+from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_bytes, write_text
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import InputError, Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
 """Of a safetensors file that is written; as Hugging Face does."""
+
+_INDEX = "model.safetensors.index.json"
+_READ = ("F64", "F32", "F16", "BF16")
+"""Types of tensors, as safetensors calls them: what is cast to a parameter."""
 
 
 class WeightsError(Refusal):
@@ -55,12 +60,13 @@ def read_config(directory: Folder, **dtypes: str) -> Model:
     """The model's config from the `config.json` in a directory.
 
     Raises:
-        WeightsError: there is no `config.json`.
-        ValueError: see `families.from_hf`.
+        WeightsError: there is no `config.json`, or what `families.from_hf` says of it.
     """
     content = _config_json(location(directory))
     try:
         return from_hf(content, **dtypes)
+    except (InputError, SettingError) as error:
+        raise WeightsError(f"{directory}/config.json: {error}") from None
     except (KeyError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
         raise WeightsError(f"{directory}/config.json is no model's ({said}); copy the checkpoint again") from error
@@ -135,18 +141,50 @@ def _read_shard(entry: NamedParam, tensors: Mapping[str, Any], leaf: Any, index:
 
 
 def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
-    """The tensors of all files by name, unread."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
+    """The tensors of a checkpoint's files by name, unread."""
     tensors: dict[str, Any] = {}
-    for file in files:
+    for file, wanted in _files(directory).items():
         try:
             opened = stack.enter_context(safe_open(file, framework="numpy"))
+        except FileNotFoundError:
+            raise WeightsError(f"{file} is missing, {_INDEX} names it; copy the checkpoint again") from None
         except SafetensorError as error:
             raise WeightsError(f"{file} is damaged ({error}); copy it again") from None
-        tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+        names = set(opened.keys())
+        if wanted is not None and (absent := wanted - names):
+            raise WeightsError(f"{file} lacks {min(absent)}, which {_INDEX} says it holds; copy the checkpoint again")
+        if twice := names & tensors.keys() if wanted is None else None:
+            raise WeightsError(f"{file} holds {min(twice)}, which another file there holds too; take one of them away")
+        tensors |= {name: opened.get_slice(name) for name in (names if wanted is None else wanted)}
     return tensors
+
+
+def _files(directory: Path) -> dict[Path, set[str] | None]:
+    """The files of a checkpoint, and which tensors each is read for; None is all that it holds.
+
+    Files of an earlier save may lie beside them, of the same tensors: those that the index does not name are not read,
+    nor, where there is no index, those beside `model.safetensors`.
+    """
+    index, whole = directory / _INDEX, directory / "model.safetensors"
+    if not index.exists():
+        files = [whole] if whole.exists() else sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
+        return dict.fromkeys(files, None)
+    try:
+        content = json.loads(index.read_bytes())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise WeightsError(f"{index} is not JSON ({error}); copy the checkpoint again") from None
+    where = content.get("weight_map") if isinstance(content, dict) else None
+    plain = isinstance(where, dict) and all(isinstance(one, str) and Path(one).name == one for one in where.values())
+    if not plain or not where:
+        raise WeightsError(f"{index} has no weight_map from tensors to files beside it; copy the checkpoint again")
+    if whole.exists() and whole.name not in where.values():
+        # Here programs differ in which they read, so nobody could say what was trained.
+        raise WeightsError(f"{directory} has both {whole.name} and {_INDEX}, of other files; take one of them away")
+    return {
+        directory / file: {name for name, one in where.items() if one == file} for file in sorted({*where.values()})
+    }
 
 
 def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, Any]) -> None:
@@ -162,6 +200,11 @@ def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, A
                 raise WeightsError(f"{directory}: tensor {name} is missing; its shape should be {wanted}")
             if (found := tuple(tensors[name].get_shape())) != wanted:
                 raise WeightsError(f"{directory}: tensor {name} has shape {found}, the config says {wanted}")
+            if (kind := tensors[name].get_dtype()) not in _READ:
+                raise WeightsError(
+                    f"{directory}: tensor {name} is {kind}, which means nothing without its quantisation's scales; "
+                    f"give the release that is not quantised ({', '.join(_READ)} are read)"
+                )
             left.discard(name)
     if left:
         raise WeightsError(
@@ -237,7 +280,7 @@ def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: i
     if len(files) > 1:
         index = {"metadata": {"total_size": sum(sum(sizes.values()) for sizes in files)}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+        (directory / _INDEX).write_text(text, encoding="utf-8")
     write_config(model, directory)
 
 

@@ -21,6 +21,7 @@ from astra_jax.models.model import Model
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hlo import Module, read_hlo
 from astra_jax.run.batch import PackedBatch
+from astra_jax.run.optimizers import abstract_state
 from astra_jax.sft import step as sft_step
 from astra_jax.sft.config import SFTConfig
 
@@ -105,22 +106,8 @@ def grpo_programs(
 
 
 def _state(model: Model, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
-    """Weights and optimizer state as `optimizers.initial_state` places them: statistics beside their weights."""
-    shardings = model.param_shardings(mesh)
-    params = jax.tree.map(_placed, model.abstract_params(), shardings)
-    by_path = {jax.tree_util.keystr(path): s for path, s in jax.tree_util.tree_flatten_with_path(shardings)[0]}
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def place(path: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        text = jax.tree_util.keystr(path)
-        owner = max((name for name in by_path if text.endswith(name)), key=len, default=None)
-        return _placed(x, by_path[owner] if owner and x.ndim else everywhere)
-
-    return params, jax.tree_util.tree_map_with_path(place, jax.eval_shape(optimizer.init, params))
-
-
-def _placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    """Weights and optimizer state as a run places them."""
+    return abstract_state(model.abstract_params(), optimizer, model.param_shardings(mesh))
 
 
 def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:

@@ -137,7 +137,8 @@ def make_task(
     """
     tools = offered_tools(environment, config, seed=seed)
     question = Message(role="user", content=environment.question)
-    segments = render([question], [tool.spec for tool in tools.values()], add_generation_prompt=True)
+    specs = [tool.spec for tool in tools.values()]
+    segments = render([question], specs, add_generation_prompt=True, thoughts=tokenizer.thoughts)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
         raise InputError(

@@ -5,6 +5,8 @@ Two folders, each an Orbax checkpoint manager's:
     dir/params/<step>/    the weights; all kept unless `keep_params` says otherwise
     dir/states/<step>/    the optimizer's state and a JSON `extra` (data iterator, configs, …); the newest `keep_states`
 
+Beside the arrays of each lies a digest of every one, which is compared when they are read.
+
 A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
 marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
 """
@@ -22,6 +24,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
+from astra_jax.run.digests import digest_of_json, digests_of
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location
@@ -32,9 +35,16 @@ PyTree = Any
 SAVED = "_CHECKPOINT_METADATA"
 """A file of each step, which says when it was saved."""
 
+_DIGESTS, _EXTRA = "digests", "(extra)"
+"""The item beside a step's arrays, and in it the name of `extra`, which no array has."""
+
 
 class CheckpointError(Refusal):
     """There is no such checkpoint, or it does not fit what it is to be restored into; the message says why."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint cannot be read, or holds something else than was saved; the message names the step and the array."""
 
 
 class Checkpointer:
@@ -56,8 +66,10 @@ class Checkpointer:
         if keep_params is not None:
             keep_params = max(keep_params, keep_states)
         arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
-        self._params = _manager(self.dir / "params", keep_params, {"params": arrays()}, reading)
-        self._states = _manager(self.dir / "states", keep_states, {"state": arrays(), "extra": json()}, reading)
+        self._params = _manager(self.dir / "params", keep_params, {"params": arrays(), _DIGESTS: json()}, reading)
+        self._states = _manager(
+            self.dir / "states", keep_states, {"state": arrays(), "extra": json(), _DIGESTS: json()}, reading
+        )
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
@@ -89,9 +101,13 @@ class Checkpointer:
             if step in manager.all_steps():  # from a run that died after it, before its next full state
                 manager.wait_until_finished()
                 manager.delete(step)
-        self._params.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)), force=True)
+        digests = ocp.args.JsonSave(digests_of(_named(params)))
+        items = {"params": ocp.args.StandardSave(params), _DIGESTS: digests}
+        self._params.save(step, args=ocp.args.Composite(**items), force=True)
         if state is not None:
-            items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra or {})}
+            extra = extra or {}
+            digests = ocp.args.JsonSave(digests_of(_named(state)) | {_EXTRA: digest_of_json(extra)})
+            items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra), _DIGESTS: digests}
             self._states.save(step, args=ocp.args.Composite(**items), force=True)
 
     @contextlib.contextmanager
@@ -131,14 +147,12 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the step is not there, or differs from `like` in structure, shape or type.
+            DamagedError: it cannot be read, or is not what was saved.
         """
         params_like, state_like = like
         params = self.restore_params(step, params_like)
         self._require(self._states, step, "full state")
-        self._check(self._states, step, "state", state_like)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(_abstract(state_like)), extra=ocp.args.JsonRestore())
-        restored = self._states.restore(step, args=args)
-        return params, restored["state"], restored["extra"]
+        return params, self._arrays(self._states, step, "state", state_like), self.read_extra(step)
 
     def restore_latest(
         self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
@@ -160,18 +174,14 @@ class Checkpointer:
         for step in steps:
             try:
                 extra = self.read_extra(step)
-            except CheckpointError:
-                raise
-            except Exception as error:
-                _warn(self.dir, step, error)
+            except DamagedError as error:
+                logging.warning("%s; it is left out", error)
                 continue
             check(extra)
             try:
                 return step, *self.restore(step, like)
-            except CheckpointError:
-                raise
-            except Exception as error:
-                _warn(self.dir, step, error)
+            except DamagedError as error:
+                logging.warning("%s; it is left out", error)
         if steps:
             raise CheckpointError(
                 f"{self.dir}: none of the checkpoints there can be read: {', '.join(map(str, steps))}"
@@ -183,16 +193,56 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the step has no full state.
+            DamagedError: it cannot be read, or is not what was saved.
         """
         self._require(self._states, step, "full state")
-        return self._states.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+        with self._reading(step):
+            extra = self._states.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+        saved = self._digests(self._states, step)
+        self._compare(self._states, step, {_EXTRA: digest_of_json(extra)}, {_EXTRA: saved[_EXTRA]} if saved else {})
+        return extra
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """The weights of a step; `like` and the errors as for `restore`."""
         self._require(self._params, step, "weights")
-        self._check(self._params, step, "params", like)
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(like)))
-        return self._params.restore(step, args=args)["params"]
+        return self._arrays(self._params, step, "params", like)
+
+    def _arrays(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
+        """The arrays of a step's item, as they were saved."""
+        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(like))})
+        with self._reading(step):
+            self._check(manager, step, item, like)
+            restored = manager.restore(step, args=args)[item]
+        saved = self._digests(manager, step)
+        self._compare(manager, step, digests_of(_named(restored)), {k: v for k, v in saved.items() if k != _EXTRA})
+        return restored
+
+    def _digests(self, manager: ocp.CheckpointManager, step: int) -> dict[str, str]:
+        """What was saved beside a step's arrays; nothing where an earlier version saved them."""
+        if not (epath.Path(manager.directory) / str(step) / _DIGESTS).exists():
+            return {}
+        with self._reading(step):
+            return manager.restore(step, args=ocp.args.Composite(**{_DIGESTS: ocp.args.JsonRestore()}))[_DIGESTS]
+
+    def _compare(self, manager: ocp.CheckpointManager, step: int, found: dict[str, str], saved: dict[str, str]) -> None:
+        if wrong := [name for name in found.keys() | saved.keys() if saved and found.get(name) != saved.get(name)]:
+            raise DamagedError(
+                f"{manager.directory}: step {step} cannot be read: {min(wrong)!r} is not what was saved, its files are "
+                "damaged. Copy it again from where it is whole, or take an older step"
+            )
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """What Orbax says of files that it cannot make sense of is of any type."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise DamagedError(
+                f"{self.dir}: step {step} cannot be read: {type(error).__name__}: {first_line(error)}. Copy it again "
+                "from where it is whole, or take an older step"
+            ) from error
 
     def wait(self) -> None:
         """Return when all saves are on disk. Raises `CheckpointError` if one could not be written."""
@@ -228,11 +278,6 @@ class Checkpointer:
                 )
 
 
-def _warn(dir: epath.Path, step: int, error: Exception) -> None:
-    kind, first = type(error).__name__, first_line(error)
-    logging.warning("%s: step %d cannot be read and is left out: %s: %s", dir, step, kind, first)
-
-
 def _manager(
     dir: epath.Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler], reading: bool
 ) -> ocp.CheckpointManager:
@@ -264,9 +309,14 @@ def _abstract(tree: PyTree) -> PyTree:
 
 
 def _leaves(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
-    """(shape, dtype) by path, as plain names: Orbax gives namedtuples back as dicts, tuples as lists."""
+    """(shape, dtype) by path."""
+    return {name: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in _named(tree).items()}
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their paths as plain names: Orbax gives namedtuples back as dicts, tuples as lists."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {".".join(_key(k) for k in path): (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in leaves}
+    return {".".join(_key(k) for k in path): leaf for path, leaf in leaves}
 
 
 def _key(key: Any) -> str:

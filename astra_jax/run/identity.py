@@ -13,8 +13,9 @@ from synthesis.core.workdir import WorkdirError
 
 _FORMERLY_KEPT = ("row_buckets", "concurrent_groups", "deadline_seconds")
 """Parts of identities that earlier versions saved; runs may change them now."""
-_LATER = ("trajectories.attempts",)
-"""Settings that earlier versions did not have, and whose default changes nothing that was finished."""
+_LATER = ("trajectories.attempts", "tokenizer")
+"""Parts that earlier versions did not save: settings whose default changes nothing that was finished, and what could
+not be compared then."""
 
 
 def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
@@ -133,23 +133,43 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
+def abstract_state(like: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:
+    """Shapes, types and places of the weights and the optimizer's state: statistics lie beside their weights.
+
+    Args:
+        like: the weights' shapes and types, see `Model.abstract_params`.
+        shardings: a `NamedSharding` for each parameter; None is one device.
+    """
+    if shardings is None:
+        shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), like)
+    by_path = {jax.tree_util.keystr(path): one for path, one in jax.tree_util.tree_flatten_with_path(shardings)[0]}
+    first = next(iter(by_path.values()))
+    everywhere = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
+
+    def placed(path: Any, x: Any) -> jax.ShapeDtypeStruct:
+        text = jax.tree_util.keystr(path)
+        owner = max((name for name in by_path if text.endswith(name)), key=len, default=None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_path[owner] if owner and x.ndim else everywhere)
+
+    params = jax.tree.map(lambda x, one: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), like, shardings)
+    return params, jax.tree.map_with_path(placed, jax.eval_shape(optimizer.init, params))
+
+
 def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:
-    """A copy of the weights, which may be donated, and the optimizer's state, each committed to its devices.
+    """The weights and the optimizer's state, each committed to its devices.
 
     All of it is committed, counters too: an array that is not, or that comes back from a step or a checkpoint with
     another sharding, would compile the step a second time.
 
     Args:
+        params: taken over: where they lie as they should they are not copied, and a step is given them for good.
         shardings: a `NamedSharding` for each parameter; None is one device.
     """
-    params = jax.tree.map(jnp.copy, params)
-    if shardings is None:
-        params = jax.device_put(params, jax.devices()[0])
-        return params, jax.device_put(optimizer.init(params), jax.devices()[0])
-    params = jax.device_put(params, shardings)
-    opt_state = optimizer.init(params)  # not jitted: zeros_like keeps each parameter's sharding
-    everywhere = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
-    return params, jax.tree.map(lambda x: jax.device_put(x, everywhere) if x.ndim == 0 else x, opt_state)
+    like, state = abstract_state(params, optimizer, shardings)
+    places = jax.tree.map(lambda x: x.sharding, (like, state))
+    params = jax.device_put(params, places[0])
+    # Jitted, so that the float32 copies of bfloat16 weights, of which it reads nothing but shapes, are never made.
+    return params, jax.jit(optimizer.init, out_shardings=places[1])(params)
 
 
 def _decayed(params: Any) -> Any:

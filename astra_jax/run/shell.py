@@ -1,7 +1,7 @@
 """What a training loop is wrapped in, the same for SFT and GRPO: everything that is not the algorithm.
 
     with TrainingRun("SFT", config, model, workdir, steps=steps, identity=identity) as run:
-        step, params, opt_state, extra = run.begin(params, optimizer, mesh)
+        step, params, opt_state, extra = run.begin(start, optimizer, mesh)
         while step < steps and not run.stopped:
             step += 1
             with run.traced(step):
@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -35,7 +35,7 @@ from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import check_same_run
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter
-from astra_jax.run.optimizers import all_finite, initial_state
+from astra_jax.run.optimizers import abstract_state, all_finite, initial_state
 from astra_jax.run.preemption import Preemption
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
@@ -120,9 +120,13 @@ class TrainingRun:
         self._stack.__exit__(*error)
 
     def begin(
-        self, params: Params, optimizer: optax.GradientTransformation, mesh: Mesh | None
+        self, start: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh | None
     ) -> tuple[int, Params, Any, dict[str, Any] | None]:
-        """The state to train from: the latest checkpoint's, or `params` (copied) with a new optimizer's.
+        """The state to train from: the latest checkpoint's, or what `start` gives with a new optimizer's.
+
+        Args:
+            start: called only where there is no checkpoint, and after that is known: never do two states lie side by
+                side. What it gives is taken over; nobody else may use it.
 
         Returns:
             (steps done, params, optimizer state, what was saved with them, or None).
@@ -131,15 +135,17 @@ class TrainingRun:
             NonFiniteError: a weight is not finite: nothing that is made of them can be saved.
         """
         shardings = None if mesh is None else self.model.param_shardings(mesh)
-        params, opt_state = initial_state(params, optimizer, shardings)
         step, extra = 0, None
 
         def check(extra: dict[str, Any]) -> None:
             check_same_run(extra["identity"], self._identity, self.folder)
 
-        if (found := self.checkpointer.restore_latest((params, opt_state), check)) is not None:
+        like = abstract_state(self.model.abstract_params(), optimizer, shardings)
+        if (found := self.checkpointer.restore_latest(like, check)) is not None:
             step, params, opt_state, extra = found
             self.saved = step
+        else:
+            params, opt_state = initial_state(start(), optimizer, shardings)
         if broken := _not_finite(params):
             where = "the weights to start from" if found is None else f"{self.checkpointer.dir}, step {step}"
             raise NonFiniteError(f"{where}: {broken} holds numbers that are not finite; give other weights")

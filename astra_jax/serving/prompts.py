@@ -38,7 +38,7 @@ def prompts_of(
     others = [message.content for message in messages if message.role != "assistant"]
     _check_characters(others, tokenizer, limits, "messages")
     thinking = asked.chat_template_kwargs.enable_thinking
-    segments = render(messages, tools, add_generation_prompt=True, thinking=thinking)
+    segments = render(messages, tools, add_generation_prompt=True, thinking=thinking, thoughts=tokenizer.thoughts)
     _check_characters([segment.text for segment in segments], tokenizer, limits, "messages")
     prompt = _encoded(segments, tokenizer, limits, "messages")
     _check_ids(prompt, limits, "messages")

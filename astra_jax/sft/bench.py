@@ -8,13 +8,13 @@ import json
 import random
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from astra_jax.models.model import Model
+from astra_jax.models.model import Model, Params
 from astra_jax.run.hosts import is_first
 from astra_jax.run.record import start_of_run
 from astra_jax.sft.config import SFTConfig
@@ -35,7 +35,7 @@ has 4.4 and 10.6."""
 def run(
     config: SFTConfig,
     model: Model,
-    params: Any,
+    start: Callable[[], Params],
     tokenizer: ChatTokenizer,
     workdir: Path,
     mesh: Mesh | None,
@@ -54,7 +54,7 @@ def run(
         tokens = config.data.seq_len * config.batch_size
         write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, checkpoint_every=10**9, log_every=1, sample_every=0)
-    result = train(changed, model, params, folder / "data", tokenizer, folder, mesh=mesh)
+    result = train(changed, model, start, folder / "data", tokenizer, folder, mesh=mesh)
     rows = result.history[_WARM_UP:]
     figures = {
         name: statistics.median(row[name] for row in rows)

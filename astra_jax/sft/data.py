@@ -108,7 +108,7 @@ def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], li
 def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
     """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
     messages, tools = shown(trajectory, config)
-    segments = render(messages, tools, keep_reasoning=config.keep_reasoning)
+    segments = render(messages, tools, keep_reasoning=config.keep_reasoning, thoughts=tokenizer.thoughts)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
     if cut and config.too_long == "drop":

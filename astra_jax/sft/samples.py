@@ -68,8 +68,8 @@ class Sampler:
             first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
             if not first:
                 continue
-            opened = render(messages[:first], tools, add_generation_prompt=True)
-            segments = render(messages[: first + 1], tools)
+            opened = render(messages[:first], tools, add_generation_prompt=True, thoughts=tokenizer.thoughts)
+            segments = render(messages[: first + 1], tools, thoughts=tokenizer.thoughts)
             ids, _ = tokenizer.encode_segments(opened)
             if len(ids) + max_tokens <= data.seq_len:
                 wanted = "".join(segment.text for segment in segments if segment.trainable)

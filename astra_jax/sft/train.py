@@ -67,7 +67,7 @@ class SFTResult:
 def train(
     config: SFTConfig,
     model: Model,
-    params: Params,
+    start: Callable[[], Params],
     dataset_path: Folder,
     tokenizer: ChatTokenizer,
     workdir: Folder,
@@ -78,10 +78,13 @@ def train(
     profile: tuple[int, int] | None = None,
     on_step: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> SFTResult:
-    """Train from `params`, or go on from the latest checkpoint in `workdir`. SIGTERM ends it after a step, saved.
+    """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
+
+    SIGTERM ends it after a step, saved.
 
     Args:
-        params: the starting weights; copied, so the caller's arrays stay valid.
+        start: gives the starting weights; called where there is no checkpoint. They are taken over: a step donates
+            them, and nothing of them stays on the devices.
         dataset_path: a dataset of `Trajectory` records.
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. All hosts share it.
         held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
@@ -108,7 +111,11 @@ def train(
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     digest = read_card(dataset_path)["digest"]
     identity = run_identity(
-        model=dataclasses.asdict(model), sft=settings, dataset=digest, vocab_size=tokenizer.vocab_size
+        model=dataclasses.asdict(model),
+        sft=settings,
+        dataset=digest,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.digest,
     )
     batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
@@ -120,7 +127,7 @@ def train(
             "SFT", config, model, workdir, steps=steps, identity=identity, profile=profile, progress=progress
         ) as run,
     ):
-        step, params, opt_state, extra = run.begin(params, sft_optimizer(config, steps), mesh)
+        step, params, opt_state, extra = run.begin(start, sft_optimizer(config, steps), mesh)
         loss = float("nan")
         if extra is not None:
             batches.set_state(extra["batches"])

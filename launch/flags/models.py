@@ -148,10 +148,11 @@ def checked(model: Model) -> ChatTokenizer:
 
     source = cli.folder(_WEIGHTS)
     stored = hf_checkpoint.read_config(source)
-    # Training may stretch the context and choose dtypes; all else is the model.
+    # Training may stretch the context and choose dtypes; all else is the model, and so is a context that is stretched.
+    free = {"max_positions", "dtype", "param_dtype"} | (set() if vars(stored).get("yarn") else {"yarn"})
     for name, found in vars(stored).items():
         wanted = getattr(model, name)
-        if found != wanted and name not in ("max_positions", "yarn", "dtype", "param_dtype"):
+        if found != wanted and name not in free:
             raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
     weights.check_stored(source)
     tokenizer = ChatTokenizer.load(tokenizer_folder())

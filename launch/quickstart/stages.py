@@ -135,7 +135,7 @@ class Quickstart:
     async def sft(self, part: str, start: Callable[[], Params]) -> Result:
         config: SFTConfig = getattr(self.config, part)
         workdir = self.workdir / "sft" / part
-        result = sft.train(config, self.config.model, start(), self.trajectories_dir, self.tokenizer, workdir)
+        result = sft.train(config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
         _unless_preempted(result.stopped)
         stats = result.stats
         return {
@@ -149,12 +149,12 @@ class Quickstart:
         }
 
     async def grpo(self) -> Result:
-        params = self.trained("sft/tools")
-        async with Engine(params, self.config.model, self.config.engine) as engine:
+        start = partial(self.trained, "sft/tools")
+        async with Engine(start(), self.config.model, self.config.engine) as engine:
             result = await grpo.train(
                 self.config.grpo,
                 self.config.model,
-                params,
+                start,
                 self.environments_of("train"),
                 self.tokenizer,
                 self.sandbox,

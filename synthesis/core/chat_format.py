@@ -1,8 +1,9 @@
 """Conversations as text: Qwen3's chat format, rendered and parsed.
 
-The rendered text is byte-equal to the HF chat template that Qwen3 ships (with `enable_thinking` unset), but is made
-here, in plain Python, for one reason: the loss mask. Each piece of text carries whether the model itself must emit it,
-decided where the piece is made and not found again afterwards by searching the text or its tokens.
+The rendered text is byte-equal to the HF chat template that Qwen3 ships (with `enable_thinking` unset), or to that of
+Qwen3-Instruct-2507, which is the same without thoughts; but it is made here, in plain Python, for one reason: the loss
+mask. Each piece of text carries whether the model itself must emit it, decided where the piece is made and not found
+again afterwards by searching the text or its tokens.
 
 No text of a message can open or close anything: a tokenizer reads `<|im_start|>` inside a text as the token itself.
 Where messages become text, the `<` of a tag becomes `\\u003c`, which in JSON means the same and elsewhere can be read:
@@ -90,6 +91,7 @@ def render(
     add_generation_prompt: bool = False,
     keep_reasoning: bool = False,
     thinking: bool = True,
+    thoughts: bool = True,
 ) -> list[Segment]:
     """Render a conversation; the concatenated texts are what Qwen3's chat template gives, with tags escaped.
 
@@ -101,6 +103,8 @@ def render(
             of several user messages cannot be rendered by appending. True keeps it in every turn, which is what an
             append-only rollout sees. The two differ only where there is reasoning before the last user message.
         thinking: False opens the assistant turn with an empty thought, as the template's `enable_thinking=False` does.
+        thoughts: False renders as Qwen3-Instruct-2507's template does, which knows none: reasoning is left out, and no
+            turn has a thought, not even an empty one. `chat_template.writes_thoughts` says it of a model's folder.
 
     Returns:
         Segments, alternately untrainable and trainable, none empty. Trainable is what follows
@@ -116,7 +120,7 @@ def render(
     for i, message in enumerate(messages):
         last = i + 1 == len(messages)
         if message.role == "assistant":
-            text = _assistant_text(message, after_query=i > last_query, last=last)
+            text = _assistant_text(message, thought=thoughts and i > last_query, last=last)
             pieces += [Segment(_ASSISTANT_PROMPT, False), Segment(text + TURN_END, True), Segment("\n", False)]
         elif message.role == "tool":
             # Consecutive tool results share one user turn.
@@ -126,7 +130,7 @@ def render(
         elif message.role == "user" or i > 0:
             pieces.append(Segment(f"{TURN_START}{message.role}\n{escape_tags(message.content)}{TURN_END}\n", False))
     if add_generation_prompt:
-        thought = "" if thinking else f"{THINK_START}\n\n{THINK_END}\n\n"
+        thought = "" if thinking or not thoughts else f"{THINK_START}\n\n{THINK_END}\n\n"
         pieces.append(Segment(_ASSISTANT_PROMPT + thought, False))
     return _merge(pieces)
 
@@ -261,13 +265,13 @@ def _last_query(messages: Sequence[Message]) -> int:
     return next(users, len(messages) - 1)
 
 
-def _assistant_text(message: Message, *, after_query: bool, last: bool) -> str:
+def _assistant_text(message: Message, *, thought: bool, last: bool) -> str:
     reasoning, content = message.reasoning, message.content
     if not reasoning and THINK_END in content:  # reasoning that was left inside the content
         reasoning = content.split(THINK_END)[0].rstrip("\n").split(THINK_START)[-1].lstrip("\n")
         content = content.split(THINK_END)[-1].lstrip("\n")
     text = content = escape_tags(content)
-    if after_query and (last or reasoning):
+    if thought and (last or reasoning):
         text = f"{THINK_START}\n{escape_tags(reasoning.strip(chr(10)))}\n{THINK_END}\n\n" + content.lstrip("\n")
     for i, call in enumerate(message.tool_calls):
         newline = "\n" if content or i else ""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import render
@@ -52,6 +57,11 @@ def trajectories(count: int, *, longest: int = 3) -> list[Trajectory]:
 def make_dataset(path: Path, records: list[Trajectory]) -> Path:
     write_dataset(path, Trajectory, records, card={"made_by": "tests"})
     return path
+
+
+def starting(params: Any) -> Callable[[], Any]:
+    """A training's start: copies, which it takes over."""
+    return lambda: jax.tree.map(jnp.copy, params)
 
 
 def make_tokenizer(path: Path) -> ChatTokenizer:

@@ -19,36 +19,59 @@ class Qwen3Config(Decoder):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        """From the content of a `config.json`.
+        """From the content of a `config.json`. What it leaves out is what transformers takes it to be.
 
         Raises:
-            ValueError: it uses something that this port does not compute.
+            ValueError: it lacks a size, or uses something that this port does not compute.
         """
-        if config.get("use_sliding_window"):
-            raise InputError("use_sliding_window is true; no released Qwen3 uses it and this port does not compute it")
         experts = config["model_type"] == "qwen3_moe"
+        width = "moe_intermediate_size" if experts else "intermediate_size"
+        for name in (*_SIZES, width):
+            if name not in config:
+                raise InputError(f"{name} is missing; copy the checkpoint's config.json again, or write it there")
+        if (quantised := config.get("quantization_config") or config.get("compression_config")) is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+            raise InputError(
+                f"quantization_config is of {method!r}; this port computes float32 and bfloat16: give the release that "
+                "is not quantised"
+            )
+        if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+            raise InputError(
+                f"hidden_act is {activation!r}; every released Qwen3 has 'silu', all that this port computes"
+            )
+        kinds = config.get("layer_types") or ()
+        if config.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
+            raise InputError(
+                f"use_sliding_window is {config.get('use_sliding_window')}, layer_types {sorted(set(kinds))}; no "
+                "released Qwen3 has windows and this port does not compute them"
+            )
         if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
             raise InputError(
                 f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
                 f"{config.get('decoder_sparse_step')}; this port computes models whose layers all have experts"
             )
-        # transformers 5 keeps the rotary settings in one dictionary, earlier versions at the top level.
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        max_positions = config.get("max_position_embeddings", 40_960)
-        yarn = _yarn(rope, max_positions)
+        # transformers 5 keeps the rotary settings in one dictionary, earlier versions had another for YaRN alone, which
+        # still goes before it, whole: YaRN is switched on by hand in the old place.
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if not isinstance(rope, Mapping):
+            raise InputError(f"rope_scaling or rope_parameters is {rope!r}; it is an object with a rope_type")
+        max_positions = config.get("max_position_embeddings", 32_768)
+        original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+        yarn = _yarn(rope, max_positions, original or max_positions)
         if yarn is not None:
             # Released files keep the trained length in max_position_embeddings when YaRN is switched on by hand.
             max_positions = max(max_positions, round(yarn.factor * yarn.original_max_positions))
+        kv_heads, head_dim = config["num_key_value_heads"], config.get("head_dim", None if experts else 128)
         return cls(
             vocab_size=config["vocab_size"],
             d_model=config["hidden_size"],
             n_layers=config["num_hidden_layers"],
             n_heads=config["num_attention_heads"],
-            n_kv_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-            d_ff=config["moe_intermediate_size"] if experts else config["intermediate_size"],
+            n_kv_heads=config["num_attention_heads"] if kv_heads is None else kv_heads,
+            head_dim=head_dim or config["hidden_size"] // config["num_attention_heads"],
+            d_ff=config[width],
             tie_embeddings=config.get("tie_word_embeddings", False),
-            rope_theta=rope.get("rope_theta", config.get("rope_theta", 1e6)),
+            rope_theta=rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
             rms_eps=config.get("rms_norm_eps", 1e-6),
             max_positions=max_positions,
             attention_bias=config.get("attention_bias", False),
@@ -109,7 +132,11 @@ class Qwen3Config(Decoder):
         }
 
 
-def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn | None:
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""What no `config.json` may leave out: transformers would take another model's."""
+
+
+def _yarn(rope: Mapping[str, Any], max_positions: int, original: int) -> Yarn | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -117,7 +144,11 @@ def _yarn(rope: Mapping[str, Any], max_positions: int) -> Yarn | None:
         raise InputError(f"rope_type is {kind!r}; this port computes 'default' and 'yarn'")
     if rope.get("mscale") or rope.get("mscale_all_dim"):
         raise InputError("rope_parameters has mscale; no released Qwen3 uses it and this port does not compute it")
-    original = rope.get("original_max_position_embeddings") or max_positions
+    if (part := rope.get("partial_rotary_factor") or 1) != 1:
+        raise InputError(
+            f"rope_parameters has partial_rotary_factor {part}; no released Qwen3 uses it and this port "
+            "turns whole heads"
+        )
     return Yarn(
         factor=float(rope.get("factor") or max_positions / original),
         original_max_positions=original,

@@ -8,6 +8,7 @@ import jax
 import msgspec
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from sft_world import starting
 
 from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.evaluation.solve_rates import Measured, measure, recorded, statistics
@@ -214,7 +215,15 @@ async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, t
     async def run(config: GRPOConfig, folder: str) -> None:
         policy = Reading(chat_tokenizer, lambda session, turn, seed: "No.")
         result = await train(
-            config, model, params, environments, chat_tokenizer, pool, tmp_path / folder, policy=policy, progress=False
+            config,
+            model,
+            starting(params),
+            environments,
+            chat_tokenizer,
+            pool,
+            tmp_path / folder,
+            policy=policy,
+            progress=False,
         )
         assert result.stopped == "exhausted"
 

@@ -16,6 +16,7 @@ from checkpoint_world import cut_in_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import ScriptedPolicy, call, make_environment
+from sft_world import starting
 
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo.config import GRPOConfig
@@ -301,7 +302,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
         policy = policy_type(chat_tokenizer, by_seed)
         config = dataclasses.replace(CONFIG, async_steps=async_steps, **changes)
         result = await train(
-            config, model, params, environments, chat_tokenizer, pool, workdir, policy=policy, progress=False
+            config, model, starting(params), environments, chat_tokenizer, pool, workdir, policy=policy, progress=False
         )
         assert policy.version == result.steps == 4
         return result
@@ -343,7 +344,9 @@ async def trained(config, pool, tokenizer, workdir, engine, environments=None):
     model = model_for(tokenizer)
     params = model.init(jax.random.key(1))
     environments = environments or [make_environment()]
-    return await train(config, model, params, environments, tokenizer, pool, workdir, policy=engine, progress=False)
+    return await train(
+        config, model, starting(params), environments, tokenizer, pool, workdir, policy=engine, progress=False
+    )
 
 
 @pytest.mark.parametrize("async_steps", [0, 1])
@@ -453,14 +456,14 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
     params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, max_groups_per_step=3)
     policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: "No.")
-    arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
+    arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
     result = await train(*arguments, policy=policy, progress=False)
     assert (result.stopped, result.steps) == ("exhausted", 0)
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
     with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
         assert checkpointer.latest() == 0  # what comes after finds weights
     with pytest.raises(ValueError, match="at least one environment"):
-        await train(config, model, params, [], chat_tokenizer, pool, tmp_path, policy=policy)
+        await train(config, model, starting(params), [], chat_tokenizer, pool, tmp_path, policy=policy)
 
 
 async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
@@ -469,7 +472,9 @@ async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
     episode = dataclasses.replace(EPISODE, max_response_tokens=40)
     config = dataclasses.replace(CONFIG, max_groups_per_step=2, episode=episode)
     params = model.init(jax.random.key(2))
-    result = await train(config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path, progress=False)
+    result = await train(
+        config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path, progress=False
+    )
     assert result.stopped == "exhausted"
 
 

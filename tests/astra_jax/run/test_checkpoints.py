@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import shutil
 import time
@@ -15,7 +16,8 @@ import optax
 import pytest
 from checkpoint_world import cut_in_half
 
-from astra_jax.run.checkpoints import Checkpointer, CheckpointError
+from astra_jax.run.checkpoints import Checkpointer, CheckpointError, DamagedError
+from astra_jax.run.digests import digests_of
 from astra_jax.run.metrics import MetricWriter, read_metrics
 
 
@@ -219,12 +221,79 @@ def test_a_corrupt_checkpoint_is_left_out_with_a_warning_that_names_it(tmp_path,
         step, restored, _, extra = checkpointer.restore_latest(like)
         assert step == 1 and extra == {"step": 1}
         assert_equal(restored, make_params(1))
-        assert f"{tmp_path}: step 2 cannot be read and is left out" in caplog.text
+        assert ": step 2 cannot be read: " in caplog.text and "it is left out" in caplog.text
         # The run goes on from there and saves its own step 2.
         checkpointer.save(2, params=make_params(7), state=make_state(params), extra={"step": 2})
         step, restored, _, _ = checkpointer.restore_latest(like)
         assert step == 2
         assert_equal(restored, make_params(7))
+
+
+@pytest.mark.parametrize("kind", ["params", "states"])
+def test_one_bit_that_flips_is_refused_by_name(tmp_path, caplog, kind):
+    """Orbax's chunks have no checksum: what the compression does not notice would come back as another number."""
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.standard_normal((64, 64)), jnp.float32), "b": jnp.asarray(rng.random(700))}
+    state, like = {"m": params["w"] * 2}, jax.tree.map(jnp.zeros_like, (params, {"m": params["w"]}))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params, state=state, extra={"step": 1})
+        checkpointer.save(2, params=params, state=state, extra={"step": 2})
+    sizes = {path: path.stat().st_size for path in (tmp_path / kind / "2").rglob("*") if "d" in path.parts}
+    file = max(sizes, key=sizes.__getitem__)
+    whole, silent = file.read_bytes(), 0
+    for at in np.linspace(len(whole) // 8, len(whole) - len(whole) // 8, 12, dtype=int):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << int(at) % 8
+        file.write_bytes(flipped)
+        with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+            with pytest.raises(DamagedError, match="step 2 cannot be read: .* take an older step") as refused:
+                checkpointer.restore(2, like)
+            silent += "is not what was saved" in str(refused.value)
+    assert silent >= 6  # what nothing but the digest sees
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer, caplog.at_level("WARNING"):
+        assert checkpointer.restore_latest(like)[0] == 1
+    assert re.search(rf"{kind}: step 2 cannot be read: '\w' is not what was saved", caplog.text)
+
+
+def test_an_extra_that_is_not_what_was_saved_is_refused(tmp_path):
+    params = make_params()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params, state=make_state(params), extra={"loss": 1.5})
+    (file,) = (path for path in (tmp_path / "states" / "1" / "extra").iterdir() if b"1.5" in path.read_bytes())
+    file.write_bytes(file.read_bytes().replace(b"1.5", b"1.7"))
+    refused = pytest.raises(DamagedError, match=r"step 1 cannot be read: '\(extra\)' is not what was saved")
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer, refused:
+        checkpointer.read_extra(1)
+
+
+def test_what_was_saved_without_digests_is_read(tmp_path):
+    params = make_params()
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params, state=make_state(params), extra={"loss": 1.5})
+    for kind in ("params", "states"):
+        shutil.rmtree(tmp_path / kind / "1" / "digests")
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        step, restored, _, extra = checkpointer.restore_latest((params, make_state(params)))
+    assert (step, extra) == (1, {"loss": 1.5})
+    assert_equal(restored, params)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8", "bool"])
+def test_a_digest_is_the_same_however_an_array_lies(dtype):
+    from astra_jax.mesh import make_mesh
+
+    values = jnp.asarray(np.random.default_rng(1).integers(-100, 100, (8, 16, 4)), dtype)
+    whole = digests_of({"x": values})
+    for axes, spec in (({"fsdp": 8}, (None, "fsdp")), ({"data": 2, "tensor": 4}, ("data", None, "tensor"))):
+        lies = jax.sharding.NamedSharding(make_mesh(**axes), jax.sharding.PartitionSpec(*spec))
+        assert digests_of({"x": jax.device_put(values, lies)}) == whole
+    # Other places of the same values are another array; so is each bit.
+    assert digests_of({"x": values[:, ::-1]}) != whole and digests_of({"x": values.reshape(16, 8, 4)}) == whole
+    raw = np.asarray(values).view(np.uint8).copy()
+    for bit in () if dtype == "bool" else range(0, raw.size * 8, raw.size // 3):
+        raw.reshape(-1)[bit // 8] ^= 1 << bit % 8
+        assert digests_of({"x": jnp.asarray(raw.view(values.dtype))}) != whole
+        raw.reshape(-1)[bit // 8] ^= 1 << bit % 8
 
 
 def test_when_no_checkpoint_can_be_read_nothing_is_begun_anew(tmp_path):

@@ -76,7 +76,16 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, **changes):
     policy = Policy(tokenizer, script)
     async with SandboxPool() as pool:
         result = await train(
-            config, MODEL, params, environments, tokenizer, pool, workdir, policy=policy, mesh=mesh, progress=False
+            config,
+            MODEL,
+            lambda: params,
+            environments,
+            tokenizer,
+            pool,
+            workdir,
+            policy=policy,
+            mesh=mesh,
+            progress=False,
         )
     publisher.close()
     assert policy.version == result.steps, "every host takes part in publishing"
@@ -151,4 +160,4 @@ def published(item: Path, name: str) -> np.ndarray:
 async def test_several_hosts_need_servers(chat_tokenizer, tmp_path, pool, monkeypatch) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="on several hosts give a mesh of all their devices, and rollout servers"):
-        await train(CONFIG, MODEL, {}, [make_environment()], chat_tokenizer, pool, tmp_path)
+        await train(CONFIG, MODEL, dict, [make_environment()], chat_tokenizer, pool, tmp_path)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment
-from sft_world import make_dataset, trajectories
+from sft_world import make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
@@ -82,7 +82,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def run_sft(model, params, dataset, chat_tokenizer, tmp_path):
     def run(config=SFT, start=params, **options):
-        return sft.train(config, model, start, dataset, chat_tokenizer, tmp_path, progress=False, **options)
+        return sft.train(config, model, starting(start), dataset, chat_tokenizer, tmp_path, progress=False, **options)
 
     return run
 
@@ -118,7 +118,7 @@ def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None
     start = {"w_df": (0.02 * jax.random.normal(jax.random.key(0), (64, 64))).astype(jnp.bfloat16)}
 
     def changed(config: GRPOConfig) -> float:
-        params, state = initial_state(start, make_optimizer(config, config.learning_rate))
+        params, state = initial_state(starting(start)(), make_optimizer(config, config.learning_rate))
         for step in range(100):
             gradients = {"w_df": jax.random.normal(jax.random.key(step), (64, 64)) + 1}
             params, state, _ = take_step(params, state, gradients, jnp.float32(1), config=config)
@@ -160,7 +160,7 @@ def optimizer_steps(params, name: str, dtype: str, *, rate: float):
     """(a step, weights of a type, the optimizer's state, gradients that are all 1)."""
     config = dataclasses.replace(GRPO, optimizer=name, weight_decay=0.1)
     own, state = initial_state(
-        jax.tree.map(lambda x: x.astype(dtype), params), make_optimizer(config, lambda step: rate)
+        jax.tree.map(lambda x: x.astype(dtype), starting(params)()), make_optimizer(config, lambda step: rate)
     )
     return partial(taken, jnp.float32(rate), config=config), own, state, jax.tree.map(jnp.ones_like, own)
 
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_broken_is_not_gone_on_from(run_sft, params, model,
     """Versions before saved such."""
     run_sft(dataclasses.replace(SFT, steps=2))
     checkpointer = Checkpointer(tmp_path / "checkpoints")
-    like = initial_state(params, sft_step.sft_optimizer(SFT, 3))
+    like = initial_state(starting(params)(), sft_step.sft_optimizer(SFT, 3))
     held, state, extra = checkpointer.restore(2, like)
     held["embed_vd"] = held["embed_vd"].at[5, 0].set(jnp.inf)
     checkpointer.save(2, params=held, state=state, extra=extra | {"identity": extra["identity"] | {"sft.steps": 3}})
@@ -233,7 +233,7 @@ def test_a_checkpoint_that_is_broken_is_not_gone_on_from(run_sft, params, model,
 
 async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, huge, chat_tokenizer, tmp_path) -> None:
     policy = ScriptedPolicy(chat_tokenizer, by_seed)
-    arguments = (GRPO, model, huge, [make_environment()], chat_tokenizer, pool, tmp_path)
+    arguments = (GRPO, model, starting(huge), [make_environment()], chat_tokenizer, pool, tmp_path)
     with pytest.raises(NonFiniteError, match="step 1"):
         await grpo.train(*arguments, policy=policy, progress=False)
     assert policy.version == 0 and saved_steps(tmp_path) == []
@@ -252,7 +252,7 @@ async def test_grpo_takes_no_step_from_logprobs_that_are_no_numbers(
     pool, model, params, chat_tokenizer, tmp_path, on_nonfinite
 ) -> None:
     config = dataclasses.replace(GRPO, steps=1, on_nonfinite=on_nonfinite)
-    arguments = (config, model, params, [make_environment()], chat_tokenizer, pool, tmp_path)
+    arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
     run = grpo.train(*arguments, policy=Unsure(chat_tokenizer, by_seed), progress=False)
     if on_nonfinite == "stop":
         with pytest.raises(NonFiniteError, match="step 1: loss is nan"):
@@ -335,7 +335,7 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
 
     async def run(name, kind=ScriptedPolicy):
         policy = kind(chat_tokenizer, by_seed)
-        arguments = (config, model, params, environments, chat_tokenizer, pool, tmp_path / name)
+        arguments = (config, model, starting(params), environments, chat_tokenizer, pool, tmp_path / name)
         return await grpo.train(*arguments, policy=policy, progress=False, profile=(1, 1))
 
     straight = await run("straight")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sft_world import make_dataset, make_tokenizer, trajectories
+from sft_world import make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.batch import PackedBatch, target_mask
@@ -78,7 +78,7 @@ def params(model):
 def uninterrupted(dataset, tokenizer, model, params, tmp_path_factory):
     """(workdir, result) of eight steps in one go."""
     workdir = tmp_path_factory.mktemp("uninterrupted")
-    return workdir, train(CONFIG, model, params, dataset, tokenizer, workdir, progress=False)
+    return workdir, train(CONFIG, model, starting(params), dataset, tokenizer, workdir, progress=False)
 
 
 def assert_trees_equal(a, b) -> None:
@@ -131,7 +131,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(dataset, tokenizer, model, pa
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", after_a_later_step)
-    result = train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False, on_step=step_taken)
+    result = train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, on_step=step_taken)
     assert went_on == {(folder, step): True for folder in ("params", "states") for step in (3, 6)}
     assert all(row["checkpoint_seconds"] > 0 for row in result.history if row["step"] in (4, 7))
 
@@ -150,8 +150,8 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
 
     compiled = train_step._cache_size()
     with pytest.raises(Killed):
-        train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False, on_step=kill)
-    resumed = train(CONFIG, model, params, dataset, tokenizer, tmp_path, progress=False)
+        train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, on_step=kill)
+    resumed = train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False)
     assert train_step._cache_size() == compiled  # restored arrays look to jit as fresh ones do
     workdir, whole = uninterrupted
     assert len(resumed.history) == 8 - 3 * ((killed_at - 1) // 3)  # steps after the last checkpoint, and no others
@@ -163,7 +163,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
 
 def test_a_finished_run_is_not_run_again(uninterrupted, dataset, tokenizer, model, params):
     workdir, whole = uninterrupted
-    again = train(CONFIG, model, params, dataset, tokenizer, workdir, progress=False)
+    again = train(CONFIG, model, starting(params), dataset, tokenizer, workdir, progress=False)
     assert again.history == [] and again.steps == 8 and again.final_loss == whole.final_loss
     assert_trees_equal(again.params, whole.params)
     assert len(read_metrics(workdir / "metrics")) == 8
@@ -184,12 +184,14 @@ def test_the_callers_weights_stay_valid(uninterrupted, params):
 def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, change, message):
     config, other = change(CONFIG, model)
     with pytest.raises(WorkdirError, match=message):
-        train(config, other, other.init(jax.random.key(0)), dataset, tokenizer, uninterrupted[0], progress=False)
+        train(
+            config, other, starting(other.init(jax.random.key(0))), dataset, tokenizer, uninterrupted[0], progress=False
+        )
 
 
 def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, tokenizer, model, params):
     config = replace(CONFIG, checkpoint_every=100, log_every=4)
-    assert train(config, model, params, dataset, tokenizer, uninterrupted[0], progress=False).steps == 8
+    assert train(config, model, starting(params), dataset, tokenizer, uninterrupted[0], progress=False).steps == 8
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def test_a_loss_mask_that_is_empty_or_full_is_an_error(
     wrong = WrongMask.load(tokenizer_dir)
     wrong.value = value
     with pytest.raises((DatasetError, ValueError), match=error):
-        train(CONFIG, model, params, dataset, wrong, tmp_path, progress=False)
+        train(CONFIG, model, starting(params), dataset, wrong, tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -329,12 +331,12 @@ def test_settings_that_make_no_sense_are_refused(fields, message):
 
 def test_a_model_with_too_small_a_vocabulary_is_refused(dataset, tokenizer, model, params, tmp_path):
     with pytest.raises(ValueError, match="vocab_size is 100"):
-        train(CONFIG, replace(model, vocab_size=100), params, dataset, tokenizer, tmp_path, progress=False)
+        train(CONFIG, replace(model, vocab_size=100), starting(params), dataset, tokenizer, tmp_path, progress=False)
 
 
 def test_epochs_become_steps(dataset, tokenizer, model, params, tmp_path):
     config = replace(CONFIG, steps=None, epochs=1, log_every=100)
-    result = train(config, model, params, dataset, tokenizer, tmp_path, progress=False)
+    result = train(config, model, starting(params), dataset, tokenizer, tmp_path, progress=False)
     batch_tokens = config.batch_size * config.data.seq_len
     assert result.steps >= math.ceil(result.stats.tokens / batch_tokens)
     assert result.steps <= math.ceil(1.5 * result.stats.tokens / batch_tokens)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from template_world import qwen3_template
+from template_world import qwen3_template, template
 
 from synthesis.core import chat_format
 from synthesis.core.chat_format import (
@@ -41,11 +41,13 @@ def hf_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
 
 
-def hf_render(messages: list[Message], tools: list[ToolSpec], *, add_generation_prompt: bool, **options) -> str:
+def hf_render(
+    messages: list[Message], tools: list[ToolSpec], *, add_generation_prompt: bool, thoughts: bool = True, **options
+) -> str:
     return hf_tokenizer().apply_chat_template(
         [_hf_message(message) for message in messages],
         tools=[tool.to_openai() for tool in tools] or None,
-        chat_template=qwen3_template(),
+        chat_template=qwen3_template() if thoughts else template("qwen3_instruct_2507"),
         add_generation_prompt=add_generation_prompt,
         tokenize=False,
         **options,
@@ -139,10 +141,10 @@ messages_lists = st.lists(
 
 
 @settings(max_examples=400)
-@given(messages=messages_lists, tools=tools_lists, prompt=st.booleans())
-def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt):
-    ours = text_of(render(messages, tools, add_generation_prompt=prompt))
-    assert ours == hf_render(escaped(messages), tools, add_generation_prompt=prompt)
+@given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), thoughts=st.booleans())
+def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt, thoughts):
+    options = {"add_generation_prompt": prompt, "thoughts": thoughts}
+    assert text_of(render(messages, tools, **options)) == hf_render(escaped(messages), tools, **options)
 
 
 WEATHER = ToolSpec("weather", "天气 of a city", {"type": "object", "properties": {"city": {"type": "string"}}})
