@@ -21,11 +21,11 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
+from astra_jax.attention.cache import Cache
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, platform_of, unzigzag
@@ -128,30 +128,31 @@ def _splash_part(
     return splash.attend(kernel, q, k, v, segments, segments_k)
 
 
-def cached_attention(q_btnh: Array, *parts: tuple[Array, Array, Array]) -> Array:
+def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:
     """Attention of new tokens over a cache in one part or several; forward only. Returns [B, T, N, H].
 
     Args:
-        parts: (k_bkhs, v_bksh, visible_bts) each, keys and values as in `models.model.Cache`. A query that sees
-            nothing is padding, and its output is meaningless.
+        parts: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output is
+            meaningless.
     """
     b, t, n, h = q_btnh.shape
-    k = parts[0][0].shape[1]
+    k = parts[0][0].v_bksh.shape[1]
     # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.
     q_bkqh = q_btnh.reshape(b, t, k, n // k, h).transpose(0, 2, 3, 1, 4).reshape(b, k, n // k * t, h)
 
-    def scores(k_bkhs: Array, visible_bts: Array) -> Array:
-        all_bkqs = jnp.einsum("bkqh,bkhs->bkqs", q_bkqh, k_bkhs, preferred_element_type=jnp.float32) * h**-0.5
+    def scores(cache: Cache, visible_bts: Array) -> Array:
+        all_bkqs = jnp.einsum("bkqh,bkhs->bkqs", q_bkqh, cache.k_bkhs, preferred_element_type=jnp.float32) * h**-0.5
         all_bkgts = all_bkqs.reshape(b, k, n // k, t, -1)
         return jnp.where(visible_bts[:, None, None], all_bkgts, blockwise.MASKED).reshape(all_bkqs.shape)
 
-    scores_bkqs = jnp.concatenate([scores(k_bkhs, visible_bts) for k_bkhs, _, visible_bts in parts], axis=-1)
-    weights_bkqs = jax.nn.softmax(scores_bkqs, axis=-1).astype(parts[0][1].dtype)
-    ends = np.cumsum([v_bksh.shape[2] for _, v_bksh, _ in parts])
-    shares = jnp.split(weights_bkqs, ends[:-1], axis=-1)
+    # The softmax of all parts together, divided at the end: each part's weights are read once, by its matmul.
+    scored = [scores(*part) for part in parts]
+    highest_bkq1 = reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in scored])
+    weighted = [jnp.exp(x - highest_bkq1) for x in scored]
+    total_bkq1 = reduce(jnp.add, [x.sum(-1, keepdims=True) for x in weighted])
     outputs = (
-        jnp.einsum("bkqs,bksh->bkqh", share_bkqs, v_bksh)
-        for share_bkqs, (_, v_bksh, _) in zip(shares, parts, strict=True)
+        jnp.einsum("bkqs,bksh->bkqh", x.astype(cache.v_bksh.dtype), cache.v_bksh, preferred_element_type=jnp.float32)
+        for x, (cache, _) in zip(weighted, parts, strict=True)
     )
-    o_bkqh = reduce(jnp.add, outputs)
+    o_bkqh = (reduce(jnp.add, outputs) / total_bkq1).astype(q_btnh.dtype)
     return o_bkqh.reshape(b, k, n // k, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

@@ -27,12 +27,12 @@ def trains_written_out(layers: int, remat: str, mesh: Mesh | None) -> bool:
     return layers <= UNROLLED and remat == "none" and platform_of(mesh) == "cpu"
 
 
-def decodes_written_out(params: Any) -> bool:
-    """Whether decoding wants these parameters' layers apart (`Model.unstacked`), and written out.
+def decodes_written_out(platform: str) -> bool:
+    """Whether decoding wants the parameters' layers apart (`Model.unstacked`), and written out.
 
     A scan copies each layer's weights before it reads them (30 million parameters, one row: 35 ms a step against 16).
     """
-    return next(iter(jax.tree.leaves(params)[0].devices())).platform == "cpu"
+    return platform == "cpu"
 
 
 def computed_once(function: Callable[[Array], Any], x: Array) -> Any:

@@ -21,6 +21,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from astra_jax.attention import RESIDUALS, attention, cached_attention
+from astra_jax.attention import cache as kv
+from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, WIDTH, constrain
 from astra_jax.models import flops, sharding
@@ -31,7 +33,7 @@ from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
-from astra_jax.models.model import Cache, Caches, Params
+from astra_jax.models.model import Look, Params
 from synthesis.core.refusals import InputError
 
 Array = jax.Array
@@ -100,6 +102,26 @@ def _embed(embed_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> 
     tokens_bt = constrain(tokens_bt, mesh, "data", None)
     x_btd = constrain(embed_vd[tokens_bt].astype(dtype), mesh, "data", None, WIDTH)
     return constrain(x_btd, mesh, BATCH, "context", None)
+
+
+FEWEST_ROWS = 8
+"""Of a decoding matmul, where layers are scanned: a TPU multiplies fewer with its vector unit, at a third of the speed at
+which it reads the weights."""
+
+
+def _first_token(x_bt: Array) -> Array:
+    """[B, 1, ...]; as a sum, through which XLA sees no rows that it could leave out after all."""
+    chosen = jnp.arange(x_bt.shape[1]).reshape(1, -1, *[1] * (x_bt.ndim - 2)) == 0
+    return x_bt if x_bt.shape[1] == 1 else jnp.where(chosen, x_bt, 0).sum(1, keepdims=True, dtype=x_bt.dtype)
+
+
+def _whole(cache: Cache) -> Cache:
+    return cache
+
+
+def _seen(caches: Caches, look: Look) -> int:
+    """How many positions are looked at."""
+    return jax.eval_shape(look, kv.first(caches)).length
 
 
 @dataclass(frozen=True)
@@ -233,61 +255,76 @@ class Decoder(Sizes):
         return empty(layers, batch) if stacked else tuple(empty(batch) for _ in range(layers))
 
     def forward_cached(
-        self, params: Params, tokens_bt: Array, positions_bt: Array, cache: Caches
+        self, params: Params, tokens_bt: Array, positions_bt: Array, past: Caches, *, look: Look = _whole
     ) -> tuple[Array, Caches]:
-        """Hidden states of new tokens over a cache that is extended by them.
+        """Hidden states of the next tokens of each row over what is cached of it.
 
         Args:
             params: of `init`: the layers are scanned, so that compile time does not grow with depth. Or `unstacked`:
                 the layers are written out.
             tokens_bt: the new tokens of each row.
-            positions_bt: where they go; -1 is padding, which is not written and whose output is meaningless.
-            cache: stacked as the parameters are; donate it, it is updated in place.
+            positions_bt: where they are, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
+            past: stacked as the parameters are; of it a row sees what is before its first new token. Only read.
+            look: what is read of a layer's.
 
         Returns:
-            (hidden states after the final norm [B, T, D], the extended cache). A token at position p attends to the
-            slots 0 … p of its row, so those must have been written.
+            (hidden states after the final norm [B, T, D], the new tokens' keys and values, T places: `Cache.put` keeps
+            them).
         """
-        rows_b1 = jnp.arange(tokens_bt.shape[0])[:, None]
-        length = jax.tree.leaves(cache)[0].shape[-1]
-        written_bt = jnp.where(positions_bt < 0, length, positions_bt)  # out of bounds: dropped
-        visible_bts = jnp.arange(length) <= positions_bt[:, :, None]
+        causal_tt = jnp.tri(tokens_bt.shape[1], dtype=bool)
+        new_btt = causal_tt & (positions_bt >= 0)[:, None]
+        length = _seen(past, look)
+        before_bts = jnp.broadcast_to(jnp.arange(length) < positions_bt[:, :1, None], (*positions_bt.shape, length))
 
         def attend(cache: Cache, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
-            k_bkhs = cache.k_bkhs.at[rows_b1, :, :, written_bt].set(k_btkh, mode="drop")
-            v_bksh = cache.v_bksh.at[rows_b1, :, written_bt].set(v_btkh, mode="drop")
-            return cached_attention(q_btnh, (k_bkhs, v_bksh, visible_bts)), Cache(k_bkhs, v_bksh)
+            new = kv.of_tokens(k_btkh, v_btkh)
+            return cached_attention(q_btnh, (look(cache), before_bts), (new, new_btt)), new
 
-        return self._over_caches(params, tokens_bt, positions_bt, cache, attend)
+        return self._over_caches(params, tokens_bt, positions_bt, past, attend)
 
     def forward_next(
-        self, params: Params, tokens_b1: Array, positions_b1: Array, past: Caches, recent: Caches, step: Array
+        self,
+        params: Params,
+        tokens_b1: Array,
+        positions_b1: Array,
+        past: Caches,
+        recent: Caches,
+        step: Array,
+        *,
+        look: Look = _whole,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, when all rows go forward together.
 
         Their keys and values go to one place of a small cache, and the large one is only read: writing to another
-        place of each row costs XLA's CPU backend a copy of the cache in each step.
+        place of each row costs a copy of the cache in each step, or a scatter.
 
         Args:
-            params, past, recent: stacked, or not; see `forward_cached`.
+            params, past, look: see `forward_cached`.
             positions_b1: `step` + how many slots of `past` each row sees; -1 is padding.
             recent: room for as many tokens as there are steps; those before `step` are there. Updated in place.
 
         Returns:
             (hidden states after the final norm [B, 1, D], the extended `recent`).
         """
-        before_bts = jnp.arange(jax.tree.leaves(past)[0].shape[-1]) < positions_b1[:, :, None] - step
-        steps = jax.tree.leaves(recent)[0].shape[-1]
+        before_bts = jnp.arange(_seen(past, look)) < positions_b1[:, :, None] - step
+        steps = kv.first(recent).length
         since_bts = jnp.broadcast_to(jnp.arange(steps) <= step, (*positions_b1.shape, steps))
 
-        def attend(caches: tuple[Cache, Cache], q_b1nh: Array, k_b1kh: Array, v_b1kh: Array) -> tuple[Array, Cache]:
-            past, recent = caches
-            k_bkhs = jax.lax.dynamic_update_slice_in_dim(recent.k_bkhs, k_b1kh.transpose(0, 2, 3, 1), step, axis=3)
-            v_bksh = jax.lax.dynamic_update_slice_in_dim(recent.v_bksh, v_b1kh.transpose(0, 2, 1, 3), step, axis=2)
-            return cached_attention(q_b1nh, (*past, before_bts), (k_bkhs, v_bksh, since_bts)), Cache(k_bkhs, v_bksh)
+        more = max(0, -(-FEWEST_ROWS // len(tokens_b1)) - 1) if isinstance(past, Cache) else 0
 
+        def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
+            past, recent = caches
+            q_b1nh, k_b1kh, v_b1kh = (_first_token(x) for x in (q_btnh, k_btkh, v_btkh))
+            recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh))
+            o_b1nh = cached_attention(q_b1nh, (look(past), before_bts), (recent, since_bts))
+            return jnp.pad(o_b1nh, ((0, 0), (0, more), (0, 0), (0, 0))), recent
+
+        tokens_bt, positions_bt = (
+            jnp.pad(x, ((0, 0), (0, more)), constant_values=fill) for x, fill in ((tokens_b1, 0), (positions_b1, -1))
+        )
         caches = (past, recent) if isinstance(past, Cache) else tuple(zip(past, recent, strict=True))
-        return self._over_caches(params, tokens_b1, positions_b1, caches, attend)
+        x_btd, recent = self._over_caches(params, tokens_bt, positions_bt, caches, attend)
+        return _first_token(x_btd), recent
 
     def _over_caches(
         self, params: Params, tokens_bt: Array, positions_bt: Array, caches: Any, attend: Callable[..., Any]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import jax
+
+from astra_jax.attention.cache import Cache, Caches
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -19,19 +21,8 @@ Params = dict[str, Any]
 """Leaves whose suffix spells their axes (`astra_jax.axes`); those below `layers` are stacked over layers."""
 
 
-class Cache(NamedTuple):
-    """Keys and values of past positions: slot s of a row holds the row's position s. With a leading L, or of one layer.
-
-    The axes are in the order in which attention's two matmuls read them: turning [S, K, H] around in each step takes
-    two thirds of a tiny model's decoding (2.4 ms against 7.4 ms a step of 16 rows of 256 on two cores).
-    """
-
-    k_bkhs: Array
-    v_bksh: Array
-
-
-Caches = Cache | tuple[Cache, ...]
-"""One for all layers, or one a layer."""
+Look = Callable[[Cache], Cache]
+"""Which rows and positions of a layer's cache are read, so that the others need not be."""
 
 
 class Model(Protocol):
@@ -133,13 +124,21 @@ class Model(Protocol):
         ...
 
     def forward_cached(
-        self, params: Params, tokens_bt: Array, positions_bt: Array, cache: Caches
+        self, params: Params, tokens_bt: Array, positions_bt: Array, past: Caches, *, look: Look = ...
     ) -> tuple[Array, Caches]:
-        """Hidden states of new tokens over a cache, and that cache extended by them; positions of -1 are padding."""
+        """Hidden states of the next tokens of each row over what is cached of it, and these tokens' keys and values."""
         ...
 
     def forward_next(
-        self, params: Params, tokens_b1: Array, positions_b1: Array, past: Caches, recent: Caches, step: Array
+        self,
+        params: Params,
+        tokens_b1: Array,
+        positions_b1: Array,
+        past: Caches,
+        recent: Caches,
+        step: Array,
+        *,
+        look: Look = ...,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, whose K/V is the `step`-th of `recent`, and `recent` extended."""
         ...

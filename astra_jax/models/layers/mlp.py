@@ -25,4 +25,4 @@ class MLP(nnx.Module):
     def __call__(self, x_btd: Array) -> Array:
         gate_btf = linear(x_btd, self.gate_df[...])
         up_btf = linear(x_btd, self.up_df[...])
-        return linear(swiglu(gate_btf, up_btf), self.down_fd[...])
+        return linear(jax.lax.optimization_barrier(swiglu(gate_btf, up_btf)), self.down_fd[...])

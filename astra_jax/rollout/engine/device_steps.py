@@ -7,7 +7,6 @@ putting drops them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from astra_jax.models.model import Cache, Model
+from astra_jax.attention.cache import Cache, Caches, each
+from astra_jax.models.decoder import FEWEST_ROWS
+from astra_jax.models.model import Look, Model
 from astra_jax.rollout.engine.sampling import draw
 
 Array = Any
@@ -45,30 +46,30 @@ class DecodeRows:
 
 
 @partial(jax.jit, static_argnames=("window",), donate_argnames=("cache",))
-def copy(cache: Any, source_r: Array, target_r: Array, *, window: int) -> Any:
+def copy(cache: Caches, source_r: Array, target_r: Array, *, window: int) -> Caches:
     """Copy the K/V of the first `window` positions from slots to slots."""
-    taken = _take(cache, source_r, window)
-    return _each(
-        lambda x, new: x.at[..., target_r, :, :, :window].set(new, mode="drop"),
-        lambda x, new: x.at[..., target_r, :, :window, :].set(new, mode="drop"),
-        cache,
-        taken,
-    )
+    return each(lambda layer: layer.copied(source_r, target_r, window), cache)
 
 
 @partial(jax.jit, static_argnames=("model", "window"), donate_argnames=("cache",))
 def prefill(
-    params: Any, cache: Any, index_r: Array, tokens_rt: Array, positions_rt: Array, *, model: Model, window: int
-) -> Any:
-    """Put K/V of `tokens_rt` at `positions_rt` (-1 is padding) into the cache."""
-    _, rows = model.forward_cached(params, tokens_rt, positions_rt, _take(cache, index_r, window))
-    return _put(cache, index_r, rows, jnp.maximum(positions_rt, 0), positions_rt)
+    params: Any, cache: Caches, index_r: Array, tokens_rt: Array, positions_rt: Array, *, model: Model, window: int
+) -> Caches:
+    """Put K/V of `tokens_rt` at `positions_rt` (-1, at a row's end, is padding) into the cache.
+
+    Args:
+        window: holds all that is cached of these rows.
+    """
+    past, look = _read(cache, index_r, window)
+    _, new = model.forward_cached(params, tokens_rt, positions_rt, past, look=look)
+    count_r = jnp.sum(positions_rt >= 0, axis=1)
+    return each(lambda layer, more: layer.put(index_r, positions_rt[:, 0], count_r, more), cache, new)
 
 
 @partial(jax.jit, static_argnames=("model", "window", "steps", "nucleus", "whole"), donate_argnames=("cache",))
 def decode(
     params: Any,
-    cache: Any,
+    cache: Caches,
     rows: DecodeRows,
     *,
     model: Model,
@@ -76,7 +77,7 @@ def decode(
     steps: int,
     nucleus: bool,
     whole: bool,
-) -> tuple[Any, Array, Array]:
+) -> tuple[Caches, Array, Array]:
     """Draw up to `steps` tokens a row.
 
     Args:
@@ -87,14 +88,11 @@ def decode(
         (cache, tokens_rt, logps_rt): the drawn tokens, -1 where a finished row drew none; every drawn token but a row's
         last has its K/V in the cache.
     """
-    past = _take(cache, None if whole else rows.index_r, window)
-    recent = _each(
-        lambda k: jnp.zeros((*k.shape[:-1], steps), k.dtype),
-        lambda v: jnp.zeros((*v.shape[:-2], steps, v.shape[-1]), v.dtype),
-        past,
-    )
-    w_dv = model.head_kernel(params)
     n = rows.last_r.shape[0]
+    past, look = _read(cache, None if whole else rows.index_r, window)
+    recent = model.cache(n, steps, stacked=isinstance(cache, Cache))
+    w_dv = model.head_kernel(params)
+    more_rows = max(0, FEWEST_ROWS - n) if isinstance(cache, Cache) else 0
 
     def more(state: tuple[Any, ...]) -> Array:
         step, _, _, active_r, _, _ = state
@@ -104,8 +102,9 @@ def decode(
         step, recent, last_r, active_r, tokens_rt, logps_rt = state
         at_r = rows.positions_r + step  # a row that is still active has drawn in every step so far
         at_r1 = jnp.where(active_r, at_r, -1)[:, None]
-        x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step)
-        logits_rv = jnp.einsum("rd,dv->rv", x_r1d[:, 0], w_dv, preferred_element_type=jnp.float32)
+        x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step, look=look)
+        x_rd = jnp.pad(x_r1d[:, 0], ((0, more_rows), (0, 0)))
+        logits_rv = jnp.einsum("rd,dv->rv", x_rd, w_dv, preferred_element_type=jnp.float32)[:n]
         drawn_r, logps_r = draw(logits_rv, rows.seeds_r, at_r + 1, rows.temperature_r, rows.top_p_r, nucleus=nucleus)
         tokens_rt = tokens_rt.at[:, step].set(jnp.where(active_r, drawn_r, -1))
         logps_rt = logps_rt.at[:, step].set(logps_r)
@@ -116,34 +115,20 @@ def decode(
     start = (0, recent, rows.last_r, rows.budget_r > 0, tokens_rt, logps_rt)
     _, recent, _, _, tokens_rt, logps_rt = jax.lax.while_loop(more, body, start)
     # Step i fed a token, and so made K/V, exactly when it drew one.
-    made_rt = jnp.broadcast_to(jnp.arange(steps), (n, steps))
-    written_rt = jnp.where(tokens_rt >= 0, rows.positions_r[:, None] + made_rt, -1)
-    return _put(cache, rows.index_r, recent, made_rt, written_rt), tokens_rt, logps_rt
+    count_r = jnp.sum(tokens_rt >= 0, axis=1)
+    cache = each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent)
+    return cache, tokens_rt, logps_rt
 
 
-def _take(cache: Any, index_r: Array | None, window: int) -> Any:
-    """The first `window` positions of the rows; None is all rows."""
+def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Look]:
+    """What a program reads, and how each layer looks at it: the first `window` positions of the rows; None is all rows.
 
-    def rows(x: Array) -> Array:
-        return x if index_r is None else jnp.take(x, index_r, axis=-4, mode="clip")
+    Where layers are apart, on CPUs, it is taken out once; attention is fast on an array of its own. Otherwise each
+    layer reads it in the cache, of which there may be no room for a second.
+    """
 
-    return _each(lambda k: rows(k[..., :window]), lambda v: rows(v[..., :window, :]), cache)
+    def look(layer: Cache) -> Cache:
+        seen = layer.window(window)
+        return seen if index_r is None else seen.taken(index_r)
 
-
-def _put(cache: Any, index_r: Array, rows: Any, from_rt: Array, to_rt: Array) -> Any:
-    """Put the rows' K/V at positions `from_rt` into the cache at `to_rt`; -1 puts nothing."""
-    slot_rt = jnp.where(to_rt < 0, jax.tree.leaves(cache)[0].shape[-4], index_r[:, None])
-    row_r1 = jnp.arange(len(to_rt))[:, None]
-    return _each(
-        lambda x, new: x.at[..., slot_rt, :, :, to_rt].set(new[..., row_r1, :, :, from_rt], mode="drop"),
-        lambda x, new: x.at[..., slot_rt, :, to_rt, :].set(new[..., row_r1, :, from_rt, :], mode="drop"),
-        cache,
-        rows,
-    )
-
-
-def _each(on_k: Callable[..., Array], on_v: Callable[..., Array], *caches: Any) -> Any:
-    """Keys and values have their positions on different axes. Functions of arrays whose last four are a layer's."""
-    if not isinstance(caches[0], Cache):
-        return tuple(_each(on_k, on_v, *layers) for layers in zip(*caches, strict=True))
-    return Cache(on_k(*(cache.k_bkhs for cache in caches)), on_v(*(cache.v_bksh for cache in caches)))
+    return (cache, look) if isinstance(cache, Cache) else (each(look, cache), lambda layer: layer)

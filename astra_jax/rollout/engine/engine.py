@@ -24,8 +24,9 @@ import jax
 import numpy as np
 from absl import logging
 
+from astra_jax.attention.cache import Caches
 from astra_jax.cpu import programs as cpu
-from astra_jax.models.model import Caches, Model
+from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
@@ -55,7 +56,7 @@ class Engine:
         self.model = model
         self.version = version
         self.stats = EngineStats()
-        self._written_out = cpu.decodes_written_out(params)
+        self._written_out = cpu.decodes_written_out(next(iter(jax.tree.leaves(params)[0].devices())).platform)
         self._params = params
         self._cache: Any = self._empty_cache()
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
@@ -380,15 +381,17 @@ class Engine:
         rows = self.config.prefill_rows_for(len(pending))
         pending = pending[:rows]
         chunk = self.config.prefill_chunk
+        before = 0
         tokens = np.zeros((rows, chunk), np.int32)
         positions = np.full((rows, chunk), -1, np.int32)
         for row, slot in enumerate(pending):
+            before = max(before, slot.cached)
             n = min(chunk, slot.length - 1 - slot.cached)
             tokens[row, :n] = slot.ids[slot.cached : slot.cached + n]
             positions[row, :n] = np.arange(slot.cached, slot.cached + n)
             slot.cached += n
             self.stats.prefilled_tokens += n
-        window = self.config.window_for(max(slot.cached for slot in pending))
+        window = self.config.window_for(before)
         index = _pad([slot.index for slot in pending], rows, self.config.slots)
         self._cache = device.prefill(
             self._params, self._cache, index, tokens, positions, model=self.model, window=window

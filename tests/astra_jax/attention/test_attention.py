@@ -13,6 +13,7 @@ import pytest
 from programs_world import as_users
 
 from astra_jax.attention import attention, blockwise, cached_attention, triton
+from astra_jax.attention.cache import Cache, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
 
@@ -81,11 +82,11 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
     q, k, v, *_ = packed
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     whole = run(q, k, v, jnp.ones((B, T), jnp.int32), positions)
-    k_bkhs, v_bksh = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+    cache = of_tokens(k, v)
     visible = jnp.arange(T) <= positions[:, -3:, None]
-    last = cached_attention(q[:, -3:], (k_bkhs, v_bksh, visible))
+    last = cached_attention(q[:, -3:], (cache, visible))
     np.testing.assert_allclose(last, whole[:, -3:], atol=2e-6)
-    parts = [(k_bkhs[..., a:b], v_bksh[:, :, a:b], visible[..., a:b]) for a, b in ((0, 7), (7, T))]
+    parts = [(Cache(cache.k_bkhs[..., a:b], cache.v_bksh[:, :, a:b]), visible[..., a:b]) for a, b in ((0, 7), (7, T))]
     np.testing.assert_allclose(cached_attention(q[:, -3:], *parts), whole[:, -3:], atol=2e-6)
 
 

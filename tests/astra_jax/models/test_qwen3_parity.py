@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astra_jax.attention.cache import each
 from astra_jax.head import summed_loss
 from astra_jax.models import families, hf_checkpoint
 from astra_jax.models.layers.sizes import Yarn
@@ -166,17 +167,24 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> Non
     served = params if stacked else config.unstacked(params)
     cache = config.cache(2, 32, stacked=stacked)
     step = jax.jit(config.forward_cached)
+
+    def kept(cache, new, start: int, count: int):
+        every = jnp.ones(2, jnp.int32)
+        return each(lambda layer, more: layer.put(jnp.arange(2), start * every, count * every, more), cache, new)
+
     # A chunk of 10 with 2 places of padding, then token by token.
     chunk = np.pad(tokens[:, :10], ((0, 0), (0, 2)))
     places = np.pad(np.broadcast_to(np.arange(10), (2, 10)), ((0, 0), (0, 2)), constant_values=-1)
-    x, cache = step(served, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), cache=cache)
+    x, new = step(served, tokens_bt=jnp.asarray(chunk), positions_bt=jnp.asarray(places), past=cache)
+    cache = kept(cache, new, 0, 10)
     hidden = [np.asarray(x)[:, :10]]
     forward_one = jax.jit(config.forward_next)
     recent = config.cache(2, 14, stacked=stacked)
     for t in range(10, 24):
         one, at = jnp.asarray(tokens[:, t : t + 1]), jnp.full((2, 1), t)
         if t < 14:
-            x, cache = step(served, tokens_bt=one, positions_bt=at, cache=cache)
+            x, new = step(served, tokens_bt=one, positions_bt=at, past=cache)
+            cache = kept(cache, new, t, 1)
         else:  # 14 and after as in a decode chunk
             x, recent = forward_one(served, one, at, cache, recent, t - 14)
         hidden.append(np.asarray(x))

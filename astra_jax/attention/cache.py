@@ -1,0 +1,98 @@
+"""Keys and values of past positions, as decoding reads and extends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+Array = jax.Array
+
+
+class Cache(NamedTuple):
+    """Place s of a row is the row's position s. Of one layer, or with a leading axis of layers.
+
+    The axes are in the order in which attention's two matmuls read them. On CPUs turning [S, H] around in each step
+    takes two thirds of a tiny model's decoding (2.4 ms against 7.4 ms a step of 16 rows of 256 on two cores); on a v6e
+    reading keys with the width last takes 9 % longer (compiled cycles, 4B, 16 rows of 4,096).
+    """
+
+    k_bkhs: Array
+    v_bksh: Array
+
+    @property
+    def length(self) -> int:
+        return self.v_bksh.shape[-2]
+
+    def window(self, length: int) -> Cache:
+        """The first `length` positions."""
+        return Cache(self.k_bkhs[..., :length], self.v_bksh[..., :length, :])
+
+    def taken(self, index_r: Array) -> Cache:
+        """These rows."""
+        return Cache(*(jnp.take(x, index_r, axis=-4, mode="clip") for x in self))
+
+    def put(self, index_r: Array, start_r: Array, count_r: Array, new: Cache) -> Cache:
+        """With the first `count_r` positions of `new` from `start_r` on in the rows `index_r`.
+
+        Row by row, each by one slice that is read and written back, under the order of axes that the cache has. On TPUs
+        a scatter, or a slice under an order that XLA chooses, copies all keys twice: to have the positions first, and
+        to put them back. (Rows that are not in the cache have a count of 0.)
+        """
+        new = new.window(min(new.length, self.length))
+        at_t = jnp.arange(new.length)
+
+        def one(row: Array, cache: Cache) -> Cache:
+            index, start = (jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (index_r, start_r))
+            # A slice that would end behind the cache begins earlier, and what is new lies later in it.
+            moved = jnp.maximum(start + new.length - cache.length, 0)
+            written_t = (at_t >= moved) & (at_t < moved + count_r[row])
+
+            def write(x: Array, more: Array, positions: int, mask: Array) -> Array:
+                place = [0] * x.ndim
+                place[-4], place[positions] = index, start - moved
+                more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
+                old = jax.lax.dynamic_slice(x, place, more.shape)
+                x = jax.lax.dynamic_update_slice(x, jnp.where(mask, more, old), place)
+                return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+            k_bkhs = write(cache.k_bkhs, new.k_bkhs, -1, written_t)
+            return Cache(k_bkhs, write(cache.v_bksh, new.v_bksh, -2, written_t[:, None]))
+
+        return jax.lax.fori_loop(0, len(index_r), one, self)
+
+    def copied(self, source_r: Array, target_r: Array, length: int) -> Cache:
+        """With the first `length` positions of some rows in others; those that there are not get nothing."""
+        taken = self.window(length).taken(source_r)
+        count_r = jnp.where(target_r < self.v_bksh.shape[-4], length, 0)
+        return self.put(target_r, jnp.zeros_like(target_r), count_r, taken)
+
+    def at_step(self, step: Array, new: Cache) -> Cache:
+        """With the one position of `new` at place `step` of every row."""
+        write = jax.lax.dynamic_update_slice_in_dim
+        k_bkhs = write(self.k_bkhs, new.k_bkhs, step, axis=self.k_bkhs.ndim - 1)
+        return Cache(k_bkhs, write(self.v_bksh, new.v_bksh, step, axis=self.v_bksh.ndim - 2))
+
+
+Caches = Cache | tuple[Cache, ...]
+"""One for all layers, or one a layer."""
+
+
+def of_tokens(k_btkh: Array, v_btkh: Array) -> Cache:
+    """One layer's, of T new tokens."""
+    return Cache(k_btkh.transpose(0, 2, 3, 1), v_btkh.transpose(0, 2, 1, 3))
+
+
+def each(function: Callable[..., Cache], *caches: Caches) -> Any:
+    """`function` of a cache, or of each layer's where they are apart."""
+    if isinstance(caches[0], Cache):
+        return function(*caches)
+    return tuple(function(*layers) for layers in zip(*caches, strict=True))
+
+
+def first(caches: Caches) -> Cache:
+    """One of them, for what all have in common."""
+    return caches if isinstance(caches, Cache) else caches[0]
