@@ -33,10 +33,13 @@ from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
-__all__ = ["BACKENDS", "RESIDUALS", "attention", "cached_attention"]
+__all__ = ["BACKENDS", "RESIDUALS", "attention", "cached_attention", "extending_attention"]
 
 BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
 """The interpreted kernels run on any machine, slowly: for tests."""
+
+_FEW = 64
+"""Tokens whose scores against all that is cached are held at once."""
 
 
 def attention(
@@ -126,6 +129,31 @@ def _splash_part(
     del positions  # ascending in each document: the order of the row says the same
     k, v, segments_k = (unzigzag(_gather(x), context) for x in (k, v, segments))
     return splash.attend(kernel, q, k, v, segments, segments_k)
+
+
+def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Array) -> Array:
+    """Attention of each row's next tokens over what is cached of it and over themselves; forward only.
+
+    Few tokens are scored against everything at once, as when decoding; many in blocks, so that nothing of size T x S is
+    held, and what no row has cached yet is not visited. Returns [B, T, N, H].
+
+    Args:
+        past: one layer's; of it a row sees the positions before its first new one.
+        new: the new tokens' own, in T places.
+        positions_bt: theirs, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
+    """
+    first_b1 = positions_bt[:, :1]
+    if q_btnh.shape[1] <= _FEW:
+        before_bts = jnp.broadcast_to(jnp.arange(past.length) < first_b1[..., None], (*positions_bt.shape, past.length))
+        causal_tt = jnp.tri(positions_bt.shape[1], dtype=bool)
+        return cached_attention(q_btnh, (past, before_bts), (new, causal_tt & (positions_bt >= 0)[:, None]))
+    at_bs = jnp.broadcast_to(jnp.arange(past.length), (len(positions_bt), past.length))
+    segments_bt, segments_bs = (positions_bt >= 0).astype(jnp.int32), (at_bs < first_b1).astype(jnp.int32)
+    places = (segments_bt, jnp.concatenate([segments_bs, segments_bt], 1))
+    places += (positions_bt, jnp.concatenate([at_bs, positions_bt], 1))
+    k_bskh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (past, new)], axis=1)
+    v_bskh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (past, new)], axis=1)
+    return blockwise.attend(q_btnh, k_bskh, v_bskh, places)
 
 
 def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from astra_jax.attention import RESIDUALS, attention, cached_attention
+from astra_jax.attention import RESIDUALS, attention, cached_attention, extending_attention
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
@@ -107,12 +107,6 @@ def _embed(embed_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> 
 FEWEST_ROWS = 8
 """Of a decoding matmul, where layers are scanned: a TPU multiplies fewer with its vector unit, at a third of the speed at
 which it reads the weights."""
-
-
-def _first_token(x_bt: Array) -> Array:
-    """[B, 1, ...]; as a sum, through which XLA sees no rows that it could leave out after all."""
-    chosen = jnp.arange(x_bt.shape[1]).reshape(1, -1, *[1] * (x_bt.ndim - 2)) == 0
-    return x_bt if x_bt.shape[1] == 1 else jnp.where(chosen, x_bt, 0).sum(1, keepdims=True, dtype=x_bt.dtype)
 
 
 def _whole(cache: Cache) -> Cache:
@@ -271,14 +265,10 @@ class Decoder(Sizes):
             (hidden states after the final norm [B, T, D], the new tokens' keys and values, T places: `Cache.put` keeps
             them).
         """
-        causal_tt = jnp.tri(tokens_bt.shape[1], dtype=bool)
-        new_btt = causal_tt & (positions_bt >= 0)[:, None]
-        length = _seen(past, look)
-        before_bts = jnp.broadcast_to(jnp.arange(length) < positions_bt[:, :1, None], (*positions_bt.shape, length))
 
         def attend(cache: Cache, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             new = kv.of_tokens(k_btkh, v_btkh)
-            return cached_attention(q_btnh, (look(cache), before_bts), (new, new_btt)), new
+            return extending_attention(q_btnh, look(cache), new, positions_bt), new
 
         return self._over_caches(params, tokens_bt, positions_bt, past, attend)
 
@@ -314,7 +304,7 @@ class Decoder(Sizes):
 
         def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             past, recent = caches
-            q_b1nh, k_b1kh, v_b1kh = (_first_token(x) for x in (q_btnh, k_btkh, v_btkh))
+            q_b1nh, k_b1kh, v_b1kh = (x[:, :1] for x in (q_btnh, k_btkh, v_btkh))
             recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh))
             o_b1nh = cached_attention(q_b1nh, (look(past), before_bts), (recent, since_bts))
             return jnp.pad(o_b1nh, ((0, 0), (0, more), (0, 0), (0, 0))), recent
@@ -324,7 +314,7 @@ class Decoder(Sizes):
         )
         caches = (past, recent) if isinstance(past, Cache) else tuple(zip(past, recent, strict=True))
         x_btd, recent = self._over_caches(params, tokens_bt, positions_bt, caches, attend)
-        return _first_token(x_btd), recent
+        return x_btd[:, :1], recent
 
     def _over_caches(
         self, params: Params, tokens_bt: Array, positions_bt: Array, caches: Any, attend: Callable[..., Any]
