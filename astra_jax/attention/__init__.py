@@ -41,6 +41,9 @@ BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton
 _FEW = 64
 """Tokens whose scores against all that is cached are held at once."""
 
+_LONG = 4_096
+"""Cached positions from which on larger blocks of keys pay: what is added up is read and written for each."""
+
 
 def attention(
     q_btnh: Array,
@@ -149,11 +152,14 @@ def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Ar
         return cached_attention(q_btnh, (past, before_bts), (new, causal_tt & (positions_bt >= 0)[:, None]))
     at_bs = jnp.broadcast_to(jnp.arange(past.length), (len(positions_bt), past.length))
     segments_bt, segments_bs = (positions_bt >= 0).astype(jnp.int32), (at_bs < first_b1).astype(jnp.int32)
-    places = (segments_bt, jnp.concatenate([segments_bs, segments_bt], 1))
-    places += (positions_bt, jnp.concatenate([at_bs, positions_bt], 1))
-    k_bskh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (past, new)], axis=1)
-    v_bskh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (past, new)], axis=1)
-    return blockwise.attend(q_btnh, k_bskh, v_bskh, places)
+    segments_bz, positions_bz = (
+        jnp.concatenate(x, axis=1) for x in ((segments_bs, segments_bt), (at_bs, positions_bt))
+    )
+    k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (past, new)], axis=1)
+    v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (past, new)], axis=1)
+    columns = blockwise.KEY_BLOCK * (4 if past.length >= _LONG else 1)
+    places = (segments_bt, segments_bz, positions_bt, positions_bz)
+    return blockwise.attend(q_btnh, k_bzkh, v_bzkh, places, columns=columns)
 
 
 def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:

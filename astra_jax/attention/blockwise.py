@@ -33,15 +33,16 @@ Places = tuple[Array, Array, Array, Array]
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places) -> Array:
+def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, columns: int = KEY_BLOCK) -> Array:
     """Attention of queries over keys that may be others' too. Returns [B, T, N, H] in q's dtype.
 
     Args:
         places: segment ids of queries and keys, then their positions: int32, [B, T] or [B, S].
+        columns: keys of a block.
     """
     b, t, n, h = q_btnh.shape
     s, k = k_bskh.shape[1:3]
-    rows, columns = min(QUERY_BLOCK, t), min(KEY_BLOCK, s)
+    rows, columns = min(QUERY_BLOCK, t), min(columns, s)
     more_t, more_s = -t % rows, -s % columns
     segments_q, segments_k, positions_q, positions_k = places
     # Padding gets segment 0, so it takes part in nothing.

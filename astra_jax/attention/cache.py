@@ -35,6 +35,16 @@ class Cache(NamedTuple):
         """These rows."""
         return Cache(*(jnp.take(x, index_r, axis=-4, mode="clip") for x in self))
 
+    def sliced(self, index_r: Array) -> Cache:
+        """These rows, each by a slice: unlike a gather, it is read through the slice of a layer that a scan takes."""
+
+        def rows(x: Array) -> Array:
+            axis = x.ndim - 4
+            parts = [jax.lax.dynamic_slice_in_dim(x, index_r[i], 1, axis) for i in range(len(index_r))]
+            return jnp.concatenate(parts, axis)
+
+        return Cache(*map(rows, self))
+
     def put(self, index_r: Array, start_r: Array, count_r: Array, new: Cache) -> Cache:
         """With the first `count_r` positions of `new` from `start_r` on in the rows `index_r`.
 
@@ -56,8 +66,7 @@ class Cache(NamedTuple):
                 place[-4], place[positions] = index, start - moved
                 more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
                 old = jax.lax.dynamic_slice(x, place, more.shape)
-                x = jax.lax.dynamic_update_slice(x, jnp.where(mask, more, old), place)
-                return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+                return _in_place(x, jnp.where(mask, more, old), place)
 
             k_bkhs = write(cache.k_bkhs, new.k_bkhs, -1, written_t)
             return Cache(k_bkhs, write(cache.v_bksh, new.v_bksh, -2, written_t[:, None]))
@@ -65,10 +74,25 @@ class Cache(NamedTuple):
         return jax.lax.fori_loop(0, len(index_r), one, self)
 
     def copied(self, source_r: Array, target_r: Array, length: int) -> Cache:
-        """With the first `length` positions of some rows in others; those that there are not get nothing."""
-        taken = self.window(length).taken(source_r)
-        count_r = jnp.where(target_r < self.v_bksh.shape[-4], length, 0)
-        return self.put(target_r, jnp.zeros_like(target_r), count_r, taken)
+        """With the first `length` positions of some rows in others, one after the other; rows that there are not get
+        nothing. Layer by layer: a long row of all layers may be more than there is room for."""
+        layers = self.v_bksh.shape[0] if self.v_bksh.ndim > 4 else 1
+
+        def one(i: Array, cache: Cache) -> Cache:
+            row, layer = i // layers, i % layers
+
+            def move(x: Array, positions: int) -> Array:
+                sizes = [1] * (x.ndim - 3) + list(x.shape[-3:])
+                sizes[positions] = min(length, cache.length)
+                leading = [layer] if x.ndim > 4 else []
+                target: list[Any] = [*leading, target_r[row], 0, 0, 0]
+                new = jax.lax.dynamic_slice(x, [*leading, source_r[row], 0, 0, 0], sizes)
+                old = jax.lax.dynamic_slice(x, target, sizes)
+                return _in_place(x, jnp.where(target_r[row] < x.shape[-4], new, old), target)
+
+            return Cache(move(cache.k_bkhs, -1), move(cache.v_bksh, -2))
+
+        return jax.lax.fori_loop(0, layers * len(source_r), one, self)
 
     def at_step(self, step: Array, new: Cache) -> Cache:
         """With the one position of `new` at place `step` of every row."""
@@ -79,6 +103,10 @@ class Cache(NamedTuple):
 
 Caches = Cache | tuple[Cache, ...]
 """One for all layers, or one a layer."""
+
+
+def _in_place(x: Array, part: Array, place: list[Any]) -> Array:
+    return with_layout_constraint(jax.lax.dynamic_update_slice(x, part, place), Layout(tuple(range(x.ndim))))
 
 
 def of_tokens(k_btkh: Array, v_btkh: Array) -> Cache:

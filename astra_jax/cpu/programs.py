@@ -28,7 +28,7 @@ def trains_written_out(layers: int, remat: str, mesh: Mesh | None) -> bool:
 
 
 def decodes_written_out(platform: str) -> bool:
-    """Whether decoding wants the parameters' layers apart (`Model.unstacked`), and written out.
+    """Whether decoding wants the parameters' layers apart (`Model.for_decoding`), and written out.
 
     A scan copies each layer's weights before it reads them (30 million parameters, one row: 35 ms a step against 16).
     """

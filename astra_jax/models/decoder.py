@@ -18,8 +18,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from astra_jax import axes
 from astra_jax.attention import RESIDUALS, attention, cached_attention, extending_attention
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
@@ -105,8 +106,8 @@ def _embed(embed_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> 
 
 
 FEWEST_ROWS = 8
-"""Of a decoding matmul, where layers are scanned: a TPU multiplies fewer with its vector unit, at a third of the speed at
-which it reads the weights."""
+"""Of a decoding matmul, where layers are scanned: a TPU multiplies fewer with its vector unit, at a third of the speed
+at which it reads the weights."""
 
 
 def _whole(cache: Cache) -> Cache:
@@ -186,19 +187,32 @@ class Decoder(Sizes):
         return sharding.param_shardings(self.abstract_params(), mesh)
 
     def head_kernel(self, params: Params) -> Array:
-        """The output head's matrix, [D, V] in `dtype`; the transposed embedding when tied and not `unstacked`."""
+        """The output head's matrix, [D, V] in `dtype`; the transposed embedding when tied and not `for_decoding`."""
         turned = self.tie_embeddings and "head_dv" not in params
         w_dv = params["embed_vd"].T if turned else params["head_dv"]
         return w_dv.astype(self.dtype)
 
-    def unstacked(self, params: Params) -> Params:
-        """The same parameters with `layers` as a tuple of one tree a layer, and a head of their own, for decoding.
+    def for_decoding(self, params: Params, *, apart: bool) -> Params:
+        """The same parameters as decoding reads them, again and again: matrices in `dtype`, with a head of their own.
 
-        It copies the layers, and a tied embedding: that is turned around here once, and not in each chunk of decoding.
+        A tied embedding is turned around here once, and not in each chunk of decoding. Copies what it changes.
+
+        Args:
+            apart: `layers` as a tuple of one tree a layer, to be written out.
         """
-        n = jax.tree.leaves(params["layers"])[0].shape[0]
-        layers = tuple(jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n))
-        return params | {"head_dv": self.head_kernel(params), "layers": layers}
+
+        def read(path: Any, x: Array) -> Array:
+            return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
+
+        cast = jax.tree_util.tree_map_with_path(read, params)
+        layers, n = cast["layers"], self.n_layers
+        if apart:
+            layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))
+        return cast | {"head_dv": self.head_kernel(params), "layers": layers}
+
+    def cache_sharding(self, mesh: Mesh) -> NamedSharding:
+        """See `sharding.cache_sharding`."""
+        return sharding.cache_sharding(self.n_kv_heads, mesh)
 
     # ------------------------------------------------------------------------------------------------------- computing
 
@@ -254,8 +268,8 @@ class Decoder(Sizes):
         """Hidden states of the next tokens of each row over what is cached of it.
 
         Args:
-            params: of `init`: the layers are scanned, so that compile time does not grow with depth. Or `unstacked`:
-                the layers are written out.
+            params: of `init`: the layers are scanned, so that compile time does not grow with depth. Or `for_decoding`:
+                layers that are apart are written out.
             tokens_bt: the new tokens of each row.
             positions_bt: where they are, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
             past: stacked as the parameters are; of it a row sees what is before its first new token. Only read.

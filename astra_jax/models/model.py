@@ -10,7 +10,7 @@ import jax
 from astra_jax.attention.cache import Cache, Caches
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
+    from jax.sharding import Mesh, NamedSharding
 
     from astra_jax.models.layers.moe import RouterSums
     from astra_jax.models.names import NamedParam
@@ -82,8 +82,12 @@ class Model(Protocol):
         """A `NamedSharding` for each parameter. Raises `ValueError`: a mesh axis does not divide its dimension."""
         ...
 
-    def unstacked(self, params: Params) -> Params:
-        """The same with `layers` as a tuple of one tree a layer and a head of its own, for decoding; a copy."""
+    def for_decoding(self, params: Params, *, apart: bool) -> Params:
+        """The same as decoding reads them; `apart`: with `layers` as a tuple of one tree a layer."""
+        ...
+
+    def cache_sharding(self, mesh: Mesh) -> NamedSharding:
+        """Where each array of a stacked `cache` lives."""
         ...
 
     # ------------------------------------------------------------------------------------------------------- computing

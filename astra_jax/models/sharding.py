@@ -80,3 +80,15 @@ def param_shardings(abstract: Params, mesh: Mesh, rules: Rules | None = None) ->
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(sharding, specs, abstract, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def cache_sharding(n_kv_heads: int, mesh: Mesh) -> NamedSharding:
+    """Of arrays [L, B, K, ...]: the key heads are spread over `tensor`, and over as many of the other axes as divide
+    them. So no device holds, or reads, another one's heads; rows stay whole, since any of them may be written."""
+    chosen: list[str] = []
+    left = n_kv_heads
+    for axis in ("tensor", *WIDTH, "data"):
+        if left % mesh.shape[axis] == 0:
+            chosen.append(axis)
+            left //= mesh.shape[axis]
+    return NamedSharding(mesh, PartitionSpec(None, None, tuple(chosen)))

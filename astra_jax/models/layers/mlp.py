@@ -25,6 +25,6 @@ class MLP(nnx.Module):
     def __call__(self, x_btd: Array) -> Array:
         gate_btf = linear(x_btd, self.gate_df[...])
         up_btf = linear(x_btd, self.up_df[...])
-        # Not to be fused into the next matmul: when decoding XLA would multiply by `up` once for each of its tiles on TPUs.
+        # Not to be fused into the next matmul: in decoding, XLA would multiply by `up` for each of its tiles on TPUs.
         hidden_btf = jax.lax.optimization_barrier(swiglu(gate_btf, up_btf))
         return linear(hidden_btf, self.down_fd[...])

@@ -127,8 +127,7 @@ def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Lo
     layer reads it in the cache, of which there may be no room for a second.
     """
 
-    def look(layer: Cache) -> Cache:
-        seen = layer.window(window)
-        return seen if index_r is None else seen.taken(index_r)
-
-    return (cache, look) if isinstance(cache, Cache) else (each(look, cache), lambda layer: layer)
+    if isinstance(cache, Cache):
+        return cache, lambda layer: layer.window(window) if index_r is None else layer.window(window).sliced(index_r)
+    taken = each(lambda layer: layer.window(window), cache)
+    return taken if index_r is None else each(lambda layer: layer.taken(index_r), taken), lambda layer: layer

@@ -28,6 +28,7 @@ from astra_jax.attention.cache import Caches
 from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
+from astra_jax.rollout.engine.room import check_room, empty_cache, mesh_of
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
 
@@ -49,15 +50,22 @@ class Engine:
     def __init__(self, params: Any, model: Model, config: EngineConfig | None = None, *, version: int = 0) -> None:
         """
         Args:
-            params: the model's parameters, on their devices; not copied, but for CPUs (`Model.unstacked`).
+            params: the model's parameters, on their devices, which the cache shares; not copied, but for what
+                `Model.for_decoding` changes.
             version: stamped on completions until `update`.
+
+        Raises:
+            SettingError: the devices have no room for the cache.
         """
-        self.config = config or EngineConfig()
+        self._mesh = mesh_of(params)
+        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
+        self.config = (config or EngineConfig()).on(platform)
+        check_room(model, self.config.slots, self.config.max_length, self._mesh)
         self.model = model
         self.version = version
         self.stats = EngineStats()
-        self._written_out = cpu.decodes_written_out(next(iter(jax.tree.leaves(params)[0].devices())).platform)
-        self._params = params
+        self._written_out = cpu.decodes_written_out(platform) and self._mesh is None
+        self._params, self._prepared = params, False
         self._cache: Any = self._empty_cache()
         self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
         self._queue: list[Request] = []
@@ -238,7 +246,8 @@ class Engine:
         self._idle(slot)
 
     def _empty_cache(self) -> Caches:
-        return self.model.cache(self.config.slots, self.config.max_length, stacked=not self._written_out)
+        config = self.config
+        return empty_cache(self.model, config.slots, config.max_length, self._mesh, stacked=not self._written_out)
 
     def _start_over(self, cause: Exception | None = None) -> None:
         """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
@@ -269,7 +278,8 @@ class Engine:
     def _apply_update(self) -> None:
         assert self._update is not None
         params, version, done = self._update
-        self._params, self.version, self._update = params, version, None
+        self._params, self._prepared = params, False
+        self.version, self._update = version, None
         for slot in self._slots:
             slot.cached = slot.length = 0  # K/V of the old weights must not be attended to
         if not done.done():
@@ -363,8 +373,8 @@ class Engine:
         Returns:
             The slots whose request cannot go on, with what is wrong.
         """
-        if self._written_out and not isinstance(self._params["layers"], tuple):
-            self._params = self.model.unstacked(self._params)
+        if not self._prepared:
+            self._params, self._prepared = self.model.for_decoding(self._params, apart=self._written_out), True
         while True:
             self._share()
             pending = [slot for slot in active if slot.prefilling and slot.donor is None]
@@ -380,7 +390,7 @@ class Engine:
         started = time.perf_counter()
         rows = self.config.prefill_rows_for(len(pending))
         pending = pending[:rows]
-        chunk = self.config.prefill_chunk
+        chunk = self.config.prefill_chunk_for(max(slot.length - 1 - slot.cached for slot in pending))
         before = 0
         tokens = np.zeros((rows, chunk), np.int32)
         positions = np.full((rows, chunk), -1, np.int32)

@@ -20,17 +20,44 @@ class EngineConfig(Settings):
     Attributes:
         slots: sequences that decode together.
         max_length: longest sequence, prompt and response; the cache holds slots x max_length positions.
-        prefill_chunk: tokens that one prefill call adds to each of its rows.
-        decode_chunk: tokens that one decode call draws for each of its rows; new requests wait for its end.
+        prefill_chunk: tokens that one prefill call adds to each of its rows at most; of a few, a smaller program adds
+            a quarter, a sixteenth … of it. None: 64 on CPUs, else 2,048.
+        decode_chunk: tokens that one decode call draws for each of its rows; new requests wait for its end. None: 16 on
+            CPUs, else 32.
         min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
-            longest row.
+            longest row. None: 128 on CPUs, else 1,024.
     """
 
     slots: Slots = 64
     max_length: Length = 2048
-    prefill_chunk: Length = 64
-    decode_chunk: Length = 16
-    min_window: Length = 128
+    prefill_chunk: Length | None = None
+    decode_chunk: Length | None = None
+    min_window: Length | None = None
+
+    def on(self, platform: str) -> Shapes:
+        """With a number for each."""
+        on_cpu = platform == "cpu"
+        return Shapes(
+            slots=self.slots,
+            max_length=self.max_length,
+            prefill_chunk=self.prefill_chunk or (64 if on_cpu else 2_048),
+            decode_chunk=self.decode_chunk or (16 if on_cpu else 32),
+            min_window=self.min_window or (128 if on_cpu else 1_024),
+            # Elsewhere than on CPUs some rows are read, written and read again where all are read: half cost more.
+            parts=(16, 4, 2, 1) if on_cpu else (16, 4, 1),
+        )
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """An `EngineConfig` on its platform; decoding takes all slots, a `parts`-th of them, or one."""
+
+    slots: int
+    max_length: int
+    prefill_chunk: int
+    decode_chunk: int
+    min_window: int
+    parts: tuple[int, ...]
 
     def window_for(self, length: int) -> int:
         """The smallest allowed window that holds `length` positions."""
@@ -42,8 +69,15 @@ class EngineConfig(Settings):
         return min(window, self.max_length)
 
     def decode_rows_for(self, rows: int) -> int:
-        """All slots, half, a quarter or a sixteenth of them, or one: decoding costs rows x window."""
-        return min(count for count in (1, *(math.ceil(self.slots / n) for n in (16, 4, 2, 1))) if count >= rows)
+        """All slots, a part of them, or one: decoding costs rows x window."""
+        return min(count for count in (1, *(math.ceil(self.slots / n) for n in self.parts)) if count >= rows)
+
+    def prefill_chunk_for(self, tokens: int) -> int:
+        """The chunk, or a quarter, a sixteenth … of it, of 64 at least: the least that holds so many tokens."""
+        chunk = self.prefill_chunk
+        while chunk // 4 >= max(tokens, 64):
+            chunk //= 4
+        return chunk
 
     def prefill_rows_for(self, rows: int) -> int:
         """A sixteenth or a quarter of the slots: for a lone long prompt, or for the turns of many episodes."""

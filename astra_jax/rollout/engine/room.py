@@ -1,0 +1,64 @@
+"""Where the engine's cache lives, and whether there is room for it."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from astra_jax.attention.cache import Caches
+from astra_jax.models.model import Model
+from astra_jax.run.chips import GIB, chip_of
+from sandbox.settings import SettingError
+
+
+def mesh_of(params: Any) -> Mesh | None:
+    """The mesh of several devices that parameters are spread over; None is one device."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
+
+
+def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *, stacked: bool) -> Caches:
+    """A cache on its devices; made there, since the whole may be more than one of them holds."""
+    make = partial(model.cache, slots, max_length, stacked=stacked)
+    return make() if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
+
+
+def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None) -> None:
+    """Refuse a cache that no device has room for beside the weights, before anything is allocated.
+
+    Raises:
+        SettingError: says how much of what there is.
+    """
+    cache = jax.eval_shape(partial(model.cache, slots, max_length))
+    params = model.abstract_params()
+    if mesh is None:
+        keys = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+        weights = sum(x.size for x in jax.tree.leaves(params)) * cache.v_bksh.dtype.itemsize
+        device = jax.devices()[0]
+    else:
+        place = model.cache_sharding(mesh)
+        keys = sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(cache))
+        shards = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), params, model.param_shardings(mesh))
+        weights = sum(jax.tree.leaves(shards)) * cache.v_bksh.dtype.itemsize
+        device = mesh.devices.flat[0]
+    if keys + weights > (there := memory_of(device)):
+        raise SettingError(
+            f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "
+            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Decode fewer at once, "
+            "make them shorter, or spread them over a larger mesh"
+        )
+
+
+def memory_of(device: jax.Device) -> int:
+    """Bytes that a device has for all programs: as it says, as its kind has, or, of CPUs, the machine's."""
+    if stated := (device.memory_stats() or {}).get("bytes_limit"):
+        return int(stated)
+    if chip := chip_of(device.device_kind):
+        return chip.hbm_bytes
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
