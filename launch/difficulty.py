@@ -59,6 +59,7 @@ async def _measure() -> str:
     from astra_jax.evaluation.solve_rates import measure, recorded, statistics
     from astra_jax.grpo.environments import check_environments
     from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
     from synthesis.core.datasets import read_card, read_dataset, write_dataset
     from synthesis.core.records import ToolEnvironment
@@ -75,6 +76,7 @@ async def _measure() -> str:
     model.check_length(length, "--max_prompt_tokens + --max_response_tokens")
     settings = {"dtype": model.dtype, **asdict(config)}
     del settings["concurrency"]  # results do not depend on it
+    check_room(model, _SLOTS.value, length, policies.mesh())
     run = _run_name(settings, card["digest"], tokenizer.vocabulary_digest)
     with locked_target(target):
         async with sandbox as opened:

@@ -1,7 +1,7 @@
 """A Qwen3 behind OpenAI's API, on the embedded engine.
 
     python -m launch.serve --weights=DIR --port=8000
-    python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --api_key_file=FILE
+    python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --api_key_file=FILE --mesh=tensor=4
 
 /v1/completions, /v1/chat/completions (tools, streaming), /v1/models, /health, /metrics; see docs/serving.md. On SIGTERM
 (and Ctrl-C) it takes no more requests, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
@@ -45,6 +45,7 @@ def main() -> int:
 
 async def _serve() -> int:
     from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.serving.service import OpenAIService, ServingConfig
 
@@ -62,6 +63,7 @@ async def _serve() -> int:
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
     services.check_address(_HOST.value, _PORT.value)
+    check_room(model, _SLOTS.value, length, policies.mesh())
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:

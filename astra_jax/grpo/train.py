@@ -39,6 +39,7 @@ from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.mesh import check_batch
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
+from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.batch import on_mesh
 from astra_jax.run.hosts import is_first
@@ -106,6 +107,7 @@ async def train(
         ValueError: no environments, or one that cannot be used, or without a solve rate where one is needed; a model
             whose vocabulary is too small or its context too short; a mesh that does not divide a micro-batch; several
             hosts without a policy. The message names it.
+        SettingError: the devices have no room for the embedded engine's cache.
         NonFiniteError: a loss or gradient was not finite.
         Exception: what `TrainingRun` raises.
     """
@@ -113,6 +115,9 @@ async def train(
     longest = _check(config, model, tokenizer, mesh)
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
+    slots = config.concurrent_groups * config.group_size
+    if policy is None:
+        check_room(model, slots, longest, mesh)
     given, environments = len(environments), select_environments(environments, config)
     if is_first():
         if progress and len(environments) < given:
@@ -134,7 +139,6 @@ async def train(
         run = stack.enter_context(shell)
         step, params, opt_state, extra = run.begin(start, grpo_optimizer(config), mesh)
         if policy is None:
-            slots = config.concurrent_groups * config.group_size
             policy = Engine(params, model, EngineConfig(slots=slots, max_length=longest))
             stack.push_async_callback(policy.close)
         rollouts = Rollouts(policy, sandbox, environments, tokenizer, config)

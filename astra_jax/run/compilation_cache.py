@@ -34,7 +34,7 @@ def keep_programs(folder: Folder | None = None) -> None:
         folder: on disk or in a bucket; all hosts may share it. By default `~/.cache/astra-jax/compiled`, where that can
             be written.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]  # made as JAX is imported
         return
     base = location(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astra-jax" / FOLDER)
     if jax.default_backend() == "cpu":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from launch.flags import cli
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, int]:
@@ -35,3 +38,16 @@ def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, in
             raise cli.UsageError(f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for what is left")
         sizes[axis] = size
     return sizes
+
+
+def made(flag: flags.FlagHolder[Any]) -> Mesh | None:
+    """The mesh that a flag asks for, or None: one device.
+
+    Raises:
+        UsageError: an axis that there is not, or no number.
+        InputError: there are not as many devices.
+    """
+    from astra_jax.mesh import AXES, make_mesh
+
+    sizes = axis_sizes(flag, AXES)
+    return make_mesh(*(sizes.get(axis, 1) for axis in AXES)) if sizes else None

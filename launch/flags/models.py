@@ -97,16 +97,8 @@ def tokenizer_folder() -> epath.Path:
 
 
 def mesh() -> Mesh | None:
-    """The mesh of --mesh, or None: one device.
-
-    Raises:
-        UsageError: an axis that there is not, or no number.
-        SettingError: there are not as many devices.
-    """
-    from astra_jax.mesh import AXES, make_mesh
-
-    sizes = meshes.axis_sizes(_MESH, AXES)
-    return make_mesh(*(sizes.get(axis, 1) for axis in AXES)) if sizes else None
+    """The mesh of --mesh, or None: one device. Raises as `meshes.made`."""
+    return meshes.made(_MESH)
 
 
 def profiled_steps() -> tuple[int, int] | None:

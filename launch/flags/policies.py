@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
 
 if TYPE_CHECKING:
     from etils import epath
+    from jax.sharding import Mesh
 
     from astra_jax.models.model import Model, Params
     from astra_jax.tokenizer import ChatTokenizer
@@ -22,6 +23,7 @@ _WEIGHTS = flags.DEFINE_string(
 )
 _STEP = number_flag("step", None, CountOrZero, "Step of Orbax checkpoints; by default the newest.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as tensor=4 or fsdp=8; by default one device.")
 _DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
 
 
@@ -67,14 +69,22 @@ def read() -> tuple[Model, ChatTokenizer]:
     return model, tokenizer
 
 
+@cache
+def mesh() -> Mesh | None:
+    """The mesh of --mesh, or None: one device. Raises as `models.mesh`."""
+    return meshes.made(_MESH)
+
+
 def load(model: Model) -> Params:
-    """The weights, on the first device; what is compiled for it is kept in the user's cache.
+    """The weights, on the devices of --mesh; what is compiled for them is kept in the user's cache.
 
     Raises:
         UsageError: as `step`.
+        InputError: the mesh does not divide the model.
         WeightsError, CheckpointError: they cannot be read.
     """
     from astra_jax.run import compilation_cache, weights
 
+    shardings = None if (devices := mesh()) is None else model.param_shardings(devices)
     compilation_cache.keep_programs()
-    return weights.load(source(), model, step=step())
+    return weights.load(source(), model, shardings=shardings, step=step())

@@ -13,6 +13,10 @@ from astra_jax.models.layers.sizes import Sizes
 Array = jax.Array
 
 
+_FEW = 128
+"""Tokens at once, as in decoding, where reading the weights is all the work."""
+
+
 class MLP(nnx.Module):
     """SwiGLU."""
 
@@ -25,6 +29,8 @@ class MLP(nnx.Module):
     def __call__(self, x_btd: Array) -> Array:
         gate_btf = linear(x_btd, self.gate_df[...])
         up_btf = linear(x_btd, self.up_df[...])
-        # Not to be fused into the next matmul: in decoding, XLA would multiply by `up` for each of its tiles on TPUs.
-        hidden_btf = jax.lax.optimization_barrier(swiglu(gate_btf, up_btf))
+        hidden_btf = swiglu(gate_btf, up_btf)
+        if x_btd.shape[0] * x_btd.shape[1] <= _FEW:
+            # Or XLA fuses it into the next matmul on TPUs, and multiplies by `up` once for each of that one's tiles.
+            hidden_btf = jax.lax.optimization_barrier(hidden_btf)
         return linear(hidden_btf, self.down_fd[...])

@@ -56,9 +56,9 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None) -> 
 
 
 def memory_of(device: jax.Device) -> int:
-    """Bytes that a device has for all programs: as it says, as its kind has, or, of CPUs, the machine's."""
-    if stated := (device.memory_stats() or {}).get("bytes_limit"):
-        return int(stated)
+    """Bytes that a device has for all programs: as its kind has, as it says itself, or, of CPUs, the machine's."""
     if chip := chip_of(device.device_kind):
         return chip.hbm_bytes
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    own = device in jax.local_devices()  # others do not say
+    stated = (device.memory_stats() or {}).get("bytes_limit") if own else None
+    return int(stated or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,108 @@
+"""The engine's other form, with scanned layers and a cache that is read in place, as accelerators have it.
+
+On CPUs, on one device and on a mesh, it draws what the written-out one draws. And where its cache lives, and when there
+is no room for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from astra_jax.cpu import programs as cpu
+from astra_jax.mesh import make_mesh
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.planner.hardware import Slice
+from astra_jax.rollout.engine.engine import Engine, EngineConfig
+from astra_jax.rollout.engine.room import check_room
+from astra_jax.rollout.policy import Completion, Sampling
+from sandbox.settings import SettingError
+
+MODEL = Qwen3Config(
+    vocab_size=64,
+    d_model=32,
+    n_layers=2,
+    n_heads=8,
+    n_kv_heads=4,
+    head_dim=16,
+    d_ff=48,
+    tie_embeddings=True,
+    max_positions=512,
+)
+SHAPES = EngineConfig(slots=5, max_length=288, prefill_chunk=128, decode_chunk=4, min_window=64)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+
+
+def drawn(params) -> tuple[list[Completion], int]:
+    """What two rounds say: prompts of one token up to two chunks, three that begin alike, then a turn of each session;
+    and how many tokens were copied."""
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, MODEL.vocab_size, n).tolist() for n in (1, 40, 150, 230)]
+    texts += [texts[2][:140] + rng.integers(0, MODEL.vocab_size, 5).tolist() for _ in range(3)]
+
+    async def turn(engine: Engine, i: int) -> list[Completion]:
+        sampling = Sampling(max_tokens=10, stop_ids=(), seed=i, temperature=0.0 if i % 2 else 0.8)
+        first = await engine.generate(texts[i], sampling, session=str(i))
+        second = await engine.generate([*texts[i], *first.token_ids, 3, 4, 5], sampling, session=str(i))
+        return [first, second]
+
+    async def main() -> tuple[list[Completion], int]:
+        async with Engine(params, MODEL, SHAPES) as engine:
+            rounds = await asyncio.gather(*(turn(engine, i) for i in range(len(texts))))
+            return [one for both in rounds for one in both], engine.stats.copied_tokens
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def expected(params) -> list[Completion]:
+    return drawn(params)[0]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 4}])
+def test_it_draws_what_the_written_out_one_draws(params, expected, monkeypatch, sizes: dict[str, int]) -> None:
+    monkeypatch.setattr(cpu, "decodes_written_out", lambda platform: False)
+    if sizes:
+        count = int(np.prod(list(sizes.values())))
+        mesh = make_mesh(**sizes, devices=jax.devices()[:count])
+        params = jax.device_put(params, MODEL.param_shardings(mesh))
+    got, copied = drawn(params)
+    assert copied > 0
+    for one, wanted in zip(got, expected, strict=True):
+        assert one.token_ids == wanted.token_ids
+        np.testing.assert_allclose(one.logprobs, wanted.logprobs, atol=1e-4)
+
+
+def test_each_device_holds_its_heads_of_the_cache(params) -> None:
+    """A key head is on one device of those that the heads are spread over, and on all that are left."""
+    for sizes, heads in (
+        ({"tensor": 2}, 2),
+        ({"fsdp": 2, "tensor": 2}, 1),
+        ({"fsdp": 8}, 4),
+        ({"tensor": 2, "fsdp": 4}, 2),
+    ):
+        mesh = make_mesh(**sizes, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
+        placed = jax.device_put(params, MODEL.param_shardings(mesh))
+        cache = Engine(placed, MODEL, SHAPES)._cache
+        assert {shard.data.shape[2] for shard in cache.v_bksh.addressable_shards} == {heads}, sizes
+
+
+def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> None:
+    """The paper's longest episodes, a batch of groups at once, on a slice that could hold some of them."""
+    model = dataclasses.replace(PRESETS["14b"], dtype="bfloat16")
+    mesh = make_mesh(fsdp=8, devices=Slice.parse("v5p:2x2x2").devices())
+    with pytest.raises(
+        SettingError, match=r"512 x 74752 want 730.0 GiB of keys and .*the weights 3.4; a TPU v5 has 95.7"
+    ):
+        check_room(model, 512, 74_752, mesh)
+    check_room(model, 48, 74_752, mesh)
+    with pytest.raises(SettingError, match="GiB of keys and values on each device"):
+        Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
