@@ -7,6 +7,7 @@ that is `}` alone closes it, and inside it a line that begins no instruction bel
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import defaultdict
@@ -166,6 +167,16 @@ class Module:
             for one in computation.instructions
             if one.opcode == "while" and self.trips(computation, one) is None
         ]
+
+    def with_unknown_loops(self, trips: int) -> Module:
+        """The same module, in which loops whose trips could not be read make so many."""
+        known = {
+            (computation.name, one.name): self.trips(computation, one) or trips
+            for computation in self.computations.values()
+            for one in computation.instructions
+            if one.opcode == "while"
+        }
+        return dataclasses.replace(self, _trips=known)
 
     def trips(self, computation: Computation, loop: Instruction) -> int | None:
         """Of a `while` instruction of a computation; None: not written down.

@@ -16,6 +16,7 @@ import pytest
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.planner.decoding import lower_copy, lower_decode, lower_prefill
 from astra_jax.planner.hardware import Slice
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room
@@ -106,3 +107,22 @@ def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> No
     check_room(model, 48, 74_752, mesh)
     with pytest.raises(SettingError, match="GiB of keys and values on each device"):
         Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
+
+
+@pytest.mark.slow
+def test_programs_for_tpus_hold_no_second_cache() -> None:
+    """Neither drawing for all slots or for some, nor prefilling, nor copying a row takes as much as the keys have."""
+    pytest.importorskip("libtpu", reason="needs pip install '.[tpu]'")
+    model = dataclasses.replace(MODEL, head_dim=128, n_layers=4, dtype="bfloat16", param_dtype="bfloat16")
+    mesh = make_mesh(devices=Slice.parse("v6e:2x2").devices()[:1])
+    slots, length = 16, 2048
+    keys = 2 * model.n_layers * slots * model.n_kv_heads * length * model.head_dim
+    for lowered in (
+        lower_decode(model, slots, length, 16, mesh),
+        lower_decode(model, slots, length, 16, mesh, rows=4),
+        lower_prefill(model, slots, length, 1, 512, mesh),
+        lower_copy(model, slots, length, 4, mesh),
+    ):
+        memory = lowered.compile().memory_analysis()
+        assert memory.alias_size_in_bytes >= 2 * keys
+        assert memory.temp_size_in_bytes < keys / 2

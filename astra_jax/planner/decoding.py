@@ -1,0 +1,69 @@
+"""The embedded engine's programs, lowered for devices that are only described."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from astra_jax.models.model import Model
+from astra_jax.rollout.engine import device_steps
+
+
+def lower_decode(model: Model, slots: int, length: int, steps: int, mesh: Mesh, *, rows: int | None = None) -> Any:
+    """A chunk of `steps` tokens of `rows` rows (None: of all slots) over a cache of `length` positions each."""
+    params, cache = _operands(model, slots, length, mesh)
+    n, make = rows or slots, partial(_small, mesh)
+    given = device_steps.DecodeRows(
+        index_r=make((n,), np.int32),
+        last_r=make((n,), np.int32),
+        positions_r=make((n,), np.int32),
+        budget_r=make((n,), np.int32),
+        seeds_r=make((n,), np.uint32),
+        temperature_r=make((n,), np.float32),
+        top_p_r=make((n,), np.float32),
+        stops_rk=make((n, 4), np.int32),
+    )
+    options = {"model": model, "window": length, "steps": steps, "nucleus": False, "whole": rows is None}
+    return device_steps.decode.lower(params, cache, given, **options)
+
+
+def lower_prefill(model: Model, slots: int, length: int, rows: int, chunk: int, mesh: Mesh) -> Any:
+    """`chunk` tokens of each of some rows, over all that the cache can hold of them."""
+    params, cache = _operands(model, slots, length, mesh)
+    make = partial(_small, mesh)
+    tokens, positions = make((rows, chunk), np.int32), make((rows, chunk), np.int32)
+    return device_steps.prefill.lower(
+        params, cache, make((rows,), np.int32), tokens, positions, model=model, window=length
+    )
+
+
+def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> Any:
+    """Whole rows to as many others."""
+    _, cache = _operands(model, slots, length, mesh)
+    make = partial(_small, mesh)
+    return device_steps.copy.lower(cache, make((rows,), np.int32), make((rows,), np.int32), window=length)
+
+
+def _operands(model: Model, slots: int, length: int, mesh: Mesh) -> tuple[Any, Any]:
+    """Parameters as the engine decodes with them, and the cache."""
+
+    def placed(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    params = model.abstract_params()
+    shardings = model.param_shardings(mesh)
+    params = jax.tree.map(placed, params, shardings)
+    read = jax.eval_shape(partial(model.for_decoding, apart=False), params)
+    embed = shardings["embed_vd"].spec
+    head = NamedSharding(mesh, PartitionSpec(embed[1], embed[0])) if model.tie_embeddings else shardings["head_dv"]
+    params = jax.tree.map(placed, read, shardings | {"head_dv": head})
+    cache = jax.eval_shape(partial(model.cache, slots, length))
+    return params, jax.tree.map(lambda x: placed(x, model.cache_sharding(mesh)), cache)
+
+
+def _small(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
