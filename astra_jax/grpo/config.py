@@ -37,7 +37,9 @@ class GRPOConfig(TrainingConfig):
             is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all.
         async_steps: 0 is strictly online (paper). 1: the next batch is sampled while this one is trained on, by
             weights one update older, which importance sampling corrects.
-        max_groups_per_step: stop training (result `exhausted`) when a batch needs more; None samples on (paper).
+        max_groups_per_step: stop training (result `exhausted`, with the reason) when a batch needs more. The paper
+            samples on; ours: None is 16 times `batch_size`, so that a dead sandbox, or a policy whose episodes all
+            score the same, ends the run.
         episode: turns, token limits, sampling and reward.
         solve_rates: (lowest, highest): train only on environments whose recorded solve rate, 0 to 1, lies within; see
             `launch.difficulty`. None trains on all.
@@ -74,6 +76,11 @@ class GRPOConfig(TrainingConfig):
     keep_params: Count | None = 5
     episodes_every: CountOrZero = 10
     seed: Seed = 0
+
+    @property
+    def most_groups(self) -> int:
+        """That are sampled for a step."""
+        return 16 * self.batch_size if self.max_groups_per_step is None else self.max_groups_per_step
 
     def __post_init__(self) -> None:
         super().__post_init__()

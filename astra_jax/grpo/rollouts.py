@@ -18,6 +18,7 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.run.hosts import from_first
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import ToolEnvironment
 
 
@@ -101,15 +102,24 @@ class Rollouts:
         self._update = update
         self._buffer.begin(update)
         self._sampler.begin(version)
-        started = time.perf_counter()
+        started, said = time.perf_counter(), self.config.batch_size
+
+        def told(group: Group, valid: bool) -> None:
+            nonlocal said
+            on_group(self._buffer.missing)
+            counts = self._buffer.counts
+            if not counts.valid and counts.sampled >= said:  # each time it has doubled
+                said = 2 * counts.sampled
+                say_beside_bars(f"update {update}: {counts.what_became}; at most {self.config.most_groups} are sampled")
+
         filled = await fill(
             self._buffer,
             self._sampler,
             oversample=self.config.oversample,
             concurrent=self.config.concurrent_groups,
-            max_groups=self.config.max_groups_per_step,
+            max_groups=self.config.most_groups,
             deadline_seconds=self.config.deadline_seconds,
-            on_group=lambda group, valid: on_group(self._buffer.missing),
+            on_group=told,
         )
         sampler = self._sampler
         self._filling = FillReport(
@@ -129,10 +139,21 @@ class Rollouts:
         filling, self._filling = self._filling, None
         assert filling is not None, "fill first"
         if not filling.filled:
+            say_beside_bars(
+                f"update {self._update}: no batch of {self.config.batch_size} valid groups: "
+                f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, where their rewards are "
+                "equal to the environments (solve_rates), group_size and delta; max_groups_per_step raises the limit"
+            )
             return None
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
         return GroupBatch(groups, filling)
+
+    def exhausted_row(self) -> dict[str, float]:
+        """The metrics of filling a batch that never came."""
+        counts = self._buffer.counts
+        names = {"groups_sampled": counts.sampled, "groups_voided": counts.voided, "valid_share": counts.valid_share}
+        return {f"filling/{name}": float(value) for name, value in names.items()}
 
     def state(self) -> dict[str, Any]:
         """As JSON values."""

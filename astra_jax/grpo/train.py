@@ -162,6 +162,7 @@ async def train(
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
             if batch is None:
                 run.stopped = "exhausted"
+                run.log(step + 1, rollouts.exhausted_row())
                 break
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
             if config.async_steps and step + 1 < config.steps:

@@ -45,6 +45,8 @@ class FillCounts(msgspec.Struct):
 
     Attributes:
         sampled, valid: groups that finished, and those of them that are worth training on.
+        voided: groups of which infrastructure failed so many episodes that fewer than two are left. All others that
+            are not valid have equal rewards.
         wasted_episodes, sampled_episodes: of groups that finished: of those not valid, and of all.
         expired: surplus groups that left untrained, too old.
         cancelled: groups that were still under way when the deadline had passed and the batch was full.
@@ -52,6 +54,7 @@ class FillCounts(msgspec.Struct):
 
     sampled: int = 0
     valid: int = 0
+    voided: int = 0
     wasted_episodes: int = 0
     sampled_episodes: int = 0
     expired: int = 0
@@ -60,6 +63,12 @@ class FillCounts(msgspec.Struct):
     @property
     def valid_share(self) -> float:
         return self.valid / self.sampled if self.sampled else 1.0
+
+    @property
+    def what_became(self) -> str:
+        """Of the groups, for people."""
+        equal = self.sampled - self.valid - self.voided
+        return f"{self.sampled} groups sampled, {self.valid} valid, {equal} of equal rewards, {self.voided} voided"
 
     @property
     def wasted_share(self) -> float:
@@ -105,6 +114,7 @@ class GroupBuffer:
             self.groups.append(group)
         else:
             self.counts.wasted_episodes += len(group.episodes)
+            self.counts.voided += len(group.episodes) < 2
         return valid
 
     def take(self) -> list[Group]:
@@ -122,6 +132,7 @@ class GroupBuffer:
         """How filling went: counts since `begin`, what waits now, and the batch's mean age in updates."""
         return {
             "groups_sampled": self.counts.sampled,
+            "groups_voided": self.counts.voided,
             "valid_share": self.counts.valid_share,
             "wasted_share": self.counts.wasted_share,
             "groups_expired": self.counts.expired,

@@ -39,13 +39,15 @@ def writes_thoughts(folder: epath.Path) -> bool:
     templates = _templates(folder)
     if not templates:
         return True
-    differences = {thoughts: _difference(templates, folder, thoughts=thoughts) for thoughts in (True, False)}
-    for thoughts, difference in differences.items():
-        if not difference:
+    differences = []
+    for thoughts in (True, False):
+        difference = _difference(templates, folder, thoughts=thoughts)
+        if difference is None:
             return thoughts
+        differences.append(difference)
     # The nearer of the two is the one that comes further.
-    probe, found, wanted = max(differences.values(), key=lambda difference: (difference[0], _shared(difference)))
-    at = max(0, _shared((probe, found, wanted)) - 20)
+    _, found, wanted = nearer = max(differences, key=lambda one: (one[0], _shared(one)))
+    at = max(0, _shared(nearer) - 20)
     raise TemplateError(
         f"{folder}: its chat template is neither Qwen3's nor Qwen3-Instruct-2507's: it writes {found[at : at + 60]!r} "
         f"where Qwen3 has {wanted[at : at + 60]!r}. Give a folder with Qwen3's template (--tokenizer), or take the "

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from synthesis.core.reward import Reward
@@ -120,6 +121,18 @@ def test_gives_up_at_max_groups_and_keeps_what_it_has():
     assert stream.index == 10 == buffer.counts.sampled
     with pytest.raises(ValueError, match="keep sampling"):
         buffer.take()
+
+
+def test_a_limit_is_there_unless_another_is_given():
+    assert GRPOConfig(batch_size=4).most_groups == 64
+    assert GRPOConfig(batch_size=4, max_groups_per_step=7).most_groups == 7
+
+
+def test_groups_that_are_voided_are_told_from_those_of_equal_rewards():
+    buffer = GroupBuffer(2, delta=0.01, max_age=1)
+    for index in range(3):
+        buffer.add(Group(index, "e", 0, []))
+    assert buffer.counts.what_became == "3 groups sampled, 0 valid, 0 of equal rewards, 3 voided"
 
 
 def test_failure_of_one_group_stops_the_others():

@@ -451,7 +451,7 @@ async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(p
             await trained(CONFIG, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, by_seed), environments)
 
 
-async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
+async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, capsys):
     model = model_for(chat_tokenizer)
     params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, max_groups_per_step=3)
@@ -459,6 +459,11 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path):
     arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
     result = await train(*arguments, policy=policy, progress=False)
     assert (result.stopped, result.steps) == ("exhausted", 0)
+    # Said while nothing valid comes, and at the end, with the reason; and a row.
+    told = capsys.readouterr().err.splitlines()
+    assert any("update 0: 2 groups sampled, 0 valid, 2 of equal rewards, 0 voided; at most 3" in line for line in told)
+    assert any("no batch of 2 valid groups: 3 groups sampled, 0 valid, 3 of equal rewards" in line for line in told)
+    assert read_metrics(tmp_path / "metrics")[0]["filling/groups_sampled"] == 3
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
     with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
         assert checkpointer.latest() == 0  # what comes after finds weights

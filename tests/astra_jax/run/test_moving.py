@@ -74,7 +74,7 @@ def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path) -
     straight = run("straight", 0)
     with pytest.raises(KeyboardInterrupt):
         run("moved", 2)
-    moved = run("moved", 0, make_mesh(fsdp=2, context=2), micro_batch_size=2, remat="full")
+    moved = run("moved", 0, make_mesh(fsdp=2, context=4), micro_batch_size=2, remat="full")
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
     for ours, theirs in zip(moved.history, straight.history[1:], strict=True):
@@ -101,7 +101,7 @@ async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool
     with pytest.raises(ConnectionError):
         await run("moved", Gone)
     changes = {"micro_batch_size": 2, "remat": "full", "row_buckets": (1024,), "concurrent_groups": 2}
-    moved = await run("moved", mesh=make_mesh(fsdp=2, context=2), **changes)
+    moved = await run("moved", mesh=make_mesh(fsdp=2, context=4), **changes)
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
 
