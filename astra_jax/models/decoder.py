@@ -22,10 +22,11 @@ from jax.sharding import Mesh
 
 from astra_jax.attention import RESIDUALS, attention, cached_attention
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, WIDTH, constrain
+from astra_jax.mesh import BATCH, constrain
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
+from astra_jax.models.layers.embedding import embed
 from astra_jax.models.layers.initial import filled
 from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
@@ -89,17 +90,6 @@ def _block(model: Sizes, arrays: Params) -> Block:
     state = jax.tree.map(lambda x: x, abstract)  # a copy: replacing works in place
     nnx.replace_by_pure_dict(state, arrays)
     return nnx.merge(definition, state)
-
-
-def _embed(embed_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> Array:
-    """Look the tokens up where the table's columns are, then give each device its own tokens.
-
-    Each device holds some columns of all words: it looks up all tokens of its part of the batch in them, and one
-    exchange turns "all tokens, some columns" into "some tokens, all columns". So no device ever holds the table.
-    """
-    tokens_bt = constrain(tokens_bt, mesh, "data", None)
-    x_btd = constrain(embed_vd[tokens_bt].astype(dtype), mesh, "data", None, WIDTH)
-    return constrain(x_btd, mesh, BATCH, "context", None)
 
 
 @dataclass(frozen=True)
@@ -169,11 +159,14 @@ class Decoder(Sizes):
         """See `sharding.param_shardings`."""
         return sharding.param_shardings(self.abstract_params(), mesh)
 
-    def head_kernel(self, params: Params) -> Array:
-        """The output head's matrix, [D, V] in `dtype`; the transposed embedding when tied and not `unstacked`."""
+    def head_weights(self, params: Params) -> Array:
+        """The output head's matrix, [D, V], as it is kept; the transposed embedding when tied and not `unstacked`."""
         turned = self.tie_embeddings and "head_dv" not in params
-        w_dv = params["embed_vd"].T if turned else params["head_dv"]
-        return w_dv.astype(self.dtype)
+        return params["embed_vd"].T if turned else params["head_dv"]
+
+    def head_kernel(self, params: Params) -> Array:
+        """`head_weights` in `dtype`."""
+        return self.head_weights(params).astype(self.dtype)
 
     def unstacked(self, params: Params) -> Params:
         """The same parameters with `layers` as a tuple of one tree a layer, and a head of their own, for decoding.
@@ -200,7 +193,7 @@ class Decoder(Sizes):
         """See `Model.forward`; the hidden states are those after the final norm."""
         if remat not in REMAT_POLICIES:
             raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
-        x_btd = _embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
+        x_btd = embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
         unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)
 

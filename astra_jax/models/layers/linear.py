@@ -36,15 +36,15 @@ def _backward(contracted: int, residuals: tuple[Array, Array], dy: Array) -> tup
     x, w = residuals
     out, rows = w.ndim - contracted, x.ndim - contracted
     dx = _dot(dy, w.astype(dy.dtype), range(dy.ndim - out, dy.ndim), range(contracted, w.ndim))
-    return dx, weight_gradient(x, dy, rows).astype(w.dtype)
+    return dx, weight_gradient(x, dy, rows, dtype=w.dtype)
 
 
-def weight_gradient(x: Array, dy: Array, rows: int = 1, dtype: Any = None) -> Array:
+def weight_gradient(x: Array, dy: Array, rows: int = 1, *, dtype: Any) -> Array:
     """x [rows ..., in ...], dy [rows ..., out ...] → [in ..., out ...]: the product, summed over rows.
 
     Args:
         rows: how many axes the rows have.
-        dtype: of the sums and of what is returned; None is x's.
+        dtype: of the sums and of what is returned, and so of what devices add up.
     """
     product = functools.partial(_row_product, rows, dtype)
     return cpu.product_over_rows(product, rows, dtype, x, dy)
