@@ -321,7 +321,7 @@ def _loss_and_gradients(
         dlogits_cv = jnp.where(hit_cv, g_c[:, None], 0.0) - found.weights_cv * (g_c / found.total_c)[:, None]
         dlogits_cv = dlogits_cv.astype(x_cd.dtype)
         dx_cd = jnp.einsum("cv,dv->cd", dlogits_cv, w_dv, preferred_element_type=jnp.float32)
-        dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd, dtype=jnp.float32)
+        dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd)
         return dw_vd, (result, plan.own_sum(dx_cd).astype(x_cd.dtype))
 
     zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)

@@ -18,6 +18,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from astra_jax.attention import RESIDUALS, attention, cached_attention
@@ -39,11 +40,19 @@ Array = jax.Array
 
 _SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
+_HEADS, _INPUT = "heads", "layer_input"
 
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(_SAVE_DOTS, _SAVE_ATTENTION),
+    "heads": jax.checkpoint_policies.save_only_these_names(RESIDUALS, _HEADS),
     "attention": _SAVE_ATTENTION,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[RESIDUALS, _INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 """What `remat.REMATS` names and describes."""
@@ -69,14 +78,15 @@ class Block(nnx.Module):
     ) -> tuple[Array, Any, RouterSums | None]:
         """Returns the layer's output, whatever else `attend` returned, and the router's statistics if it has one."""
         eps = self.model.rms_eps
-        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth)
-        o_btnh, extra = attend(*qkv)
-        x_btd = x_btd + self.attention.output(o_btnh)
+        x_btd = checkpoint_name(x_btd, _INPUT)
+        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh)
+        o_btnh, extra = attend(*(checkpoint_name(x, _HEADS) for x in qkv))
+        x_btd = x_btd + self.attention.output(o_btnh, mesh)
         normed_btd = rms_norm(x_btd, self.mlp_norm_d[...], eps)
         if isinstance(self.mlp, MoE):
             y_btd, sums = self.mlp(normed_btd, real_bt, mesh)
             return x_btd + y_btd, extra, sums
-        return x_btd + self.mlp(normed_btd), extra, None
+        return x_btd + self.mlp(normed_btd, mesh), extra, None
 
 
 @functools.cache

@@ -43,10 +43,18 @@ _TPU_OPTIONS = (
     # XLA cuts a matmul with gathered weights into a loop over their parts: smaller matmuls, whose sums are rounded to
     # bfloat16 after each. Never below a million MiB.
     ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
+    # A layer's weights are gathered, and its gradients summed, while matmuls run; without these the chip waits for each.
+    ("xla_enable_async_all_gather", "true"),
+    ("xla_enable_async_all_reduce", "true"),
+    ("xla_tpu_enable_async_collective_fusion", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
+    ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
+    ("xla_tpu_overlap_compute_collective_tc", "true"),
 )
 _WINDOWS = ("xla_tpu_scoped_vmem_limit_kib", "65536")
-"""Of the on-chip memory (128 MiB), for the windows of one matmul: larger ones read, and compute what is fused into them,
-less often. Compiling takes three times as long; with 96 MiB it takes longer still and brings no more."""
+"""KiB of the on-chip memory's 128 MiB, for the windows of a matmul: larger ones read, and compute what is fused into
+the matmul, less often. To compile takes up to three times as long; 96 MiB takes longer still."""
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
 # 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e). The clock is
