@@ -43,7 +43,7 @@ _TPU_OPTIONS = (
     # XLA cuts a matmul with gathered weights into a loop over their parts: smaller matmuls, whose sums are rounded to
     # bfloat16 after each. Never below a million MiB.
     ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
-    # A layer's weights are gathered, and its gradients summed, while matmuls run; without these the chip waits for each.
+    # A layer's weights are gathered, and its gradients summed, beside matmuls; without these the chip waits for each.
     ("xla_enable_async_all_gather", "true"),
     ("xla_enable_async_all_reduce", "true"),
     ("xla_tpu_enable_async_collective_fusion", "true"),

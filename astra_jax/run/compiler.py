@@ -50,6 +50,8 @@ def check_options(own: Sequence[str], mesh: Mesh | None) -> None:
     Raises:
         InputError: it knows no such option, or not with that value; the message names it.
     """
+    if not own:
+        return
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     place = jax.sharding.SingleDeviceSharding(device)
     nothing = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32", sharding=place))
@@ -80,7 +82,7 @@ class Program:
         jitted, options = self._for(args, kwargs)
         if options and len(self._jitted) > before and is_first():
             told = ", ".join("=".join(one) for one in options)
-            say_beside_bars(f"{self._function.__name__} is compiled with {told}")
+            say_beside_bars(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
         return jitted(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:

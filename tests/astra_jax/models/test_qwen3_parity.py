@@ -202,7 +202,7 @@ def test_rematerialisation_changes_no_gradient(remat: str) -> None:
 
 
 def test_each_policy_computes_again_what_it_says() -> None:
-    """`dots` no matmul, attention neither; `heads` neither what goes into attention; `attention` and `offload` all other
+    """`dots` no matmul, attention neither; `heads` not what goes into attention; `attention` and `offload` all other
     matmuls of a layer once more; `full` all of them."""
     params, tokens = SMALL.init(jax.random.key(0)), jnp.zeros((1, 64), jnp.int32)
 
