@@ -3,13 +3,17 @@
 Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax, the
 look-up of the targets and the objective are one function over chunks of tokens. A loss is a sum over tokens, each
 token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
-and then. The logits are computed once, forward and backward together. On a mesh each device takes its own tokens, and
-over `tensor` its own part of the vocabulary: three numbers a token are summed, and the hidden states' gradient.
+and then. The logits are computed once, forward and backward together.
+
+On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`
+see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states' gradient. So a device
+holds only its words' part of the matrix, gathered in the activations' type, and of the matrix's float32 gradient.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH, WIDTH
 from astra_jax.models.layers.linear import weight_gradient
+from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
@@ -44,18 +49,74 @@ class _Plan:
             raise ValueError(f"temperature is {self.temperature}; it must be positive")
 
     @property
-    def shards_vocabulary(self) -> bool:
-        return self.mesh is not None and self.mesh.shape["tensor"] > 1
+    def sharers(self) -> tuple[str, ...]:
+        """The axes whose devices share the vocabulary, the outer one first."""
+        return tuple(axis for axis in ("tensor", "context") if self.mesh is not None and self.mesh.shape[axis] > 1)
 
     def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-        """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and words."""
+        """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""
         if self.mesh is None:
             return part
-        specs = (_HIDDEN, P(None, "tensor"), _TOKENS, _TOKENS)
+        specs = (_HIDDEN, _MATRIX, _TOKENS, _TOKENS)
         return jax.shard_map(part, mesh=self.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
 
+    def check(self, w_dv: Array) -> None:
+        """Refuse a vocabulary that the devices cannot share."""
+        devices = math.prod(self.mesh.shape[axis] for axis in self.sharers) if self.mesh is not None else 1
+        if w_dv.shape[1] % devices:
+            raise InputError(
+                f"the vocabulary has {w_dv.shape[1]} words, which mesh axes {' x '.join(self.sharers)} = {devices} do "
+                "not divide; choose divisors"
+            )
 
-_TOKENS, _HIDDEN = P(BATCH, "context"), P(BATCH, "context", None)
+    def own_words(self, w_dv: Array, dtype: Any) -> Array:
+        """From a device's piece of the matrix, some of its width, all of its words' width in `dtype`."""
+        w_dv = w_dv.astype(dtype)
+        if self.mesh is None:
+            return w_dv
+        if "context" in self.sharers:
+            w_dv = jax.lax.all_to_all(w_dv, "context", split_axis=1, concat_axis=0, tiled=True)
+        return jax.lax.all_gather(w_dv, _ROWS, axis=0, tiled=True)
+
+    def back(self, dw_vd: Array) -> Array:
+        """The inverse for the matrix's gradient, turned around: summed over devices, to each its piece."""
+        if self.mesh is None:
+            return dw_vd
+        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), _ROWS, scatter_dimension=1, tiled=True)
+        if "context" in self.sharers:
+            dw_vd = jax.lax.all_to_all(dw_vd, "context", split_axis=1, concat_axis=0, tiled=True)
+        return dw_vd
+
+    def first_word(self, width: int) -> Array | int:
+        """Of a device that has `width` words."""
+        return jax.lax.axis_index(self.sharers) * width if self.sharers else 0
+
+    def summed(self, x: Array) -> Array:
+        """Over the vocabulary."""
+        return jax.lax.psum(x, self.sharers) if self.sharers else x
+
+    def everyones(self, tree: Any) -> Any:
+        """Arrays [C, …] of all devices of `context`, one after the other."""
+        if "context" not in self.sharers:
+            return tree
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, "context", tiled=True), tree)
+
+    def own(self, x: Array, count: int) -> Array:
+        """This device's `count` of `everyones`."""
+        if "context" not in self.sharers:
+            return x
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("context") * count, count)
+
+    def own_sum(self, dx: Array) -> Array:
+        """The sum over the vocabulary of what is there for `everyones`, for this device's own."""
+        if "tensor" in self.sharers:
+            dx = jax.lax.psum(dx, "tensor")
+        return jax.lax.psum_scatter(dx, "context", tiled=True) if "context" in self.sharers else dx
+
+
+_TOKENS, _HIDDEN, _MATRIX = P(BATCH, "context"), P(BATCH, "context", None), P(WIDTH, "tensor")
+_ROWS = tuple(axis for axis in WIDTH if axis != "context")
+"""The axes over which a matrix's width is gathered."""
 
 
 def token_logprobs(
@@ -71,7 +132,7 @@ def token_logprobs(
 
     Args:
         x_btd: hidden states.
-        w_dv: the head's matrix.
+        w_dv: the head's matrix; it is cast to the hidden states' type, its gradient is its own.
         targets_bt: int32 token ids; the target of position t is what position t should predict.
         temperature: logits are divided by it.
         chunk: tokens at a time; memory is chunk x V in float32.
@@ -84,7 +145,9 @@ def token_logprobs(
         ValueError: the temperature is not positive.
         TypeError: it is differentiated; `summed_loss` is the way to a gradient.
     """
-    return _token_logprobs(x_btd, w_dv, targets_bt, _Plan(temperature, chunk, mesh))
+    plan = _Plan(temperature, chunk, mesh)
+    plan.check(w_dv)
+    return _token_logprobs(x_btd, w_dv, targets_bt, plan)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -127,7 +190,9 @@ def summed_loss(
     Raises:
         ValueError: the temperature is not positive.
     """
-    return _summed_loss(x_btd, w_dv, targets_bt, terms, objective, _Plan(temperature, chunk, mesh))
+    plan = _Plan(temperature, chunk, mesh)
+    plan.check(w_dv)
+    return _summed_loss(x_btd, w_dv, targets_bt, terms, objective, plan)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -142,7 +207,7 @@ def _forward(
     x: Array, w: Array, targets: Array, terms: Any, objective: Objective, plan: _Plan
 ) -> tuple[tuple[Array, Any], tuple[Array, Array]]:
     part = functools.partial(_loss_and_gradients, objective, plan)
-    result, dx_btd, dw_dv = plan.spread(part, (P(), _HIDDEN, P(WIDTH, "tensor")))(x, w, targets, terms)
+    result, dx_btd, dw_dv = plan.spread(part, (P(), _HIDDEN, _MATRIX))(x, w, targets, terms)
     return result, (dx_btd, dw_dv)
 
 
@@ -155,7 +220,7 @@ def _backward(objective: Objective, plan: _Plan, gradients: tuple[Array, Array],
 _summed_loss.defvjp(_forward, _backward)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One device's part. With the vocabulary spread over `tensor`, column j here is word `first + j`.
+# One device's part. Of the vocabulary that several share, column j here is word `first_word + j`.
 
 
 def _chunks(x_bt: Array, chunk: int) -> Array:
@@ -172,7 +237,11 @@ def _unchunk(x_nc: Array, like_bt: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Distribution:
-    """A chunk's softmax over this device's words; what is [C] is over all words."""
+    """The softmax of everyone's tokens of a chunk over this device's words; what is [C] is over all words.
+
+    Attributes:
+        at_c: the target's column here; outside where it is another device's.
+    """
 
     weights_cv: Array
     total_c: Array
@@ -185,21 +254,17 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
     logits_cv = jnp.einsum("cd,dv->cv", x_cd, w_dv, preferred_element_type=jnp.float32) / plan.temperature
     width = w_dv.shape[1]
     highest_c = logits_cv.max(-1)
-    if plan.shards_vocabulary:
-        highest_c = jax.lax.pmax(highest_c, "tensor")
-        targets_c = targets_c - jax.lax.axis_index("tensor") * width  # outside 0 … width-1 where another device's
+    if plan.sharers:
+        highest_c = jax.lax.pmax(highest_c, plan.sharers)
+        targets_c = targets_c - plan.first_word(width)
     below_cv = logits_cv - highest_c[:, None]  # the entropy's terms stay small
     weights_cv = jnp.exp(below_cv)
     target_c = jnp.take_along_axis(logits_cv, jnp.clip(targets_c, 0, width - 1)[:, None], axis=-1)[:, 0]
     target_c = jnp.where((targets_c >= 0) & (targets_c < width), target_c, 0.0)
     sums = jnp.stack([weights_cv.sum(-1), (weights_cv * below_cv).sum(-1), target_c])
-    total_c, weighted_c, target_c = _over_vocabulary(sums, plan)
+    total_c, weighted_c, target_c = plan.summed(sums)
     logps_c = target_c - highest_c - jnp.log(total_c)
     return _Distribution(weights_cv, total_c, logps_c, jnp.log(total_c) - weighted_c / total_c, targets_c)
-
-
-def _over_vocabulary(x: Array, plan: _Plan) -> Array:
-    return jax.lax.psum(x, "tensor") if plan.shards_vocabulary else x
 
 
 def _total(parts: Any, plan: _Plan) -> Any:
@@ -210,10 +275,12 @@ def _total(parts: Any, plan: _Plan) -> Any:
 
 def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: tuple[()]) -> tuple[Array, Array]:
     del terms
+    w_dv = plan.own_words(w_dv, x_btd.dtype)
 
     def chunk(block: tuple[Array, Array]) -> tuple[Array, Array]:
-        found = _distribution(block[0], w_dv, block[1], plan)
-        return found.logps_c, found.entropy_c
+        x_cd, targets_c = plan.everyones(block)
+        found = _distribution(x_cd, w_dv, targets_c, plan)
+        return plan.own(found.logps_c, len(block[1])), plan.own(found.entropy_c, len(block[1]))
 
     logps, entropy = jax.lax.map(chunk, (_chunks(x_btd, plan.chunk), _chunks(targets_bt, plan.chunk)))
     return _unchunk(logps, targets_bt), _unchunk(entropy, targets_bt)
@@ -226,10 +293,12 @@ def _blocks(x_btd: Array, targets_bt: Array, terms: Any, plan: _Plan) -> Any:
 def _loss(
     objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
 ) -> tuple[Array, Any]:
+    w_dv = plan.own_words(w_dv, x_btd.dtype)
+
     def chunk(block: Any) -> tuple[Array, Any]:
-        x_cd, targets_c, terms_c = block
-        found = _distribution(x_cd, w_dv, targets_c, plan)
-        return objective(found.logps_c, found.entropy_c, terms_c)
+        x_cd, targets_c = plan.everyones(block[:2])
+        found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])
+        return objective(plan.own(found.logps_c, count), plan.own(found.entropy_c, count), block[2])
 
     parts = jax.lax.map(chunk, _blocks(x_btd, targets_bt, terms, plan))
     return _total(parts, plan)
@@ -238,24 +307,23 @@ def _loss(
 def _loss_and_gradients(
     objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
 ) -> tuple[tuple[Array, Any], Array, Array]:
+    dtype, w_dv = w_dv.dtype, plan.own_words(w_dv, x_btd.dtype)
+
     # The gradient of the matrix is added up as [V, D], as a tied embedding is.
     def chunk(dw_vd: Array, block: Any) -> tuple[Array, Any]:
-        x_cd, targets_c, terms_c = block
-        found = _distribution(x_cd, w_dv, targets_c, plan)
-        of_logps = jax.value_and_grad(lambda logps_c: objective(logps_c, found.entropy_c, terms_c), has_aux=True)
-        result, g_c = of_logps(found.logps_c)
-        g_c = g_c / plan.temperature
+        x_cd, targets_c = plan.everyones(block[:2])
+        found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])
+        entropy_c = plan.own(found.entropy_c, count)
+        of_logps = jax.value_and_grad(lambda logps_c: objective(logps_c, entropy_c, block[2]), has_aux=True)
+        result, g_c = of_logps(plan.own(found.logps_c, count))
+        g_c = plan.everyones(g_c / plan.temperature)
         hit_cv = jnp.arange(w_dv.shape[1]) == found.at_c[:, None]
         dlogits_cv = jnp.where(hit_cv, g_c[:, None], 0.0) - found.weights_cv * (g_c / found.total_c)[:, None]
         dlogits_cv = dlogits_cv.astype(x_cd.dtype)
         dx_cd = jnp.einsum("cv,dv->cd", dlogits_cv, w_dv, preferred_element_type=jnp.float32)
-        dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd, dtype=jnp.float32)
-        return dw_vd, (result, dx_cd.astype(x_cd.dtype))
+        dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd)
+        return dw_vd, (result, plan.own_sum(dx_cd).astype(x_cd.dtype))
 
     zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)
     dw_vd, (parts, dx_ncd) = jax.lax.scan(chunk, zeros, _blocks(x_btd, targets_bt, terms, plan))
-    result = _total(parts, plan)
-    dx_btd = _over_vocabulary(_unchunk(dx_ncd, targets_bt), plan)
-    if plan.mesh is not None:
-        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), WIDTH, scatter_dimension=1, tiled=True)
-    return result, dx_btd, dw_vd.T.astype(w_dv.dtype)
+    return _total(parts, plan), _unchunk(dx_ncd, targets_bt), plan.back(dw_vd).T.astype(dtype)

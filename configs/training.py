@@ -61,7 +61,7 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
     The row lengths divide into chunks of whole attention blocks over `context` axes of up to 16 devices.
     """
     grpo = GRPOConfig(
-        learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 77_824)
+        learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 81_920)
     )
     longest = grpo.episode.max_prompt_tokens + grpo.episode.max_response_tokens
     return GRPORun(MODELS[size].in_training_precision().stretched(longest), grpo)

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
 BAD_NUMBERS = (-1, 0, math.nan, math.inf, -math.inf, 1e308, 2**70, 10**400)
 FREE_TEXT = {
+    "TrainingConfig.compiler_options", "SFTConfig.compiler_options", "GRPOConfig.compiler_options",
     "EnvironmentsConfig.questions", "EnvironmentsConfig.knowledge", "EnvironmentsConfig.taxonomy",
     "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt", "EnvironmentsConfig.domains",
     "TrajectoriesConfig.registries", "TrajectoriesConfig.personas", "TrajectoriesConfig.system_prompt",

@@ -30,6 +30,7 @@ from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, shift, target_mask, to_device, unshift
+from astra_jax.run.compiler import program
 from astra_jax.run.gradients import add, gradients_of, zero_gradients
 from astra_jax.run.optimizers import apply_gradients, make_optimizer
 
@@ -130,7 +131,7 @@ def loss_sums(
     loss, (sums, entropy) = summed_loss(
         objective,
         x_btd,
-        model.head_kernel(params),
+        model.head_weights(params),
         in_mesh_order(shift(batch.tokens_bt), mesh),
         in_mesh_order(_terms(batch, config), mesh),
         temperature=config.episode.temperature,
@@ -155,7 +156,7 @@ def _terms(batch: PolicyBatch, config: GRPOConfig) -> PolicyTerms:
     return PolicyTerms(logps=None, mask=target_mask(batch), **shifted)
 
 
-@partial(jax.jit, static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
+@program(static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
 def accumulate(
     params: Params,
     gradients: Params,
@@ -176,7 +177,7 @@ def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
     return make_optimizer(config, config.learning_rate)
 
 
-@partial(jax.jit, static_argnames=("config",), donate_argnames=("params", "opt_state"))
+@program(static_argnames=("config",), donate_argnames=("params", "opt_state"))
 def take_step(
     params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig
 ) -> tuple[Params, Any, dict[str, Array]]:
@@ -212,7 +213,7 @@ def with_episode_ratio(
     return replace(batch, episode_log_ratio_bt=mean)
 
 
-@partial(jax.jit, static_argnames=("model", "config", "mesh"))
+@program(static_argnames=("model", "config", "mesh"))
 def trainer_logprobs(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
@@ -220,7 +221,7 @@ def trainer_logprobs(
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
-    logps, _ = token_logprobs(x_btd, model.head_kernel(params), targets_bt, temperature=temperature, mesh=mesh)
+    logps, _ = token_logprobs(x_btd, model.head_weights(params), targets_bt, temperature=temperature, mesh=mesh)
     return jnp.where(batch.positions_bt > 0, unshift(unzigzag(logps, context_size(mesh))), 0.0)
 
 

@@ -42,6 +42,7 @@ from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.batch import on_mesh
+from astra_jax.run.compiler import check_options
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
@@ -210,6 +211,7 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
     tokenizer.check_fits(model.vocab_size)
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
+    check_options(config.compiler_options, mesh)
     if mesh is not None:
         for bucket in config.row_buckets:
             check_batch(mesh, config.micro_batch_size or 1, bucket, "a length in row_buckets")

@@ -18,6 +18,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
 
 from astra_jax import axes
@@ -25,10 +26,11 @@ from astra_jax.attention import RESIDUALS, attention, cached_attention, extendin
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, WIDTH, constrain
+from astra_jax.mesh import BATCH, constrain
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
+from astra_jax.models.layers.embedding import embed
 from astra_jax.models.layers.initial import filled
 from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
@@ -41,11 +43,19 @@ Array = jax.Array
 
 _SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
+_HEADS, _INPUT = "heads", "layer_input"
 
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": jax.checkpoint_policies.save_from_both_policies(_SAVE_DOTS, _SAVE_ATTENTION),
+    "heads": jax.checkpoint_policies.save_only_these_names(RESIDUALS, _HEADS),
     "attention": _SAVE_ATTENTION,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[RESIDUALS, _INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 """What `remat.REMATS` names and describes."""
@@ -71,14 +81,15 @@ class Block(nnx.Module):
     ) -> tuple[Array, Any, RouterSums | None]:
         """Returns the layer's output, whatever else `attend` returned, and the router's statistics if it has one."""
         eps = self.model.rms_eps
-        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth)
-        o_btnh, extra = attend(*qkv)
-        x_btd = x_btd + self.attention.output(o_btnh)
+        x_btd = checkpoint_name(x_btd, _INPUT)
+        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh)
+        o_btnh, extra = attend(*(checkpoint_name(x, _HEADS) for x in qkv))
+        x_btd = x_btd + self.attention.output(o_btnh, mesh)
         normed_btd = rms_norm(x_btd, self.mlp_norm_d[...], eps)
         if isinstance(self.mlp, MoE):
             y_btd, sums = self.mlp(normed_btd, real_bt, mesh)
             return x_btd + y_btd, extra, sums
-        return x_btd + self.mlp(normed_btd), extra, None
+        return x_btd + self.mlp(normed_btd, mesh), extra, None
 
 
 @functools.cache
@@ -92,17 +103,6 @@ def _block(model: Sizes, arrays: Params) -> Block:
     state = jax.tree.map(lambda x: x, abstract)  # a copy: replacing works in place
     nnx.replace_by_pure_dict(state, arrays)
     return nnx.merge(definition, state)
-
-
-def _embed(embed_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> Array:
-    """Look the tokens up where the table's columns are, then give each device its own tokens.
-
-    Each device holds some columns of all words: it looks up all tokens of its part of the batch in them, and one
-    exchange turns "all tokens, some columns" into "some tokens, all columns". So no device ever holds the table.
-    """
-    tokens_bt = constrain(tokens_bt, mesh, "data", None)
-    x_btd = constrain(embed_vd[tokens_bt].astype(dtype), mesh, "data", None, WIDTH)
-    return constrain(x_btd, mesh, BATCH, "context", None)
 
 
 FEWEST_ROWS = 8
@@ -186,11 +186,14 @@ class Decoder(Sizes):
         """See `sharding.param_shardings`."""
         return sharding.param_shardings(self.abstract_params(), mesh)
 
-    def head_kernel(self, params: Params) -> Array:
-        """The output head's matrix, [D, V] in `dtype`; the transposed embedding when tied and not `for_decoding`."""
+    def head_weights(self, params: Params) -> Array:
+        """The head's matrix, [D, V], as it is kept; the transposed embedding when tied and not `for_decoding`."""
         turned = self.tie_embeddings and "head_dv" not in params
-        w_dv = params["embed_vd"].T if turned else params["head_dv"]
-        return w_dv.astype(self.dtype)
+        return params["embed_vd"].T if turned else params["head_dv"]
+
+    def head_kernel(self, params: Params) -> Array:
+        """`head_weights` in `dtype`."""
+        return self.head_weights(params).astype(self.dtype)
 
     def for_decoding(self, params: Params, *, apart: bool) -> Params:
         """The same parameters as decoding reads them, again and again: matrices in `dtype`, with a head of their own.
@@ -230,7 +233,7 @@ class Decoder(Sizes):
         """See `Model.forward`; the hidden states are those after the final norm."""
         if remat not in REMAT_POLICIES:
             raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
-        x_btd = _embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
+        x_btd = embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
         unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)
 

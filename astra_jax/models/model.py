@@ -119,6 +119,10 @@ class Model(Protocol):
         """
         ...
 
+    def head_weights(self, params: Params) -> Array:
+        """The output head's matrix, [D, V] in `param_dtype`, for training: its gradient is not rounded."""
+        ...
+
     def head_kernel(self, params: Params) -> Array:
         """The output head's matrix, [D, V] in `dtype`."""
         ...

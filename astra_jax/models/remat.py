@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-REMATS = ("none", "dots", "attention", "full")
-"""Layer by layer: nothing; all but the outputs of matmuls and attention; all but attention's, from the layer's input
-(long rows, where attention is most of the work); all, from the layer's input."""
+REMATS = ("none", "dots", "heads", "attention", "offload", "full")
+"""What is kept of a layer, ever less: everything; the outputs of matmuls and attention; what goes into attention and
+comes out of it; what comes out of it (long rows, where attention is most of the work) and the layer's input; the same,
+in the host's memory, copied there and back beside the layers; the layer's input."""

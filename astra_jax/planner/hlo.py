@@ -170,7 +170,7 @@ class Module:
 
     def with_unknown_loops(self, trips: int) -> Module:
         """The same module, in which loops whose trips could not be read make so many."""
-        known = {
+        known: dict[tuple[str, str], int | None] = {
             (computation.name, one.name): self.trips(computation, one) or trips
             for computation in self.computations.values()
             for one in computation.instructions

@@ -126,5 +126,5 @@ def executed_flops_per_token(model: Model, tokens: int, remat: str) -> float:
     """
     layers, head = model.matmul_parameters()
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6  # of one matmul
-    again = remat in ("attention", "full")
+    again = remat not in ("none", "dots")
     return 6 * (layers + head) + 2 * layers * again + attention * (2 + 7 + 2 * (remat == "full"))

@@ -216,7 +216,9 @@ def least_bytes(model: Sized, weights: int, tokens: int, rows: int, mesh: dict[s
     wide = 2 * model.d_ff * (model.experts_per_token or 1) / mesh["tensor"]
     kept = {  # of a layer, bfloat16 numbers a token
         "full": model.d_model,
+        "offload": 0,
         "attention": model.d_model + attended,
+        "heads": model.d_model + heads + attended,
         "dots": 2 * model.d_model + heads + attended + wide,
         "none": 4 * model.d_model + 2 * heads + attended + 2 * wide,
     }[remat]

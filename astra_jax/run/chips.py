@@ -20,6 +20,7 @@ class Chip:
         description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
         clock: of a TPU, cycles a second: those of the compiler's estimates.
         matrix_side: of a TPU's matrix units: a matmul over fewer than so many numbers leaves a part of them unused.
+        compiler_options: (name, value) each, of every training program for it; see `compiler`.
     """
 
     name: str
@@ -33,9 +34,27 @@ class Chip:
     description: str | None = None
     clock: float | None = None
     matrix_side: int = 128
+    compiler_options: tuple[tuple[str, str], ...] = ()
 
 
 GIB = 2**30
+# What each option brings, in compiled cycles: docs/scale.md.
+_TPU_OPTIONS = (
+    # XLA cuts a matmul with gathered weights into a loop over their parts: smaller matmuls, whose sums are rounded to
+    # bfloat16 after each. Never below a million MiB.
+    ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
+    # A layer's weights are gathered, and its gradients summed, beside matmuls; without these the chip waits for each.
+    ("xla_enable_async_all_gather", "true"),
+    ("xla_enable_async_all_reduce", "true"),
+    ("xla_tpu_enable_async_collective_fusion", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
+    ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
+    ("xla_tpu_overlap_compute_collective_tc", "true"),
+)
+_WINDOWS = ("xla_tpu_scoped_vmem_limit_kib", "65536")
+"""KiB of the on-chip memory's 128 MiB, for the windows of a matmul: larger ones read, and compute what is fused into
+the matmul, less often. To compile takes up to three times as long; 96 MiB takes longer still."""
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
 # 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e). The clock is
@@ -50,6 +69,7 @@ CHIPS = {
         ("TPU v5 lite", "TPU v5e"),
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
         clock=1.5e9,
+        compiler_options=_TPU_OPTIONS,
     ),
     "v5p": Chip(
         "v5p",
@@ -60,6 +80,7 @@ CHIPS = {
         ("TPU v5p", "TPU v5"),
         ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
         clock=1.75e9,
+        compiler_options=(*_TPU_OPTIONS, _WINDOWS),
     ),
     "v6e": Chip(
         "v6e",
@@ -71,6 +92,7 @@ CHIPS = {
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
         clock=1.75e9,
         matrix_side=256,
+        compiler_options=(*_TPU_OPTIONS, _WINDOWS),
     ),
     # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
     # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.

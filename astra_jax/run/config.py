@@ -53,6 +53,8 @@ class TrainingConfig(Settings):
         on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
             anything else is saved, or goes on (`skip`), and such steps are counted.
         remat: what the backward pass recomputes; a policy of the model's forward pass.
+        compiler_options: NAME=VALUE each, of the compiler of the run's devices; they replace the chip's own
+            (`astra_jax.run.chips`) of that name, and NAME= leaves that to the compiler.
         checkpoint_every: steps between checkpoints; the last step is always saved.
         keep_states: full training states that are kept (paper: the last one or two).
         keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
@@ -71,10 +73,19 @@ class TrainingConfig(Settings):
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     remat: Annotated[str, OneOf(REMATS)] = "none"
+    compiler_options: tuple[str, ...] = ()
     checkpoint_every: Count = 100
     keep_states: Count = 2
     keep_params: Count | None = None
 
 
-FREE = ("checkpoint_every", "keep_states", "keep_params", "remat", "micro_batch_size", "on_nonfinite")
+FREE = (
+    "checkpoint_every",
+    "keep_states",
+    "keep_params",
+    "remat",
+    "micro_batch_size",
+    "on_nonfinite",
+    "compiler_options",
+)
 """Settings that may change when a run goes on: what is computed does not depend on them, but for rounding."""

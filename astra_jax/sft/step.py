@@ -14,6 +14,7 @@ from astra_jax.head import summed_loss
 from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
+from astra_jax.run.compiler import program
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.optimizers import apply_gradients, make_optimizer
 from astra_jax.sft.config import SFTConfig
@@ -26,7 +27,7 @@ def loss_sums(
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = in_mesh_order(places, mesh)
     x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
-    loss, count = summed_loss(_objective, x_btd, model.head_kernel(params), targets_bt, mask_bt, mesh=mesh)
+    loss, count = summed_loss(_objective, x_btd, model.head_weights(params), targets_bt, mask_bt, mesh=mesh)
     return loss, (count, router)
 
 
@@ -53,7 +54,7 @@ def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation
     return make_optimizer(config, learning_rate(config, steps))
 
 
-@partial(jax.jit, static_argnames=("model", "config", "steps", "mesh"), donate_argnames=("params", "opt_state"))
+@program(static_argnames=("model", "config", "steps", "mesh"), donate_argnames=("params", "opt_state"))
 def train_step(
     params: Params,
     opt_state: Any,

@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 from astra_jax.mesh import check_batch
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, on_mesh, to_device
+from astra_jax.run.compiler import Program, check_options
 from astra_jax.run.identity import run_identity, settings_of
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
@@ -102,6 +103,7 @@ def train(
     """
     tokenizer.check_fits(model.vocab_size)
     model.check_length(config.data.seq_len, "data.seq_len")
+    check_options(config.compiler_options, mesh)
     if mesh is not None:
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
@@ -184,7 +186,8 @@ class _Evaluation:
         )
         with BatchIterator(path, tokenizer, data, config.batch_size) as batches:
             self._batches = [next(batches) for _ in range(count)]
-        self._sums = jax.jit(partial(loss_sums, model=model, remat=config.remat, mesh=mesh))
+        sums = partial(loss_sums, model=model, remat=config.remat, mesh=mesh)
+        self._sums = Program(sums, own=config.compiler_options)
         self._micro_batches, self._mesh = config.micro_batches, mesh
 
     def loss(self, params: Params) -> float:

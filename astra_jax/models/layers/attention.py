@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.initial import filled, normal
@@ -35,12 +36,12 @@ class Attention(nnx.Module):
             if model.output_bias:
                 self.o_bias_d = filled(0.0, (d,), model)
 
-    def project(self, x_btd: Array, angles_bth: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def project(self, x_btd: Array, angles_bth: tuple[Array, Array], mesh: Mesh | None) -> tuple[Array, Array, Array]:
         """Queries, keys (both rotated, and normed before that) and values."""
         model = self.model
-        q_btnh = linear(x_btd, self.q_dnh[...])
-        k_btkh = linear(x_btd, self.k_dkh[...])
-        v_btkh = linear(x_btd, self.v_dkh[...])
+        q_btnh = linear(x_btd, self.q_dnh[...], 1, mesh)
+        k_btkh = linear(x_btd, self.k_dkh[...], 1, mesh)
+        v_btkh = linear(x_btd, self.v_dkh[...], 1, mesh)
         if model.attention_bias:
             q_btnh = q_btnh + self.q_bias_nh[...].astype(x_btd.dtype)
             k_btkh = k_btkh + self.k_bias_kh[...].astype(x_btd.dtype)
@@ -52,7 +53,7 @@ class Attention(nnx.Module):
             k_btkh = rms_norm(k_btkh, self.k_norm_h[...], model.rms_eps)
         return q_btnh, rotate(k_btkh, angles_bth), v_btkh
 
-    def output(self, o_btnh: Array) -> Array:
-        y_btd = linear(o_btnh, self.o_nhd[...], 2)
+    def output(self, o_btnh: Array, mesh: Mesh | None) -> Array:
+        y_btd = linear(o_btnh, self.o_nhd[...], 2, mesh, True)
         biased = self.model.attention_bias and self.model.output_bias
         return y_btd + self.o_bias_d[...].astype(y_btd.dtype) if biased else y_btd

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from astra_jax.models.layers.sizes import Sizes
 
@@ -36,9 +37,42 @@ def rotary_angles(positions_bt: Array, model: Sizes) -> tuple[Array, Array]:
     return jnp.cos(angles) * yarn.scale, jnp.sin(angles) * yarn.scale
 
 
+@jax.custom_vjp
 def rotate(x_btnh: Array, angles_bth: tuple[Array, Array]) -> Array:
-    """Rotary embedding over pairs (i, i + H/2), as in Hugging Face's layout."""
-    cos, sin = (a[:, :, None] for a in angles_bth)
+    """Rotary embedding over pairs (i, i + H/2), as in Hugging Face's layout, in float32; returns x's dtype.
+
+    Its backward pass turns the other way. No gradient flows to the angles.
+    """
+    return jax.lax.platform_dependent(x_btnh, *angles_bth, tpu=_by_matmul, default=_by_halves)
+
+
+def _rotate_forward(x_btnh: Array, angles_bth: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    return rotate(x_btnh, angles_bth), angles_bth
+
+
+def _rotate_backward(angles_bth: tuple[Array, Array], dy_btnh: Array) -> tuple[Array, None]:
+    cos, sin = angles_bth
+    return rotate(dy_btnh, (cos, -sin)), None
+
+
+rotate.defvjp(_rotate_forward, _rotate_backward)
+
+
+def _by_halves(x_btnh: Array, cos_bth: Array, sin_bth: Array) -> Array:
+    cos, sin = cos_bth[:, :, None], sin_bth[:, :, None]
     first, second = jnp.split(x_btnh.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x_btnh.dtype)
+
+
+def _by_matmul(x_btnh: Array, cos_bth: Array, sin_bth: Array) -> Array:
+    # Halves of a head are half of a TPU's lanes, and putting them together moves every register. A matrix that brings
+    # each number to its partner's place is exact, also in bfloat16, and goes to the unit that multiplies.
+    cos, sin = (jnp.concatenate([x, x], axis=-1)[:, :, None] for x in (cos_bth, sin_bth))
+    half = x_btnh.shape[-1] // 2
+    partner_hg = np.zeros((2 * half, 2 * half), np.float32)
+    partner_hg[np.arange(half), np.arange(half) + half] = 1.0
+    partner_hg[np.arange(half) + half, np.arange(half)] = -1.0
+    precision = jax.lax.Precision.HIGHEST if x_btnh.dtype == jnp.float32 else None
+    turned = jnp.einsum("btnh,hg->btng", x_btnh, partner_hg.astype(x_btnh.dtype), precision=precision)
+    return (x_btnh.astype(jnp.float32) * cos + turned.astype(jnp.float32) * sin).astype(x_btnh.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from programs_world import as_users
 
-from astra_jax.attention import attention, blockwise, cached_attention, triton
+from astra_jax.attention import attention, blockwise, cached_attention, splash, triton
 from astra_jax.attention.cache import Cache, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
@@ -247,3 +247,27 @@ for t in (8_192, 65_536):
 def test_splash_over_context_wants_whole_blocks(packed_wide) -> None:
     with pytest.raises(ValueError, match="rows of 500 tokens over a context axis of 2: .* multiple of 512; use 512"):
         run(*packed_wide, backend="splash", mesh=make_mesh(data=4, context=2))
+
+
+@pytest.mark.parametrize(("length", "context"), [(1024, 1), (2048, 4), (3072, 2)])
+def test_splashs_schedule_is_that_of_the_whole_mask(length: int, context: int) -> None:
+    """What is asked of a block, any and all of it, is worked out from its corners."""
+    mask = splash._Causal(length, context)
+    visible = mask.q_sequence[:, None] >= np.arange(length)
+    for rows, columns in ((128, 128), (256, 512), (splash.block_of(length // 2 // context), splash.block_of(length))):
+        for i, j in np.ndindex(length // rows, length // columns):
+            block = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            answer = mask[block]
+            assert (answer.any(), answer.all()) == (visible[block].any(), visible[block].all()), (block, answer)
+
+
+@pytest.mark.parametrize("context", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("tokens", [1, 1_000, 4_096, 20_000, 20_480, 32_768, 74_752])
+def test_good_row_lengths_have_large_blocks(tokens: int, context: int) -> None:
+    length = splash.good_length(tokens, context)
+    chunk = length // (2 * context if context > 1 else 1)
+    assert length >= tokens and chunk % splash.BLOCK == 0
+    assert splash.good_length(length, context) == length
+    assert splash.block_of(chunk) >= min(chunk, splash.GOOD_BLOCK)
+    if tokens >= 20_000 and context <= 16:
+        assert length <= 1.1 * tokens

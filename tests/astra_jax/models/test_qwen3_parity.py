@@ -15,6 +15,7 @@ from astra_jax.head import summed_loss
 from astra_jax.models import families, hf_checkpoint
 from astra_jax.models.layers.sizes import Yarn
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.models.remat import REMATS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -164,7 +165,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> Non
     params = config.init(jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
-    served = params if stacked else config.unstacked(params)
+    served = params if stacked else config.for_decoding(params, apart=True)
     cache = config.cache(2, 32, stacked=stacked)
     step = jax.jit(config.forward_cached)
 
@@ -192,7 +193,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> Non
     np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("remat", ["dots", "attention", "full"])
+@pytest.mark.parametrize("remat", [name for name in REMATS if name != "none"])
 def test_rematerialisation_changes_no_gradient(remat: str) -> None:
     config = SMALL
     params = config.init(jax.random.key(0))
@@ -209,7 +210,8 @@ def test_rematerialisation_changes_no_gradient(remat: str) -> None:
 
 
 def test_each_policy_computes_again_what_it_says() -> None:
-    """`dots` no matmul, attention neither; `attention` all other matmuls of a layer once more; `full` all of them."""
+    """`dots` no matmul, attention neither; `heads` not what goes into attention; `attention` and `offload` all other
+    matmuls of a layer once more; `full` all of them."""
     params, tokens = SMALL.init(jax.random.key(0)), jnp.zeros((1, 64), jnp.int32)
 
     def matmuls(policy: str) -> int:
@@ -219,8 +221,9 @@ def test_each_policy_computes_again_what_it_says() -> None:
         text = jax.jit(jax.grad(loss)).lower(params).as_text()
         return text.count("stablehlo.dot_general")
 
-    counts = {policy: matmuls(policy) for policy in ("none", "dots", "attention", "full")}
-    assert counts["none"] == counts["dots"] < counts["attention"] < counts["full"], counts
+    counts = {policy: matmuls(policy) for policy in REMATS}
+    assert counts["none"] == counts["dots"] < counts["heads"] < counts["attention"] < counts["full"], counts
+    assert counts["offload"] == counts["attention"], counts
 
 
 def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
@@ -237,7 +240,7 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
 
     spelled_out = gradient()
     for layer in (attention, mlp):
-        monkeypatch.setattr(layer, "linear", lambda x, w, contracted=1: jnp.tensordot(x, w, contracted))
+        monkeypatch.setattr(layer, "linear", lambda x, w, contracted=1, *_: jnp.tensordot(x, w, contracted))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), spelled_out, gradient())
 
 

@@ -148,11 +148,11 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
         if step == killed_at:
             raise Killed
 
-    compiled = train_step._cache_size()
+    compiled = train_step.cache_size()
     with pytest.raises(Killed):
         train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, on_step=kill)
     resumed = train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False)
-    assert train_step._cache_size() == compiled  # restored arrays look to jit as fresh ones do
+    assert train_step.cache_size() == compiled  # restored arrays look to jit as fresh ones do
     workdir, whole = uninterrupted
     assert len(resumed.history) == 8 - 3 * ((killed_at - 1) // 3)  # steps after the last checkpoint, and no others
     for ours, theirs in zip(read_metrics(tmp_path / "metrics"), read_metrics(workdir / "metrics"), strict=True):

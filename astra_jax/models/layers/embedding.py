@@ -1,0 +1,82 @@
+"""The token embedding: a table whose rows are looked up, and to whose rows the gradients are added."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from astra_jax.mesh import BATCH, WIDTH
+
+Array = jax.Array
+
+_TABLE, _TOKENS = P("tensor", WIDTH), P(BATCH, "context")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def embed(table_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> Array:
+    """The tokens' rows, [B, T, D] in `dtype`.
+
+    On a mesh each device holds some columns of the table. It looks up in them the tokens of all devices that hold the
+    others, and one exchange turns "all tokens, some columns" into "its tokens, all columns"; the gradient goes the same
+    way back. So neither the table nor what was looked up is ever whole on a device.
+    """
+    if mesh is None:
+        return table_vd[tokens_bt].astype(dtype)
+    part = functools.partial(_lookup, dtype)
+    return jax.shard_map(part, mesh=mesh, in_specs=(_TABLE, _TOKENS), out_specs=_TOKENS, check_vma=False)(
+        table_vd, tokens_bt
+    )
+
+
+def _forward(table_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
+    return embed(table_vd, tokens_bt, dtype, mesh), (table_vd, tokens_bt)
+
+
+def _backward(dtype: str, mesh: Mesh | None, residuals: tuple[Array, Array], dy_btd: Array) -> tuple[Array, None]:
+    del dtype
+    table_vd, tokens_bt = residuals
+    if mesh is None:
+        return _added(table_vd, tokens_bt, dy_btd).astype(table_vd.dtype), None
+    part = jax.shard_map(_gradient, mesh=mesh, in_specs=(_TABLE, _TOKENS, _TOKENS), out_specs=_TABLE, check_vma=False)
+    return part(table_vd, tokens_bt, dy_btd), None
+
+
+embed.defvjp(_forward, _backward)
+
+
+def _added(table_vd: Array, tokens: Array, dy: Array) -> Array:
+    # In float32, whatever the weights are: a bfloat16 stops growing at 256 times what is added to it, and a word comes
+    # up thousands of times in a batch.
+    return jnp.zeros(table_vd.shape, jnp.float32).at[tokens].add(dy.astype(jnp.float32), mode="drop")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One device's part. Its words are those from `first`; n devices share the columns.
+
+
+def _here(table_vd: Array, tokens_bt: Array) -> tuple[Array, Array]:
+    """Of all tokens, [n, B, T]: which row here, and whether it is one."""
+    rows_nbt = jax.lax.all_gather(tokens_bt, WIDTH) - jax.lax.axis_index("tensor") * table_vd.shape[0]
+    return rows_nbt, (rows_nbt >= 0) & (rows_nbt < table_vd.shape[0])
+
+
+def _lookup(dtype: Any, table_vd: Array, tokens_bt: Array) -> Array:
+    rows_nbt, here_nbt = _here(table_vd, tokens_bt)
+    x_nbtd = table_vd[jnp.where(here_nbt, rows_nbt, 0)].astype(dtype)
+    if jax.lax.axis_size("tensor") > 1:  # each word is one device's, the others add nothing
+        x_nbtd = jax.lax.psum(jnp.where(here_nbt[..., None], x_nbtd, 0), "tensor")
+    x_nbtd = jax.lax.all_to_all(x_nbtd, WIDTH, split_axis=0, concat_axis=0, tiled=True)
+    return jnp.moveaxis(x_nbtd, 0, 2).reshape(*tokens_bt.shape, -1)
+
+
+def _gradient(table_vd: Array, tokens_bt: Array, dy_btd: Array) -> Array:
+    rows_nbt, here_nbt = _here(table_vd, tokens_bt)
+    dy_nbtd = jnp.moveaxis(dy_btd.reshape(*tokens_bt.shape, -1, table_vd.shape[1]), 2, 0)
+    dy_nbtd = jax.lax.all_to_all(dy_nbtd, WIDTH, split_axis=0, concat_axis=0, tiled=True)
+    dtable_vd = _added(table_vd, jnp.where(here_nbt, rows_nbt, table_vd.shape[0]), dy_nbtd)
+    return jax.lax.psum(dtable_vd, "data").astype(table_vd.dtype)

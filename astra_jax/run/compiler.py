@@ -1,0 +1,113 @@
+"""What the compiler is told beside the program: the chip's options (`chips.CHIPS`), and a run's own over them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from astra_jax.run.chips import chip_of
+from astra_jax.run.hosts import is_first
+from synthesis.core.progress import say_beside_bars
+from synthesis.core.refusals import InputError
+
+_OPTION = re.compile(r"[a-z0-9_]{1,120}=\S{1,200}")
+
+Options = tuple[tuple[str, str], ...]
+"""(name, value), sorted: they are part of a key."""
+
+
+def compiler_options(device_kind: str, own: Sequence[str] = ()) -> Options:
+    """The options of programs for a device.
+
+    Args:
+        device_kind: as JAX says it. A kind that is no chip of the table, such as a CPU, has none of its own.
+        own: NAME=VALUE each; they replace the chip's of that name, and NAME= alone leaves it to the compiler.
+
+    Raises:
+        InputError: one is no NAME=VALUE.
+    """
+    chip = chip_of(device_kind)
+    options = dict(chip.compiler_options) if chip is not None else {}
+    for one in own:
+        name, _, value = one.partition("=")
+        if one == f"{name}=" and _OPTION.fullmatch(f"{one}x"):
+            options.pop(name, None)
+        elif _OPTION.fullmatch(one):
+            options[name] = value
+        else:
+            raise InputError(f"compiler_options: {one!r} is no NAME=VALUE; write for example xla_jf_conv_fusion=true")
+    return tuple(sorted(options.items()))
+
+
+def check_options(own: Sequence[str], mesh: Mesh | None) -> None:
+    """Refuse a run's own options that the compiler for its devices does not take.
+
+    Raises:
+        InputError: it knows no such option, or not with that value; the message names it.
+    """
+    if not own:
+        return
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    nothing = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32", sharding=place))
+    for one in own:
+        options = dict(compiler_options(device.device_kind, [one]))
+        name = one.partition("=")[0]
+        try:
+            nothing.compile({name: options[name]} if name in options else None)
+        except jax.errors.JaxRuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise InputError(f"compiler_options: {one!r}, on {device.device_kind}: {first}; leave it out") from None
+
+
+class Program:
+    """A jitted function whose compiler options go by the devices that its first argument is on.
+
+    `jax.jit` wants them where it is called, and knows the devices only when the function is. A keyword argument
+    `config` with `compiler_options` adds a run's own.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, own: Sequence[str] = (), **of_jit: Any) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._own, self._of_jit = function, tuple(own), of_jit
+        self._jitted: dict[Options, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = len(self._jitted)
+        jitted, options = self._for(args, kwargs)
+        if options and len(self._jitted) > before and is_first():
+            told = ", ".join("=".join(one) for one in options)
+            say_beside_bars(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
+        return jitted(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `jax.jit`."""
+        return self._for(args, kwargs)[0].lower(*args, **kwargs)
+
+    def cache_size(self) -> int:
+        """How many programs were compiled."""
+        return sum(jitted._cache_size() for jitted in self._jitted.values())
+
+    def _for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Options]:
+        own = (*self._own, *getattr(kwargs.get("config"), "compiler_options", ()))
+        options = compiler_options(_device_kind(args), own)
+        if options not in self._jitted:
+            self._jitted[options] = jax.jit(self._function, compiler_options=dict(options) or None, **self._of_jit)
+        return self._jitted[options], options
+
+
+def program(**of_jit: Any) -> Callable[[Callable[..., Any]], Program]:
+    """A decorator: `Program` with these arguments of `jax.jit`."""
+    return functools.partial(Program, **of_jit)
+
+
+def _device_kind(args: tuple[Any, ...]) -> str:
+    sharding = getattr(next(iter(jax.tree.leaves(args[:1])), None), "sharding", None)
+    device = next(iter(sharding.device_set)) if sharding is not None else jax.devices()[0]
+    kind: str = device.device_kind
+    return kind

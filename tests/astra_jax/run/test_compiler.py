@@ -1,0 +1,94 @@
+"""What the compiler is told: each chip's options, a run's own over them, and what it does not take is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from astra_jax.mesh import make_mesh
+from astra_jax.planner.hardware import Slice
+from astra_jax.run.chips import CHIPS
+from astra_jax.run.compiler import Program, check_options, compiler_options
+from astra_jax.sft.config import SFTConfig
+from configs.training import PRESETS
+from launch.flags.cli import overridden
+from synthesis.core.refusals import InputError
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu: pip install '.[tpu]'"
+)
+WINDOWED = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+TPUS = [chip for chip in CHIPS.values() if chip.name.startswith("v")]
+
+
+def test_a_run_replaces_what_the_chip_has_and_can_leave_it_to_the_compiler() -> None:
+    kind = CHIPS["v6e"].kinds[0]
+    chips_own = dict(CHIPS["v6e"].compiler_options)
+    assert dict(compiler_options(kind)) == chips_own
+    assert WINDOWED in chips_own
+    assert dict(compiler_options(kind, [f"{WINDOWED}=7", "xla_new=true"])) == chips_own | {
+        WINDOWED: "7",
+        "xla_new": "true",
+    }
+    assert WINDOWED not in dict(compiler_options(kind, [f"{WINDOWED}="]))
+    assert compiler_options("cpu") == () == compiler_options("a chip of tomorrow")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "=", "=3", "xla_a", "XLA_A=1", "xla a=1", "xla_a=1 2", "xla_a=\n", "a" * 200 + "=1"]
+)
+def test_what_is_no_name_and_value_is_refused(wrong: str) -> None:
+    with pytest.raises(InputError, match="NAME=VALUE"):
+        compiler_options("cpu", [wrong])
+
+
+def test_they_are_a_setting() -> None:
+    run = overridden(PRESETS["sft:4b"](), [("sft.compiler_options", '["xla_a=1", "xla_b=2"]')])
+    assert run.sft.compiler_options == ("xla_a=1", "xla_b=2")
+
+
+def test_an_option_that_this_compiler_does_not_take_is_refused_by_name() -> None:
+    check_options(["xla_cpu_enable_fast_math=True"], None)
+    check_options([f"{WINDOWED}="], make_mesh(data=8))  # nothing is asked of the compiler
+    with pytest.raises(InputError, match=f"{WINDOWED}.*No such compile option"):
+        check_options([f"{WINDOWED}=1"], None)
+    with pytest.raises(InputError, match="xla_cpu_enable_fast_math=perhaps"):
+        check_options(["xla_cpu_enable_fast_math=perhaps"], make_mesh(data=8))
+
+
+@needs_libtpu
+@pytest.mark.parametrize("chip", TPUS, ids=[chip.name for chip in TPUS])
+def test_the_table_is_what_the_compiler_of_each_chip_takes(chip) -> None:
+    mesh = make_mesh(data=-1, devices=Slice(chip, chip.slices[0]).devices())
+    check_options(["=".join(option) for option in chip.compiler_options], mesh)
+
+
+def test_a_program_has_the_options_of_its_arguments_devices_and_of_its_config() -> None:
+    def double(x, *, config):
+        return 2 * x
+
+    program = Program(double, static_argnames=("config",))
+    config = SFTConfig()
+    own = dataclasses.replace(config, compiler_options=("xla_cpu_enable_fast_math=True",))
+    for one in (config, own, own):
+        assert program(jnp.ones(3), config=one).sum() == 6
+    assert program.cache_size() == 2
+    wrong = dataclasses.replace(config, compiler_options=("xla_nonsense=1",))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nonsense"):  # so they reach the compiler
+        program(jnp.ones(3), config=wrong)
+
+
+@needs_libtpu
+def test_for_a_chip_that_is_not_here_it_has_the_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = make_mesh(fsdp=-1, devices=Slice.parse("v6e:2x2").devices())
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=rows)
+    Program(jnp.sin).lower(x).compile()
+    unknown = dataclasses.replace(CHIPS["v6e"], compiler_options=(("xla_nonsense", "1"),))
+    monkeypatch.setitem(CHIPS, "v6e", unknown)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nonsense"):
+        Program(jnp.sin).lower(x).compile()

@@ -1,0 +1,99 @@
+"""What a step sends between chips: which collectives, of which types, how many bytes; compiled for a TPU slice."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import defaultdict
+
+import jax
+import pytest
+
+from astra_jax.mesh import make_mesh
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.planner.collectives import collectives
+from astra_jax.planner.hardware import Slice
+from astra_jax.planner.programs import Compiling, sft_programs
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu: pip install '.[tpu]'"
+    ),
+]
+ROWS, LENGTH, CHIPS = 2, 512, 4
+MODEL = Qwen3Config(
+    vocab_size=8192,
+    d_model=256,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=128,
+    d_ff=512,
+    tie_embeddings=False,
+    dtype="bfloat16",
+    param_dtype="float32",
+)
+QUICKER = ("xla_tpu_scoped_vmem_limit_kib=", "xla_tpu_enable_async_collective_fusion=")
+"""To compile; what is sent is the same."""
+
+
+@pytest.fixture(scope="module")
+def received() -> dict[tuple[str, str], float]:
+    """Bytes that a chip receives in a step, by (kind, type)."""
+    mesh = make_mesh(fsdp=2, context=2, devices=Slice.parse("v6e:2x2").devices())
+    config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=ROWS, remat="full", compiler_options=QUICKER)
+    (compiled,) = sft_programs(MODEL, config, mesh, Compiling())
+    assert compiled.module is not None
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for one, runs in collectives(compiled.module):
+        sums[one.kind, "+".join(one.dtypes)] += one.received * runs
+    return dict(sums)
+
+
+def of(received: dict[tuple[str, str], float], kinds: str, dtype: str) -> float:
+    return sum(size for (kind, of_type), size in received.items() if kind in kinds.split() and of_type == dtype)
+
+
+def matrices() -> int:
+    """Numbers in the layers' matrices."""
+    leaves = jax.tree.leaves(MODEL.abstract_params()["layers"])
+    return sum(math.prod(leaf.shape) for leaf in leaves if len(leaf.shape) > 2)
+
+
+def test_weights_are_gathered_in_bfloat16(received) -> None:
+    """The layers' forward and backward; the head's for a chip's own words, half of the vocabulary; keys and values."""
+    small = 4 * ROWS * LENGTH * 16  # some numbers a token
+    assert of(received, "all-gather", "f32") < small
+    layers = 2 * matrices() * (CHIPS - 1) / CHIPS
+    head = 2 * MODEL.d_model * MODEL.vocab_size / 2 / 2
+    heads = 2 * 2 * 2 * MODEL.n_layers * ROWS / 2 * LENGTH / 2 * MODEL.n_kv_heads * MODEL.head_dim
+    hidden = 2 * ROWS / 2 * LENGTH / 2 * MODEL.d_model  # of the head's tokens
+    whole = of(received, "all-gather", "bf16")
+    assert 2 * layers + head <= whole <= 3 * layers + head + heads + hidden + small
+
+
+def test_gradients_are_summed_in_float32(received) -> None:
+    """Scattered, or whole where the compiler makes that of it; of the head a chip's own words. In bfloat16 only those
+    of keys and values, over context."""
+    own = 4 * matrices() * (CHIPS - 1) / CHIPS
+    head = 4 * MODEL.d_model * MODEL.vocab_size / 2 / 2
+    whole = of(received, "all-reduce reduce-scatter", "f32")
+    hidden = 4 * ROWS / 2 * LENGTH / 2 * MODEL.d_model
+    assert own + head <= whole <= 2 * own + 2 * head + hidden + 100_000
+    keys = 2 * 2 * MODEL.n_layers * ROWS / 2 * LENGTH / 2 * MODEL.n_kv_heads * MODEL.head_dim
+    assert of(received, "all-reduce reduce-scatter", "bf16") <= 2 * keys
+
+
+def test_embeddings_are_exchanged_and_not_gathered(received) -> None:
+    """A chip's own tokens, there and, as gradients, back; the head's matrix and its gradient between its sharers."""
+    tokens = 2 * 2 * ROWS / 2 * LENGTH / 2 * MODEL.d_model * (CHIPS - 1) / CHIPS
+    head = MODEL.d_model * MODEL.vocab_size / 4 / 2
+    assert of(received, "all-to-all", "bf16") <= tokens + 2 * head
+    assert of(received, "all-to-all", "f32") <= 4 * head
+    kinds = {kind for kind, _ in received}
+    assert kinds <= {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
+    permuted = sum(size for (kind, _), size in received.items() if kind == "collective-permute")
+    assert permuted <= 4 * ROWS * LENGTH * 8  # the batch's numbers, into zig-zag order
