@@ -52,9 +52,6 @@ _TPU_OPTIONS = (
     ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
     ("xla_tpu_overlap_compute_collective_tc", "true"),
 )
-_WINDOWS = ("xla_tpu_scoped_vmem_limit_kib", "65536")
-"""KiB of the on-chip memory's 128 MiB, for the windows of a matmul: larger ones read, and compute what is fused into
-the matmul, less often. To compile takes up to three times as long; 96 MiB takes longer still."""
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
 # 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e). The clock is
@@ -80,7 +77,7 @@ CHIPS = {
         ("TPU v5p", "TPU v5"),
         ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
         clock=1.75e9,
-        compiler_options=(*_TPU_OPTIONS, _WINDOWS),
+        compiler_options=_TPU_OPTIONS,
     ),
     "v6e": Chip(
         "v6e",
@@ -92,7 +89,7 @@ CHIPS = {
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
         clock=1.75e9,
         matrix_side=256,
-        compiler_options=(*_TPU_OPTIONS, _WINDOWS),
+        compiler_options=_TPU_OPTIONS,
     ),
     # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
     # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.

@@ -36,7 +36,7 @@ MODEL = Qwen3Config(
     dtype="bfloat16",
     param_dtype="float32",
 )
-QUICKER = ("xla_tpu_scoped_vmem_limit_kib=", "xla_tpu_enable_async_collective_fusion=")
+QUICKER = ("xla_tpu_enable_async_collective_fusion=",)
 """To compile; what is sent is the same."""
 
 
