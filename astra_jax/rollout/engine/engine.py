@@ -29,7 +29,7 @@ from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
 from astra_jax.rollout.engine.room import check_room, empty_cache, mesh_of
-from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request
+from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
 
 MIN_SHARED = 16
@@ -307,7 +307,7 @@ class Engine:
                 waiting.append(request)
                 continue
             n = len(request.prompt)
-            own = min(_common(slot.ids[: slot.cached], request.prompt), n - 1)
+            own = min(common_prefix(slot.ids[: slot.cached], request.prompt), n - 1)
             donor, shared = self._best_donor(slot, request.prompt)
             slot.cached, slot.length, slot.ids[:n] = own, n, request.prompt
             slot.session, slot.request = request.session, request
@@ -337,7 +337,7 @@ class Engine:
             if slot is taker or slot.donor is not None:  # who waits for a donor is none itself: no cycles
                 continue
             held = slot.cached if slot.request is None else slot.length - 1
-            common = min(_common(slot.ids[:held], prompt), len(prompt) - 1)
+            common = min(common_prefix(slot.ids[:held], prompt), len(prompt) - 1)
             if common > shared:
                 best, shared = slot, common
         return best, shared
@@ -351,7 +351,7 @@ class Engine:
                 continue
             slot.donor = None
             # The donor may have been given other work meanwhile: what it holds *now* is what counts.
-            shared = min(_common(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
+            shared = min(common_prefix(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
             if shared > slot.cached:
                 self.stats.copied_tokens += shared - slot.cached
                 slot.cached = shared
@@ -360,8 +360,8 @@ class Engine:
         rows = self.config.prefill_rows_for(self.config.slots)
         for start in range(0, len(takers), rows):
             some = takers[start : start + rows]
-            target = _pad([slot.index for slot in some], rows, self.config.slots)
-            source = _pad([slot.index for slot in donors[start : start + rows]], rows, 0)
+            target = padded([slot.index for slot in some], rows, self.config.slots)
+            source = padded([slot.index for slot in donors[start : start + rows]], rows, 0)
             window = self.config.window_for(max(slot.cached for slot in some))
             self._cache = device.copy(self._cache, source, target, window=window)
 
@@ -402,7 +402,7 @@ class Engine:
             slot.cached += n
             self.stats.prefilled_tokens += n
         window = self.config.window_for(before)
-        index = _pad([slot.index for slot in pending], rows, self.config.slots)
+        index = padded([slot.index for slot in pending], rows, self.config.slots)
         self._cache = device.prefill(
             self._params, self._cache, index, tokens, positions, model=self.model, window=window
         )
@@ -494,14 +494,3 @@ def _stopped(cause: BaseException) -> EngineError:
     error = EngineError(f"the engine has stopped: {cause!r}")
     error.__cause__ = cause
     return error
-
-
-def _pad(values: Sequence[int], length: int, fill: int) -> np.ndarray:
-    return np.asarray([*values, *[fill] * (length - len(values))], np.int32)
-
-
-def _common(held: np.ndarray, prompt: np.ndarray) -> int:
-    """Length of the common prefix."""
-    n = min(len(held), len(prompt))
-    different = np.flatnonzero(held[:n] != prompt[:n])
-    return int(different[0]) if len(different) else n

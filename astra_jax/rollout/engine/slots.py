@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -149,3 +150,15 @@ class CacheSlot:
     @property
     def prefilling(self) -> bool:
         return self.request is not None and self.cached < self.length - 1
+
+
+def padded(values: Sequence[int], length: int, fill: int) -> np.ndarray:
+    """int32 [length]: the values, then `fill`."""
+    return np.asarray([*values, *[fill] * (length - len(values))], np.int32)
+
+
+def common_prefix(held: np.ndarray, prompt: np.ndarray) -> int:
+    """How many tokens both begin with."""
+    n = min(len(held), len(prompt))
+    different = np.flatnonzero(held[:n] != prompt[:n])
+    return int(different[0]) if len(different) else n
