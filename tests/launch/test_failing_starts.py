@@ -98,7 +98,7 @@ def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere, 
         ({"config": world / "config.py"}, "is of type GRPORun; this program takes one of SFTRun"),
         ({"weights": nowhere}, f"{nowhere} has no config.json"),
         ({"weights": bare}, f"{bare} has no weights"),
-        ({"weights": untold}, f"{untold}/config.json is no model's (KeyError:"),
+        ({"weights": untold}, f"{untold}/config.json: vocab_size is missing;"),
         ({"tokenizer": nowhere}, f"{nowhere}"),
         ({"profile_steps": "3"}, "--profile_steps=3: write FIRST:LAST"),
     ]
