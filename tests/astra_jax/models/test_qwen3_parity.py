@@ -265,9 +265,13 @@ def test_presets_have_the_released_number_of_parameters(name: str, billions: flo
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
-        ({"use_sliding_window": True}, "use_sliding_window is true"),
+        ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "rope_parameters": None}, "rope_type is 'dynamic'"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]"),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [3], "moe_intermediate_size": 32}
+            | {"num_experts": 4, "num_experts_per_tok": 2},
+            r"mlp_only_layers is \[3\]",
+        ),
     ],
 )
 def test_configs_that_the_port_does_not_compute_are_refused(change: dict, message: str) -> None:
