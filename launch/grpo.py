@@ -6,7 +6,8 @@
 
 Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-SIGTERM saves and ends with 0. How the servers are started is in docs/vllm.md.
+SIGTERM saves and ends with 0. A run to which no batch of valid groups comes any more says why, and ends with 1. How the
+servers are started is in docs/vllm.md.
 
     --profile_steps=10:12    write a trace of these updates to WORKDIR/profile
 
@@ -62,7 +63,7 @@ _PUBLISH = flags.DEFINE_string(
 )
 
 
-def main() -> None:
+def main() -> int:
     import jax
 
     from astra_jax.grpo.environments import select_environments
@@ -114,10 +115,11 @@ def main() -> None:
             )
         )
         if not is_first():
-            return
+            return 0
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
         say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
+        return int(result.stopped == "exhausted")
 
 
 def _servers() -> VLLMConfig:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
+from absl import logging
 
-from astra_jax.rollout.policy import Policy, Sampling
+from astra_jax.rollout.policy import Policy, RequestFailed, Sampling
 from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -174,6 +175,9 @@ async def run_episode(
 
     try:
         finish = await run_agent(agent, execute, max_turns=config.max_turns)
+    except RequestFailed as error:  # what others asked for goes on: see `fill`, which ends when nothing else comes
+        logging.warning("an episode of %s is voided: %s", task.environment.id, error)
+        finish = "voided"
     finally:
         policy.release(session)
 

@@ -11,6 +11,7 @@ import pytest
 from rollout_world import ScriptedPolicy, call
 
 from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
+from astra_jax.rollout.policy import RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chat_format import render
@@ -178,6 +179,20 @@ async def test_infrastructure_failures_are_never_scored(environment, chat_tokeni
     with pytest.raises(ValueError, match="voided"):
         _ = episode.reward
     assert episode_stats([episode]) == {}
+
+
+async def test_a_completion_that_is_given_up_voids_its_episode_alone(pool, environment, chat_tokenizer):
+    class Failing(ScriptedPolicy):
+        async def generate(self, token_ids, sampling, *, session=""):
+            if self.seen.get(session):
+                raise RequestFailed("the model's logits are not finite")
+            return await super().generate(token_ids, sampling, session=session)
+
+    policy = Failing(chat_tokenizer, lambda session, turn, seed: call("capital_of", country="France"))
+    task = make_task(environment, chat_tokenizer, CONFIG, seed=0)
+    episode = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s")
+    assert episode.voided and episode.turns == 1 and len(episode.calls) == 1
+    assert policy.seen == {}  # the session is given back
 
 
 async def test_cancelling_releases_the_session(pool, environment, chat_tokenizer):
