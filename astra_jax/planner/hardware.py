@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.attention.splash import BLOCK
 from astra_jax.run.chips import CHIPS, Chip
 from synthesis.core.refusals import Refusal
 
@@ -121,14 +120,3 @@ def mesh_sizes(chips: int, tokens: int) -> dict[str, int]:
     while tokens / context > TOKENS_PER_CHIP and chips % (2 * context) == 0:
         context *= 2
     return {"fsdp": chips // context, "context": context}
-
-
-def row_length(tokens: int, context: int) -> int:
-    """The row length that the step is compiled for: at least `tokens`, in blocks that attention can tile.
-
-    Over `context` a row is cut into twice as many chunks, each of whole blocks; of two where that costs at most a
-    twentieth more.
-    """
-    pieces = 2 * context if context > 1 else 1
-    small, large = (math.ceil(tokens / (pieces * block)) * pieces * block for block in (BLOCK, 2 * BLOCK))
-    return large if large <= 1.05 * tokens else small

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.attention.splash import BLOCK
+from astra_jax.attention.splash import BLOCK, good_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
 from astra_jax.models.model import Model, parameters
 from astra_jax.planner import programs
 from astra_jax.planner.cycles import count_cycles
-from astra_jax.planner.hardware import Slice, mesh_sizes, row_length
+from astra_jax.planner.hardware import Slice, mesh_sizes
 from astra_jax.planner.jobs import Job, executed_flops_per_token, for_tokens, job_on, longest
 from astra_jax.planner.network import Torus
 from astra_jax.planner.schedule import schedule_of
@@ -191,9 +191,9 @@ def make_plan(
 
 
 def _row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
-    """The least configured bucket that holds the tokens, or else of whole blocks of attention."""
+    """The least configured bucket that holds the tokens, or else one of large blocks of attention."""
     buckets = () if isinstance(config, SFTConfig) else config.row_buckets
-    return min((bucket for bucket in buckets if bucket >= tokens), default=row_length(tokens, context))
+    return min((bucket for bucket in buckets if bucket >= tokens), default=good_length(tokens, context))
 
 
 def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:

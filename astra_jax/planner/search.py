@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from jax.sharding import AbstractMesh
 
-from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK
+from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH
 from astra_jax.models.model import Model, parameters
@@ -193,11 +193,11 @@ def _meshes(model: Sized, chips: int) -> Iterator[dict[str, int]]:
 
 
 def _lengths(tokens: int, context: int) -> list[int]:
-    """Row lengths for sequences of `tokens`: for each size of attention's blocks the least, but not much padding."""
+    """Row lengths for sequences of `tokens`: the least, the least with large blocks, and of the largest block."""
     pieces = 2 * context if context > 1 else 1
-    blocks = [BLOCK << n for n in range(int(math.log2(LARGEST_BLOCK // BLOCK)) + 1)]
-    lengths = sorted({-(-tokens // (pieces * block)) * pieces * block for block in blocks})
-    return [length for length in lengths if length == lengths[0] or length <= _PADDING * tokens]
+    least, largest = (-(-tokens // (pieces * block)) * pieces * block for block in (BLOCK, LARGEST_BLOCK))
+    lengths = sorted({least, good_length(tokens, context), largest})
+    return [length for length in lengths if length == least or length <= _PADDING * tokens]
 
 
 def least_bytes(model: Sized, weights: int, tokens: int, rows: int, mesh: dict[str, int], remat: str) -> float:
@@ -241,7 +241,7 @@ def least_seconds(
     whole = executed_flops_per_token(model, tokens, remat)
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6 * (11 if remat == "full" else 9)
     chunk = tokens // (2 * mesh["context"] if mesh["context"] > 1 else 1)
-    block = min(LARGEST_BLOCK, chunk & -chunk)
+    block = block_of(padded_length(chunk))
     # A block of queries is multiplied with each number of the keys and values that are read for it.
     share = min(share, block * chip.hbm_bandwidth / chip.flops) if chip.clock else share
     arithmetic = (whole - attention + attention / share) * step / slice_.chips / chip.flops

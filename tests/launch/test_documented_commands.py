@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from jax.sharding import AbstractMesh
 
-from astra_jax.attention.splash import BLOCK
+from astra_jax.attention.splash import BLOCK, good_length
 from astra_jax.mesh import AXES
-from astra_jax.planner.hardware import Slice, mesh_sizes, row_length
+from astra_jax.planner.hardware import Slice, mesh_sizes
 from astra_jax.planner.jobs import for_tokens, job_on, longest
 from launch.flags.cli import UsageError, load_config, overridden
 from synthesis.core.refusals import InputError
@@ -59,7 +59,7 @@ def job_of(program: str, text: str):
         sizes = sizes or mesh_sizes(slice_.chips, tokens)
         assert math.prod(sizes.values()) == slice_.chips, f"{sizes} is not {slice_.name}"
         if "tokens" in given:
-            model, config = for_tokens(model, config, tokens, row_length(tokens, sizes.get("context", 1)))
+            model, config = for_tokens(model, config, tokens, good_length(tokens, sizes.get("context", 1)))
     mesh = AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
     return job_on(model, config, mesh, blocks=blocks)
 
