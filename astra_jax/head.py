@@ -5,15 +5,15 @@ look-up of the targets and the objective are one function over chunks of tokens.
 token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
 and then. The logits are computed once, forward and backward together.
 
-On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`
-see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states' gradient. So a device
-holds only its words' part of the matrix, gathered in the activations' type, and of the matrix's float32 gradient.
+On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`, if
+they divide it, see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states'
+gradient. So a device holds only its words' part of the matrix, gathered in the activations' type, and of the matrix's
+float32 gradient.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,6 @@ from jax.sharding import PartitionSpec as P
 
 from astra_jax.mesh import BATCH, WIDTH
 from astra_jax.models.layers.linear import weight_gradient
-from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
@@ -43,6 +42,7 @@ class _Plan:
     temperature: float
     chunk: int
     mesh: Mesh | None
+    words: int
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -50,8 +50,17 @@ class _Plan:
 
     @property
     def sharers(self) -> tuple[str, ...]:
-        """The axes whose devices share the vocabulary, the outer one first."""
-        return tuple(axis for axis in ("tensor", "context") if self.mesh is not None and self.mesh.shape[axis] > 1)
+        """The axes whose devices share the vocabulary, the outer one first: `context` where it divides it."""
+        if self.mesh is None:
+            return ()
+        tensor, context = (self.mesh.shape[axis] for axis in ("tensor", "context"))
+        shared = context > 1 and self.words % (tensor * context) == 0
+        return ("tensor",) * (tensor > 1) + ("context",) * shared
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The axes over which a matrix's width is gathered."""
+        return tuple(axis for axis in WIDTH if axis not in self.sharers)
 
     def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""
@@ -60,15 +69,6 @@ class _Plan:
         specs = (_HIDDEN, _MATRIX, _TOKENS, _TOKENS)
         return jax.shard_map(part, mesh=self.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
 
-    def check(self, w_dv: Array) -> None:
-        """Refuse a vocabulary that the devices cannot share."""
-        devices = math.prod(self.mesh.shape[axis] for axis in self.sharers) if self.mesh is not None else 1
-        if w_dv.shape[1] % devices:
-            raise InputError(
-                f"the vocabulary has {w_dv.shape[1]} words, which mesh axes {' x '.join(self.sharers)} = {devices} do "
-                "not divide; choose divisors"
-            )
-
     def own_words(self, w_dv: Array, dtype: Any) -> Array:
         """From a device's piece of the matrix, some of its width, all of its words' width in `dtype`."""
         w_dv = w_dv.astype(dtype)
@@ -76,13 +76,13 @@ class _Plan:
             return w_dv
         if "context" in self.sharers:
             w_dv = jax.lax.all_to_all(w_dv, "context", split_axis=1, concat_axis=0, tiled=True)
-        return jax.lax.all_gather(w_dv, _ROWS, axis=0, tiled=True)
+        return jax.lax.all_gather(w_dv, self.rows, axis=0, tiled=True)
 
     def back(self, dw_vd: Array) -> Array:
         """The inverse for the matrix's gradient, turned around: summed over devices, to each its piece."""
         if self.mesh is None:
             return dw_vd
-        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), _ROWS, scatter_dimension=1, tiled=True)
+        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), self.rows, scatter_dimension=1, tiled=True)
         if "context" in self.sharers:
             dw_vd = jax.lax.all_to_all(dw_vd, "context", split_axis=1, concat_axis=0, tiled=True)
         return dw_vd
@@ -115,8 +115,6 @@ class _Plan:
 
 
 _TOKENS, _HIDDEN, _MATRIX = P(BATCH, "context"), P(BATCH, "context", None), P(WIDTH, "tensor")
-_ROWS = tuple(axis for axis in WIDTH if axis != "context")
-"""The axes over which a matrix's width is gathered."""
 
 
 def token_logprobs(
@@ -145,8 +143,7 @@ def token_logprobs(
         ValueError: the temperature is not positive.
         TypeError: it is differentiated; `summed_loss` is the way to a gradient.
     """
-    plan = _Plan(temperature, chunk, mesh)
-    plan.check(w_dv)
+    plan = _Plan(temperature, chunk, mesh, w_dv.shape[1])
     return _token_logprobs(x_btd, w_dv, targets_bt, plan)
 
 
@@ -190,8 +187,7 @@ def summed_loss(
     Raises:
         ValueError: the temperature is not positive.
     """
-    plan = _Plan(temperature, chunk, mesh)
-    plan.check(w_dv)
+    plan = _Plan(temperature, chunk, mesh, w_dv.shape[1])
     return _summed_loss(x_btd, w_dv, targets_bt, terms, objective, plan)
 
 

@@ -34,13 +34,17 @@ MADE_AT_RUN_TIME = {
     "synthesis/offline/intents.py": "our own wordings",
     "synthesis/offline/templates.py": "our own wordings",
     "synthesis/trajectories/tasks.py": "a tool's name, escaped",
+    "astra_jax/planner/hlo.py": "an attribute's name, our own, or a number",
+    "astra_jax/planner/kernels.py": "our own names of a kernel's blocks",
     "astra_jax/planner/programs.py": "the compiler's messages",
     "astra_jax/sft/rename_entities.py": "names, escaped",
 }
 """The files that make patterns of what they are given, and of what; none of it is a pattern that others wrote."""
 READS_OURS = {
     "synthesis/offline/environment_author.py": "the documents of our own relations",
-    "astra_jax/planner/collectives.py": "the compiler's programs",
+    "astra_jax/planner/cycles.py": "the compiler's programs",
+    "astra_jax/planner/hlo.py": "the compiler's programs",
+    "astra_jax/planner/kernels.py": "the compiler's programs",
     "astra_jax/rollout/vllm/plugin/astra_vllm/model.py": "the names of a model's weights",
 }
 """The files whose patterns may backtrack, and what they read."""

@@ -139,7 +139,7 @@ def test_a_run_says_what_it_was_and_what_it_came_to(finished) -> None:
 def assert_in_tensorboard(folder: Path, rows: list[dict[str, float]]) -> None:
     """Every figure of every row is there, and the samples."""
     found: dict[str, dict[int, float]] = {}
-    for file in folder.glob("events.*"):
+    for file in sorted(folder.glob("events.*")):  # of the same step the later start's counts
         data, place = file.read_bytes(), 0
         while place < len(data):  # TFRecord: length, its checksum, the record, its checksum
             (length,) = struct.unpack_from("<Q", data, place)

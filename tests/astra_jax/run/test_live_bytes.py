@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections import defaultdict
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -100,7 +101,9 @@ class Live:
 
 
 @pytest.fixture
-def live(monkeypatch) -> Live:
+def live(monkeypatch) -> Iterator[Live]:
+    gc.collect()
+    gc.freeze()  # or each look goes through all that other tests of this process have made
     made = Live(monkeypatch)
     save = Checkpointer.save
 
@@ -113,7 +116,8 @@ def live(monkeypatch) -> Live:
     monkeypatch.setattr(Checkpointer, "save", saved)
     for owner, name in ((shell.TrainingRun, "begin"), (Checkpointer, "restore"), (Checkpointer, "save")):
         made.watch(owner, name)
-    return made
+    yield made
+    gc.unfreeze()
 
 
 @pytest.mark.slow
