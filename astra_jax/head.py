@@ -5,8 +5,8 @@ look-up of the targets and the objective are one function over chunks of tokens.
 token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
 and then. The logits are computed once, forward and backward together.
 
-On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`, if
-they divide it, see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states'
+On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`,
+if they divide it, see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states'
 gradient. So a device holds only its words' part of the matrix, gathered in the activations' type, and of the matrix's
 float32 gradient.
 """
