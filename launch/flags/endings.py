@@ -63,6 +63,9 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
     logging.get_absl_handler().setFormatter(_PrintableFormatter())
     sys.excepthook = _outside
+    # Shared memory that data workers leave where a run is interrupted is unlinked by Python's tracker, a process of its
+    # own that would say so behind the last line. It takes its filters from here.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
 
 
 def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:
