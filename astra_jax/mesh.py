@@ -95,14 +95,15 @@ def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
             f"a micro-batch has {rows} rows, which mesh axes {' x '.join(BATCH)} = {over_rows} do not divide; use "
             f"{-(-rows // over_rows) * over_rows} rows, or a smaller mesh axis"
         )
-    if tokens % (pieces := _pieces(mesh.shape["context"])):
+    if tokens % (pieces := pieces_of(mesh.shape["context"])):
         raise InputError(
             f"{field} is {tokens}, which mesh axis 'context' of {mesh.shape['context']} devices cuts into {pieces} "
             f"chunks; use {-(-tokens // pieces) * pieces}"
         )
 
 
-def _pieces(context: int) -> int:
+def pieces_of(context: int) -> int:
+    """Into how many chunks a sequence is cut over `context` devices."""
     return 2 * context if context > 1 else 1
 
 
@@ -112,7 +113,7 @@ def zigzag_order(length: int, context: int) -> np.ndarray:
     Raises:
         ValueError: `length` is not a multiple of `2 * context`.
     """
-    if length % _pieces(context):
+    if length % pieces_of(context):
         raise InputError(f"a sequence of {length} does not divide into {2 * context} chunks; see mesh.check_batch")
     return np.asarray(zigzag(np.arange(length, dtype=np.int32)[None], context))[0]
 

@@ -53,6 +53,7 @@ def main() -> int:
     from astra_jax.planner.hardware import Slice
     from astra_jax.planner.plan import Plan, describe, make_plan
     from astra_jax.planner.search import search
+    from astra_jax.run.chips import GIB
     from configs.training import SFTRun
 
     if _CONFIG.value is None:
@@ -73,7 +74,7 @@ def main() -> int:
 
     def tell(plan: Plan) -> None:
         verdict = f"{plan.step_seconds:.3g} s" if plan.fits else "does not fit"
-        say(f"tried {plan.topology} {' '.join(plan.flags)}: {verdict}, {plan.peak_bytes_per_chip / 2**30:.1f} GiB")
+        say(f"tried {plan.topology} {' '.join(plan.flags)}: {verdict}, {plan.peak_bytes_per_chip / GIB:.1f} GiB")
 
     found = search(run.model, job, slice_, compiles=_COMPILES.value, on_plan=tell, **asked)
     for title, one in (("fastest of those", found.fastest), ("smallest slice", found.smallest)):

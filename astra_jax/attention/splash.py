@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.attention.residuals import RESIDUALS
-from astra_jax.mesh import zigzag_order
+from astra_jax.mesh import pieces_of, zigzag_order
 from synthesis.core.refusals import InputError
 
 Array = jax.Array
@@ -66,7 +66,7 @@ def good_length(tokens: int, context: int) -> int:
     128, with blocks of 128; 81,920 have blocks of 640. The least that a kernel takes is `padded_length`, over devices a
     multiple of 2 x context x `BLOCK`; rows that are short for large blocks are a multiple of that.
     """
-    pieces = 2 * context if context > 1 else 1
+    pieces = pieces_of(context)
     chunk = padded_length(-(-tokens // pieces))
     if chunk > GOOD_BLOCK:
         chunk = next(length for length in range(chunk, 2 * chunk, BLOCK) if block_of(length) >= GOOD_BLOCK)
@@ -87,7 +87,7 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
             f"use {-(-length // step) * step}"
         )
     length = padded_length(length)
-    block_q, block_kv = block_of(length // (2 * context if context > 1 else 1)), block_of(length)
+    block_q, block_kv = block_of(length // pieces_of(context)), block_of(length)
     mask = splash_attention_mask.MultiHeadMask([_Causal(length, context)] * heads)
     # Two backward kernels: the fused one writes the queries' gradient once for each block of keys, 48 GB at 77,824
     # tokens on 16 devices.

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.mesh import AXES, BATCH
+from astra_jax.mesh import AXES, BATCH, pieces_of
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.remat import REMATS
 from astra_jax.planner.hardware import PlanError, Slice, larger
@@ -194,7 +194,7 @@ def _meshes(model: Sized, chips: int) -> Iterator[dict[str, int]]:
 
 def _lengths(tokens: int, context: int) -> list[int]:
     """Row lengths for sequences of `tokens`: the least, the least with large blocks, and of the largest block."""
-    pieces = 2 * context if context > 1 else 1
+    pieces = pieces_of(context)
     least, largest = (-(-tokens // (pieces * block)) * pieces * block for block in (BLOCK, LARGEST_BLOCK))
     lengths = sorted({least, good_length(tokens, context), largest})
     return [length for length in lengths if length == least or length <= _PADDING * tokens]
@@ -240,7 +240,7 @@ def least_seconds(
     share = min(1.0, model.head_dim / chip.matrix_side)
     whole = executed_flops_per_token(model, tokens, remat)
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6 * (11 if remat == "full" else 9)
-    chunk = tokens // (2 * mesh["context"] if mesh["context"] > 1 else 1)
+    chunk = tokens // pieces_of(mesh["context"])
     block = block_of(padded_length(chunk))
     # A block of queries is multiplied with each number of the keys and values that are read for it.
     share = min(share, block * chip.hbm_bandwidth / chip.flops) if chip.clock else share
