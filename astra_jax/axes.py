@@ -2,7 +2,9 @@
 
 So sharding, checkpoints and optimizers have rules about letters and know no model by name. A linear layer has the model
 width on one side: `d` comes first in those that read the residual stream, last in those that write to it. A leading `e`
-is the expert's, one more axis that matrices are stacked over.
+is the expert's, one more axis that matrices are stacked over. An adapter is two thin
+matrices with its rank, `r`, between them: `a_dr` and `b_rnh` are those of `q_dnh`, `a_nhr` and `b_rd` those of `o_nhd`.
+Rows of a few single tokens have `i` for `v`: `rows_id` of `embed_vd`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ def is_stacked(path: Any) -> bool:
 
 
 def is_small(name: str) -> bool:
-    """A norm's scale, a bias or a router: they are replicated, and no optimizer takes them for a matrix."""
-    axes = letters(name)
-    return len(axes) == 1 or name.startswith("router") or name.removesuffix(axes).endswith("bias_")
+    """A norm's scale, a bias or a router, which no optimizer takes for a matrix."""
+    return len(letters(name)) == 1 or name.startswith("router") or is_bias(name)
+
+
+def is_bias(name: str) -> bool:
+    """A linear layer's bias; its axes are the layer's outputs."""
+    return name.removesuffix(letters(name)).endswith("bias_")
 
 
 def sides(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(input axes, output axes) of a linear layer's leaf, counted without the layer and the expert."""
     axes = letters(name).removeprefix("e")
-    inputs = 1 if axes.startswith("d") else axes.index("d")
+    inputs = 1 if axes[0] in "dr" else axes.index("r" if axes.endswith("r") else "d")
     return tuple(range(inputs)), tuple(range(inputs, len(axes)))
 
 

@@ -20,10 +20,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from astra_jax.mesh import BATCH, WIDTH
+from astra_jax.mesh import BATCH, WIDTH, AnyMesh, free, on_each_device
 from astra_jax.models.layers.linear import weight_gradient
 
 Array = jax.Array
@@ -41,7 +40,7 @@ class _Plan:
 
     temperature: float
     chunk: int
-    mesh: Mesh | None
+    mesh: AnyMesh | None
     words: int
 
     def __post_init__(self) -> None:
@@ -66,8 +65,7 @@ class _Plan:
         """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""
         if self.mesh is None:
             return part
-        specs = (_HIDDEN, _MATRIX, _TOKENS, _TOKENS)
-        return jax.shard_map(part, mesh=self.mesh, in_specs=specs, out_specs=outputs, check_vma=False)
+        return on_each_device(part, self.mesh, (_HIDDEN, _MATRIX, _TOKENS, _TOKENS), outputs)
 
     def own_words(self, w_dv: Array, dtype: Any) -> Array:
         """From a device's piece of the matrix, some of its width, all of its words' width in `dtype`."""
@@ -82,7 +80,8 @@ class _Plan:
         """The inverse for the matrix's gradient, turned around: summed over devices, to each its piece."""
         if self.mesh is None:
             return dw_vd
-        dw_vd = jax.lax.psum_scatter(jax.lax.psum(dw_vd, "data"), self.rows, scatter_dimension=1, tiled=True)
+        dw_vd = jax.lax.psum(dw_vd, free(self.mesh, ["data"]))
+        dw_vd = jax.lax.psum_scatter(dw_vd, self.rows, scatter_dimension=1, tiled=True)
         if "context" in self.sharers:
             dw_vd = jax.lax.all_to_all(dw_vd, "context", split_axis=1, concat_axis=0, tiled=True)
         return dw_vd
@@ -124,7 +123,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
-    mesh: Mesh | None = None,
+    mesh: AnyMesh | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability of each target token, and the entropy of each distribution: to look at, without a gradient.
 
@@ -166,17 +165,19 @@ def summed_loss(
     w_dv: Array,
     targets_bt: Array,
     terms: Any,
+    counted_bt: Array,
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
-    mesh: Mesh | None = None,
+    mesh: AnyMesh | None = None,
 ) -> tuple[Array, Any]:
-    """An objective's sum over all tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
+    """An objective's sum over the counted tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
 
     Args:
-        objective: a token's part of the loss depends on that token's logprob and terms only. It is given chunks, the
-            last one filled up with tokens whose terms are 0, which must add nothing.
+        objective: a token's part of the loss depends on that token's logprob and terms only. It is given chunks, which
+            are filled up with tokens that are not counted or whose terms are 0: they must add nothing.
         terms: what else it needs of each token, a pytree of [B, T].
+        counted_bt: which tokens may add something; any number that is not 0 says yes.
 
     The other arguments are those of `token_logprobs`.
 
@@ -188,7 +189,7 @@ def summed_loss(
         ValueError: the temperature is not positive.
     """
     plan = _Plan(temperature, chunk, mesh, w_dv.shape[1])
-    return _summed_loss(x_btd, w_dv, targets_bt, terms, objective, plan)
+    return _summed_loss(x_btd, w_dv, targets_bt, (terms, counted_bt), objective, plan)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -266,7 +267,7 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
 def _total(parts: Any, plan: _Plan) -> Any:
     """The sum over chunks, and over the devices' tokens."""
     sums = jax.tree.map(lambda x: x.sum(0), parts)
-    return sums if plan.mesh is None else jax.lax.psum(sums, (*BATCH, "context"))
+    return sums if plan.mesh is None else jax.lax.psum(sums, free(plan.mesh, (*BATCH, "context")))
 
 
 def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: tuple[()]) -> tuple[Array, Array]:
@@ -282,28 +283,68 @@ def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: t
     return _unchunk(logps, targets_bt), _unchunk(entropy, targets_bt)
 
 
-def _blocks(x_btd: Array, targets_bt: Array, terms: Any, plan: _Plan) -> Any:
-    return jax.tree.map(lambda x: _chunks(x, plan.chunk), (x_btd, targets_bt, terms))
+@dataclass(frozen=True)
+class _Counted:
+    """This device's tokens in chunks, those that count first.
+
+    Attributes:
+        order_nc: int32, places in the flattened [B, T]; beyond its end where the last chunk is filled up.
+        used: in how many chunks any device has a token that counts. All take the same way at each chunk: they
+            exchange something there, and wait for the slowest anyway.
+    """
+
+    order_nc: Array
+    used: Array
+
+    @classmethod
+    def of(cls, counted_bt: Array, plan: _Plan) -> _Counted:
+        chunk = min(plan.chunk, counted_bt.size)
+        counted = jnp.pad(counted_bt.reshape(-1) != 0, (0, -counted_bt.size % chunk))
+        used = -(-counted.sum(dtype=jnp.int32) // chunk)
+        if plan.mesh is not None:
+            used = jax.lax.pmax(used, free(plan.mesh, (*BATCH, "context")))
+        return cls(jnp.argsort(~counted, stable=True).astype(jnp.int32).reshape(-1, chunk), used)
+
+    def map(self, work: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tree_bt: Any) -> tuple[Any, Any]:
+        """`lax.scan` of `work(carry, chunk of the tree)`; where nothing counts, the carry stays and the rest is 0."""
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree_bt)
+
+        def step(carry: Any, at: tuple[Array, Array]) -> tuple[Any, Any]:
+            index, order_c = at
+            block = jax.tree.map(lambda x: x.at[order_c].get(mode="fill", fill_value=0), flat)
+            shapes = jax.eval_shape(work, carry, block)[1]
+            idle = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+            return jax.lax.cond(index < self.used, work, lambda carry, _: (carry, idle), carry, block)
+
+        return jax.lax.scan(step, carry, (jnp.arange(len(self.order_nc)), self.order_nc))
+
+    def back(self, x_nc: Array, like_bt: Array) -> Array:
+        """What chunks gave, [chunks, chunk, …], at its tokens' places [B, T, …]."""
+        places = jnp.argsort(self.order_nc.reshape(-1))[: like_bt.size]
+        flat = x_nc.reshape(-1, *x_nc.shape[2:])
+        return flat[places].reshape(*like_bt.shape, *flat.shape[1:])
 
 
 def _loss(
-    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
+    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, of_tokens: tuple[Any, Array]
 ) -> tuple[Array, Any]:
     w_dv = plan.own_words(w_dv, x_btd.dtype)
+    terms, counted_bt = of_tokens
 
-    def chunk(block: Any) -> tuple[Array, Any]:
+    def chunk(_: None, block: Any) -> tuple[None, tuple[Array, Any]]:
         x_cd, targets_c = plan.everyones(block[:2])
         found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])
-        return objective(plan.own(found.logps_c, count), plan.own(found.entropy_c, count), block[2])
+        return None, objective(plan.own(found.logps_c, count), plan.own(found.entropy_c, count), block[2])
 
-    parts = jax.lax.map(chunk, _blocks(x_btd, targets_bt, terms, plan))
+    _, parts = _Counted.of(counted_bt, plan).map(chunk, None, (x_btd, targets_bt, terms))
     return _total(parts, plan)
 
 
 def _loss_and_gradients(
-    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: Any
+    objective: Objective, plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, of_tokens: tuple[Any, Array]
 ) -> tuple[tuple[Array, Any], Array, Array]:
     dtype, w_dv = w_dv.dtype, plan.own_words(w_dv, x_btd.dtype)
+    terms, counted_bt = of_tokens
 
     # The gradient of the matrix is added up as [V, D], as a tied embedding is.
     def chunk(dw_vd: Array, block: Any) -> tuple[Array, Any]:
@@ -320,6 +361,6 @@ def _loss_and_gradients(
         dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd)
         return dw_vd, (result, plan.own_sum(dx_cd).astype(x_cd.dtype))
 
-    zeros = jnp.zeros(w_dv.shape[::-1], jnp.float32)
-    dw_vd, (parts, dx_ncd) = jax.lax.scan(chunk, zeros, _blocks(x_btd, targets_bt, terms, plan))
-    return _total(parts, plan), _unchunk(dx_ncd, targets_bt), plan.back(dw_vd).T.astype(dtype)
+    zeros, counted = jnp.zeros(w_dv.shape[::-1], jnp.float32), _Counted.of(counted_bt, plan)
+    dw_vd, (parts, dx_ncd) = counted.map(chunk, zeros, (x_btd, targets_bt, terms))
+    return _total(parts, plan), counted.back(dx_ncd, targets_bt), plan.back(dw_vd).T.astype(dtype)

@@ -6,20 +6,25 @@
     context   sequence; parameters over their model width
     tensor    heads, feed-forward and vocabulary
 
+Several TPU slices are one mesh: each has its own places on `data`, since between slices there is only the data centre's
+network. The devices of one place on `data` are a replica: they hold a copy of the weights, and gradients of all
+micro-batches before replicas exchange theirs (`run/gradients.py`).
+
 A sequence is spread over `context` in zig-zag order: it is cut into twice as many chunks as there are devices, and
 device i holds chunks i and 2c-1-i, one early and one late, so that causal attention is the same work on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from synthesis.core.refusals import InputError
 
@@ -30,6 +35,8 @@ WIDTH = ("fsdp", "expert", "context")
 """The axes over which parameters' model width is spread."""
 
 Array = jax.Array
+AnyMesh = Mesh | AbstractMesh
+"""Inside a replica's part of a program a mesh is abstract, and `data` is no axis to spread anything over any more."""
 
 
 def make_mesh(
@@ -43,8 +50,10 @@ def make_mesh(
 ) -> Mesh:
     """A mesh of `data * fsdp * expert * context * tensor` devices; one axis may be -1: whatever is left.
 
+    Devices of several TPU slices are spread by `data` first: no other axis goes from one slice to another.
+
     Raises:
-        ValueError: the sizes do not make up the number of devices.
+        ValueError: the sizes do not make up the number of devices, or the slices do not divide `data`.
     """
     devices = jax.devices() if devices is None else devices
     sizes = dict(zip(AXES, (data, fsdp, expert, context, tensor), strict=True))
@@ -60,18 +69,109 @@ def make_mesh(
             f"mesh {sizes} needs {product} devices, there are {len(devices)}; change the sizes, or set one axis to -1"
         )
     # A TPU slice's torus has other sides than the mesh: an axis may be part of a side.
-    grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    if (slices := _slices(devices)) == 1:
+        grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    else:
+        if sizes["data"] % slices:
+            raise InputError(
+                f"mesh {sizes}: the devices are {slices} slices, and no axis but 'data' may cross from one to another; "
+                f"'data' is {sizes['data']}, make it a multiple of {slices}"
+            )
+        within = (sizes["data"] // slices, *(size for axis, size in sizes.items() if axis != "data"))
+        between = (slices,) + (1,) * (len(AXES) - 1)
+        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def platform_of(mesh: Mesh | None) -> str:
+def _slices(devices: Sequence[Any]) -> int:
+    """How many TPU slices the devices are. GPUs have such numbers too, of hosts, whose network all axes may cross.
+
+    Raises:
+        ValueError: the slices are of different sizes.
+    """
+    of_each = Counter(device.slice_index for device in devices if hasattr(device, "slice_index"))
+    if devices[0].platform != "tpu" or len(of_each) < 2:
+        return 1
+    if len(set(of_each.values())) > 1:
+        sizes = ", ".join(f"slice {index} has {count}" for index, count in sorted(of_each.items()))
+        raise InputError(f"a mesh wants slices of one size, but {sizes} devices; leave out what is more")
+    return len(of_each)
+
+
+def platform_of(mesh: AnyMesh | None) -> str:
     """What a program on this mesh is compiled for; None is JAX's default device."""
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    platform: str = _device(mesh).platform
+    return platform
 
 
-def constrain(x: Array, mesh: Mesh | None, *spec: str | tuple[str, ...] | None) -> Array:
+def device_kind_of(mesh: AnyMesh | None) -> str:
+    """The kind of its devices, as JAX says it; None is JAX's default device."""
+    kind: str = _device(mesh).device_kind
+    return kind
+
+
+def _device(mesh: AnyMesh | None) -> Any:
+    if mesh is None:
+        return jax.devices()[0]
+    return mesh.devices.flat[0] if isinstance(mesh, Mesh) else mesh.abstract_device
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same program for the whole mesh and for a replica's part of it, where `data` is taken out of what is spread.
+
+
+def free(mesh: AnyMesh, axes: Sequence[str]) -> tuple[str, ...]:
+    """Of some axes those that a program on this mesh spreads arrays over and sums over; inside a replica not `data`."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return tuple(axis for axis in axes if kinds[axis] != AxisType.Manual)
+
+
+def place(mesh: AnyMesh, spec: PartitionSpec) -> PartitionSpec:
+    """A spec for the whole mesh, on this one: without the axes that are not `free`."""
+
+    def left(one: Any) -> Any:
+        return one if one is None else free(mesh, (one,) if isinstance(one, str) else one) or None
+
+    return PartitionSpec(*map(left, spec))
+
+
+def on_each_device(part: Callable[..., Any], mesh: AnyMesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`part` on each device's part of the arrays; specs are those of the whole mesh.
+
+    Every axis is mentioned in every output, so there is no replication to check; kernels have no rules for it.
+    """
+    in_specs, out_specs = jax.tree.map(
+        lambda spec: place(mesh, spec), (in_specs, out_specs), is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+    axes = set(free(mesh, mesh.axis_names))
+    return jax.shard_map(part, mesh=mesh, axis_names=axes, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def constrain(x: Array, mesh: AnyMesh | None, *spec: str | tuple[str, ...] | None) -> Array:
     """Tell the compiler where `x` lives; without a mesh, `x` as it is."""
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, place(mesh, PartitionSpec(*spec))))
+
+
+def in_each_replica(
+    function: Callable[..., Any], mesh: AnyMesh | None, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`function(*arguments, mesh)` in each replica, with its own rows: nothing in it is exchanged with another one.
+
+    Args:
+        in_specs, out_specs: where `data` is in the arrays; without replicas they are not looked at.
+    """
+    if mesh is None or mesh.shape["data"] == 1:
+        return lambda *arguments: function(*arguments, mesh)
+    return jax.shard_map(
+        lambda *arguments: function(*arguments, jax.sharding.get_abstract_mesh()),
+        mesh=mesh,
+        axis_names={"data"},
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -122,9 +222,10 @@ def zigzag(x_bt: Any, context: int) -> Any:
     """Reorder axis 1 so that an even split over `context` devices gives each an early and a late chunk."""
     if context == 1:
         return x_bt
-    chunks = x_bt.reshape(x_bt.shape[0], 2 * context, -1, *x_bt.shape[2:])
-    order = np.stack([np.arange(context), np.arange(2 * context - 1, context - 1, -1)], axis=1).reshape(-1)
-    return chunks[:, order].reshape(x_bt.shape)
+    # No look-up of chunks by their numbers: XLA fails to spread that over the devices of one replica of several.
+    halves = x_bt.reshape(x_bt.shape[0], 2, context, -1, *x_bt.shape[2:])
+    stack = np.stack if isinstance(x_bt, np.ndarray) else jnp.stack
+    return stack([halves[:, 0], halves[:, 1, ::-1]], axis=2).reshape(x_bt.shape)
 
 
 def unzigzag(x_bt: Array, context: int) -> Array:

@@ -1,4 +1,4 @@
-"""Tokens: a byte-level BPE with Qwen3's special tokens; trained here for tiny models, or a real Qwen one from a folder.
+"""Tokens: a byte-level BPE with the tokens of a chat format; trained here for tiny models, or a model's own.
 
 The trained tokenizer cuts text before BPE so that a word has the same tokens wherever it stands: after a space, after a
 quote, inside JSON. Real Qwen merges a space into the word behind it, so `France` in a question and `"France"` in a
@@ -9,6 +9,7 @@ capital, so that their tokens are few and each is frequent. The price is one tok
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -18,27 +19,17 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from synthesis.core.chat_format import (
-    CALL_END,
-    CALL_START,
-    RESPONSE_END,
-    RESPONSE_START,
-    THINK_END,
-    THINK_START,
-    TURN_END,
-    TURN_START,
-    Segment,
-)
-from synthesis.core.chat_template import writes_thoughts
+from synthesis.core.chat_format import ChatFormat, Segment
+from synthesis.core.chat_template import FoundFormat, format_of, template_of
+from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, THINK_END, THINK_START, ChatML
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, write_text
 from synthesis.core.refusals import InputError, Refusal
 
-PAD = "<|endoftext|>"
-# The first three mark the frame (HF's `special`); the others are single tokens, but text that a reader wants to see.
-FRAME_TOKENS = (PAD, TURN_START, TURN_END)
-TEXT_TOKENS = (THINK_START, THINK_END, CALL_START, CALL_END, RESPONSE_START, RESPONSE_END)
-SPECIAL_TOKENS = FRAME_TOKENS + TEXT_TOKENS
+SPECIAL_TOKENS = QWEN3.needed
+"""Of a tokenizer that is trained here: the frame's (HF's `special`), and others, which a reader wants to see."""
+ROWS = 128
+"""An embedding that tokens are added to has a multiple of so many rows, which any mesh divides."""
 
 # In this order: each Chinese or Japanese character alone, capitals that begin no word, runs of other letters, digits in
 # pairs, runs of the rest.
@@ -63,32 +54,45 @@ class ChatTokenizer:
     """Text to ids and back. Made by `train` or `load`. Encoding lets other threads run meanwhile.
 
     Attributes:
-        start_id: of `<|im_start|>`, which begins a turn.
-        eos_id: of `<|im_end|>`, which ends a turn.
-        pad_id: of `<|endoftext|>`.
+        format: in which conversations of its model are rendered and parsed; knows the tokenizer's control tokens.
+        eos_id: of the token that ends a turn.
+        pad_id: of the token that fills up.
+        frame_ids: of the tokens that mark the frame, these two among them.
+        added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
         vocab_size: ids are below it; a model's embedding may be larger.
-        thoughts: whether conversations of its model hold thoughts, see `chat_format.render`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, origin: str = "tokenizer", thoughts: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        origin: str = "tokenizer",
+        chat_format: ChatFormat = QWEN3,
+        added: Sequence[str] = (),
+    ) -> None:
         ids: dict[str, int] = {}
-        for token in SPECIAL_TOKENS:
+        for token in (*chat_format.needed, *added):
             token_id = tokenizer.token_to_id(token)
             if token_id is None or tokenizer.encode(token, add_special_tokens=False).ids != [token_id]:
                 raise TokenizerError(
-                    f"{origin}: {token!r} is not a single token of it; use a Qwen3 tokenizer, or one that "
-                    "ChatTokenizer.train made"
+                    f"{origin}: {token!r} is not a single token of it; use the tokenizer of the chat template's model, "
+                    "or one that ChatTokenizer.train made"
                 )
             ids[token] = token_id
         self._tokenizer = tokenizer
-        self.thoughts = thoughts
-        self.start_id: int = ids[TURN_START]
-        self.eos_id: int = ids[TURN_END]
-        self.pad_id: int = ids[PAD]
+        own = tokenizer.get_added_tokens_decoder().values()
+        # Those that the format does not escape as its own.
+        control = {one.content for one in own if one.special and chat_format.escape(one.content) == one.content}
+        self.format = dataclasses.replace(chat_format, control=tuple(sorted(control - {""})))
+        self.eos_id: int = ids[chat_format.turn_end]
+        self.pad_id: int = ids[chat_format.pad]
+        self.frame_ids = frozenset(ids[token] for token in chat_format.frame)
+        self.added = tuple(added)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
         # A character of a token's name is a byte of its text, or more in one that was added.
-        longest = max(len(token.encode()) if token in SPECIAL_TOKENS else len(token) for token in vocabulary)
+        whole = {one.content for one in own}
+        longest = max(len(token.encode()) if token in whole else len(token) for token in vocabulary)
         self._most_per_token = longest * (1 if tokenizer.normalizer is None else _SHRINKING)
 
     @classmethod
@@ -98,7 +102,7 @@ class ChatTokenizer:
         Args:
             texts: rendered conversations, tool documents; special tokens in them are cut out.
             vocab_size: the most; fewer when the texts do not have that many pairs that occur twice.
-            dir: gets `tokenizer.json` and `tokenizer_config.json`.
+            dir: gets `tokenizer.json`, `tokenizer_config.json`, the chat template and `generation_config.json`.
 
         Raises:
             ValueError: `vocab_size` has no room for the bytes and the special tokens.
@@ -119,22 +123,28 @@ class ChatTokenizer:
             vocab_size=vocab_size,
             min_frequency=2,
             show_progress=False,
-            special_tokens=[AddedToken(t, special=t in FRAME_TOKENS, normalized=False) for t in SPECIAL_TOKENS],
+            special_tokens=[AddedToken(t, special=t in QWEN3.frame, normalized=False) for t in SPECIAL_TOKENS],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
         tokenizer.train_from_iterator(_without_special_tokens(texts), trainer=trainer)
         dir = Path(dir)
         dir.mkdir(parents=True, exist_ok=True)
         write_text(dir / "tokenizer_config.json", json.dumps(_HF_CONFIG, indent=2) + "\n")
+        write_text(dir / "chat_template.jinja", template_of(QWEN3))
+        made = cls(tokenizer, origin=str(dir))
+        write_text(dir / "generation_config.json", made.generation_config())
         write_text(dir / "tokenizer.json", tokenizer.to_str(pretty=True))
-        return cls(tokenizer, origin=str(dir))
+        return made
 
     @classmethod
     def load(cls, dir: Folder) -> ChatTokenizer:
-        """Load a folder that `train` wrote, or a real Qwen3 checkpoint's.
+        """Load a folder that `train` wrote, or that of a model whose chat template is one of the formats here.
+
+        A model that knows no tools gets their tokens: `added` says which, `rows` how many rows its embedding then has,
+        and `added_files` what the folder's files are with them.
 
         Raises:
-            TokenizerError: there is no tokenizer in it, or it lacks one of Qwen3's special tokens.
+            TokenizerError: there is no tokenizer in it, or it lacks a token of the format.
             TemplateError: its chat template writes no format that is trained here.
         """
         folder = location(dir)
@@ -145,7 +155,7 @@ class ChatTokenizer:
                 tokenizer = Tokenizer.from_buffer(file.read_bytes())
             except Exception as error:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
-            return cls(tokenizer, origin=str(dir), thoughts=writes_thoughts(folder))
+            return cls._with_tools(tokenizer, str(dir), format_of(folder))
         slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
         if slow and not in_bucket(folder):  # transformers converts it
             try:
@@ -157,10 +167,61 @@ class ChatTokenizer:
                 ) from None
 
             tokenizer = AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer
-            return cls(tokenizer, origin=str(dir), thoughts=writes_thoughts(folder))
+            return cls._with_tools(tokenizer, str(dir), format_of(folder))
         raise TokenizerError(
             f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
+
+    @classmethod
+    def _with_tools(cls, tokenizer: Tokenizer, origin: str, found: FoundFormat) -> ChatTokenizer:
+        taken = tokenizer.get_vocab(with_added_tokens=True)
+        if found.knows_tools:
+            # Two formats write the same; of one, the model has tokens of thoughts.
+            unthinking = found.format == QWEN3_INSTRUCT and not {THINK_START, THINK_END} & taken.keys()
+            return cls(tokenizer, origin=origin, chat_format=ChatML() if unthinking else found.format)
+        # Also where the vocabulary has it, as an ordinary token of which BPE makes parts.
+        tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in found.format.text_tokens])
+        for token in found.format.text_tokens:
+            number = tokenizer.token_to_id(token)
+            if number in taken.values() and number != taken.get(token):
+                raise TokenizerError(
+                    f"{origin}: its ids have gaps, so that {token!r} would be {number}, which is taken; number its "
+                    "tokens without gaps"
+                )
+        return cls(tokenizer, origin=origin, chat_format=found.format, added=found.format.text_tokens)
+
+    def generation_config(self) -> str:
+        """Hugging Face's `generation_config.json`, for a model that has none: what ends a turn, and what fills up."""
+        ends = list(dict.fromkeys((self.eos_id, self.pad_id)))
+        return json.dumps({"do_sample": True, "eos_token_id": ends, "pad_token_id": self.pad_id}, indent=2) + "\n"
+
+    def added_files(self) -> dict[str, str]:
+        """Those of the model's folder that the added tokens change, by name; none, if none were added.
+
+        They are `tokenizer.json` and the chat template, which then has tools.
+        """
+        if not self.added:
+            return {}
+        assert isinstance(self.format, ChatML)
+        return {"tokenizer.json": self._tokenizer.to_str(pretty=True), "chat_template.jinja": template_of(self.format)}
+
+    def rows(self, stored: int) -> int:
+        """How many rows the embedding has with the added tokens; `stored`: how many its model's folder has."""
+        return stored if not self.added or self.vocab_size <= stored else padded(self.vocab_size)
+
+    def spelled(self, stored: int) -> dict[int, tuple[int, ...]]:
+        """Tokens of which an embedding of `stored` rows has none, by their ids, as ids of those that it has.
+
+        They are the text's without the tokens that were added behind: `<tool_call>` is `<`, `tool`, `_`, `call`, `>`.
+        """
+        content = json.loads(self._tokenizer.to_str())
+        missing = {one["id"]: one["content"] for one in content["added_tokens"] if one["id"] >= stored}
+        if not missing:
+            return {}
+        content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] < stored]
+        before = Tokenizer.from_str(json.dumps(content))
+        spelled = {number: before.encode(text, add_special_tokens=False).ids for number, text in missing.items()}
+        return {number: tuple(ids) for number, ids in spelled.items() if ids and max(ids) < stored}
 
     def check_fits(self, vocab_size: int) -> None:
         """Raises `ValueError`: a model with so many words has no row for some of the tokens."""
@@ -182,7 +243,7 @@ class ChatTokenizer:
         """Of what it makes of texts, and of the chat format; the same however its file is written."""
         content = json.loads(self._tokenizer.to_str())
         parts = {name: content[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
-        text = json.dumps([parts, self.thoughts], sort_keys=True)
+        text = json.dumps([parts, self.format.identity], sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
@@ -234,10 +295,15 @@ class ChatTokenizer:
                 size, windows = 0, []
 
 
+def padded(tokens: int) -> int:
+    """Rows of an embedding that tokens were added to."""
+    return -(-tokens // ROWS) * ROWS
+
+
 _HF_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": TURN_END,
-    "pad_token": PAD,
+    "eos_token": QWEN3.turn_end,
+    "pad_token": QWEN3.pad,
     "clean_up_tokenization_spaces": False,
     "model_max_length": 131_072,
 }

@@ -26,6 +26,7 @@ _MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes; by default one device
 _SLOTS = number_flag("slots", 16, Slots, "Rows that decode together.")
 _LENGTH = number_flag("length", 4096, Length, "Cached positions of each.")
 _STEPS = number_flag("steps", 32, Count, "Tokens of a chunk.")
+_STORED = flags.DEFINE_enum("stored", "none", ["none", "int8"], "How the layers' matrices are kept.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to the kept ones.")
 
 
@@ -34,28 +35,28 @@ def main() -> None:
 
     from astra_jax.mesh import AXES, make_mesh
     from astra_jax.models.flops import decoding_bytes
-    from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.planner.cycles import count_cycles
     from astra_jax.planner.decoding import lower_decode
     from astra_jax.planner.hardware import Slice
     from astra_jax.planner.hlo import read_hlo
     from astra_jax.run.chips import GIB
+    from configs.training import MODELS
 
-    dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
+    dense = [name for name, preset in MODELS.items() if not preset.n_experts]
     if _MODEL.value not in dense:
         raise UsageError(f"--model is {_MODEL.value!r}; use one of {', '.join(dense)}")
-    model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
+    model = dataclasses.replace(MODELS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
     slice_ = Slice.parse(_TOPOLOGY.value)
     if slice_.chip.clock is None:
         raise UsageError(f"--topology={_TOPOLOGY.value}: only TPUs' compilers estimate cycles")
     sizes = meshes.axis_sizes(_MESH, AXES)
     devices = slice_.devices()
     mesh = make_mesh(*(sizes.get(axis, 1) for axis in AXES), devices=devices if sizes else devices[:1])
-    compiled = lower_decode(model, _SLOTS.value, _LENGTH.value, _STEPS.value, mesh).compile()
+    compiled = lower_decode(model, _SLOTS.value, _LENGTH.value, _STEPS.value, mesh, stored=_STORED.value).compile()
     # The loop over a chunk's tokens ends early where every row has stopped, so its trips are not in the text.
     chunk = count_cycles(read_hlo(compiled.as_text()).with_unknown_loops(_STEPS.value)).total
     step = chunk / _STEPS.value / slice_.chip.clock
-    floor = decoding_bytes(model, _SLOTS.value, _LENGTH.value) / mesh.size / slice_.chip.hbm_bandwidth
+    floor = decoding_bytes(model, _SLOTS.value, _LENGTH.value, _STORED.value) / mesh.size / slice_.chip.hbm_bandwidth
     memory = compiled.memory_analysis()
     row = {
         "model": _MODEL.value,
@@ -64,6 +65,7 @@ def main() -> None:
         "slots": _SLOTS.value,
         "length": _LENGTH.value,
         "steps": _STEPS.value,
+        "stored": _STORED.value,
         "step_ms": round(1e3 * step, 2),
         "floor_ms": round(1e3 * floor, 2),
         "share": round(floor / step, 3),

@@ -22,7 +22,7 @@ from launch.flags.numbers import number_flag, numbers_of
 from sandbox.settings import Bound, Count
 
 if TYPE_CHECKING:
-    from astra_jax.models.qwen3.presets import Qwen3Config
+    from astra_jax.models.decoder import Decoder
     from astra_jax.rollout.engine.engine import Engine
 
 _MODEL = flags.DEFINE_string("model", "4b", "Name of a dense preset.")
@@ -53,7 +53,7 @@ async def measure(engine: Engine, vocabulary: int, batch: int) -> float:
     return statistics.median(seconds[1:])
 
 
-async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> list[dict[str, Any]]:
+async def compare(model: Decoder, batches: list[int], bandwidth: float) -> list[dict[str, Any]]:
     """A row for each batch."""
     import jax
 
@@ -88,10 +88,10 @@ async def compare(model: Qwen3Config, batches: list[int], bandwidth: float) -> l
 def main() -> None:
     import jax
 
-    from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.run.chips import chip_of
+    from configs.training import MODELS
 
-    dense = [name for name, preset in PRESETS.items() if not preset.n_experts]
+    dense = [name for name, preset in MODELS.items() if not preset.n_experts]
     if _MODEL.value not in dense:
         raise UsageError(f"--model is {_MODEL.value!r}; use one of {', '.join(dense)}")
     batches = numbers_of(_BATCHES, Count)
@@ -101,7 +101,7 @@ def main() -> None:
         if (chip := chip_of(kind)) is None:
             raise UsageError(f"the memory bandwidth of {kind!r} is not known; give --bandwidth, in bytes a second")
         bandwidth = chip.hbm_bandwidth
-    model = dataclasses.replace(PRESETS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
+    model = dataclasses.replace(MODELS[_MODEL.value], dtype="bfloat16", param_dtype="bfloat16")
     for row in asyncio.run(compare(model, batches, bandwidth)):
         rows.report("decode_floor", row, save=_SAVE.value)
 

@@ -45,7 +45,6 @@ PLANS = (
     ("grpo", "32b", LONG, "h200:8"),
 )
 PAGE = rows.ROOT / "docs" / "scale.md"
-BEGIN, END = "<!-- plans -->\n", "<!-- end -->"
 
 _ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default all.")
 _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by default all.")
@@ -87,11 +86,7 @@ def main() -> None:
         size, kind = key[1], key[3].partition(":")[0]
         if size in (_ONLY.value or [size]) and kind in (_CHIPS.value or [kind]):
             rows.append("plans", plan(*key))
-    with open(rows.RESULTS / "plans.jsonl", encoding="utf-8") as file:
-        found = [json.loads(line) for line in file]
-    text = PAGE.read_text(encoding="utf-8")
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    PAGE.write_text(text[:start] + table(found) + text[end:], encoding="utf-8")
+    rows.rewrite(PAGE, "plans", table(rows.read("plans")))
 
 
 if __name__ == "__main__":

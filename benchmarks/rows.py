@@ -8,13 +8,23 @@ import os
 import platform
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from astra_jax.run import record as run_record
+from synthesis.core import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_LOCAL = {
+    "--workdir": "DIR",
+    "--save_hlo": "FILE",
+    "--trl": "PYTHON",
+    "--tunix": "PYTHON",
+    "--maxtext": "PYTHON",
+    "--checkout": "FOLDER",
+}
+"""Flags whose values only this machine has, and what a row says for them."""
 
 
 def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +45,22 @@ def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def read(name: str) -> list[dict[str, Any]]:
+    """The rows of `results/NAME.jsonl`, oldest first; none where there is no such file."""
+    file = RESULTS / f"{name}.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def rewrite(page: Path, mark: str, content: str) -> None:
+    """Put content between `<!-- MARK -->` and the next `<!-- end -->` of a page; ValueError if they are not there."""
+    begin = f"<!-- {mark} -->\n"
+    text = page.read_text(encoding="utf-8")
+    start = text.index(begin) + len(begin)
+    page.write_text(text[:start] + content + text[text.index("<!-- end -->", start) :], encoding="utf-8")
+
+
 def report(name: str, figures: dict[str, Any], *, save: bool) -> None:
     """Append the figures as a row when asked to, else only print them."""
     if save:
@@ -46,7 +72,7 @@ def report(name: str, figures: dict[str, Any], *, save: bool) -> None:
 def _general(argument: str) -> str:
     """The argument without what only this machine has: its folders and files."""
     name, _, _ = argument.partition("=")
-    return {"--workdir": "--workdir=DIR", "--save_hlo": "--save_hlo=FILE"}.get(name, argument)
+    return f"{name}={_LOCAL[name]}" if name in _LOCAL else argument
 
 
 def hardware() -> str:
@@ -64,6 +90,7 @@ def hardware() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
 
 
+@cache
 def commit() -> str:
-    """The checkout's commit; ends in `+` when files that git tracks were changed since."""
-    return run_record.commit(ROOT) or "unknown"
+    """The checkout's commit; ends in `+` when files that git tracks were changed before the first row was appended."""
+    return versions.commit(ROOT) or "unknown"

@@ -29,7 +29,7 @@ from launch.flags.numbers import number_flag
 from sandbox import Sandbox, SandboxConfig, SandboxPool
 from sandbox.settings import Bound
 
-PARTS = ("rates", "cold", "latency", "http", "many")
+PARTS = ("rates", "cold", "latency", "http", "many", "fleet")
 _ONLY = flags.DEFINE_list("only", list(PARTS), f"Of {', '.join(PARTS)}.")
 _ROUNDS = number_flag("rounds", 5, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns of each side.")
 _SECONDS = number_flag("seconds", 4.0, Annotated[float, Bound(least=0.5, most=86_400)], "Of each turn.")
@@ -275,6 +275,63 @@ async def many() -> dict[str, Any]:
     return {"environments": ENVIRONMENTS, "open_seconds": round(seconds, 1), "gib": round((after - before) / 2**30, 2)}
 
 
+SLOW_SERVICE = """
+import asyncio, json
+from aiohttp import web
+
+ANSWER = json.dumps({"kind": "ok", "value": 1, "stdout": "", "error": "", "cpu_seconds": 0.0, "wall_seconds": 0.05,
+                     "ended_by": "return"})
+
+async def main():
+    cores = asyncio.Semaphore(8)
+
+    async def health(request):
+        return web.json_response({"status": "ready", "tier": "A", "layers": {}})
+
+    async def answer(request):
+        await request.read()
+        async with cores:
+            await asyncio.sleep(0.05)
+        return web.Response(text=ANSWER, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/call", answer)
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", health)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"nothing on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+SERVICES = 4
+
+
+async def fleet() -> dict[str, Any]:
+    """Calls a second of one service and of four, whose tools take 50 ms and no processor, eight at a time."""
+    from sandbox.fleet import SandboxFleet
+
+    async with contextlib.AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(service("-c", SLOW_SERVICE)))[0] for _ in range(SERVICES)]
+        found: dict[int, list[float]] = {1: [], SERVICES: []}
+        for _ in range(_ROUNDS.value):
+            for count, rates_found in found.items():
+                async with SandboxFleet(urls[:count]) as remote:
+
+                    async def call(remote: Sandbox = remote) -> None:
+                        assert (await remote.call("# a tool", "f", {})).ok
+
+                    rates_found.append((await rate(call, _SECONDS.value, CALLERS))[0])
+    one, four = found.values()
+    return {
+        "services": SERVICES,
+        "fleet_calls_per_second": {str(count): round(statistics.median(rates), 1) for count, rates in found.items()},
+        "fleet_over_one": round(statistics.median(b / a for a, b in zip(one, four, strict=True)), 2),
+    }
+
+
 def _descendants() -> dict[int, list[str]]:
     """What /proc says of each process below this one, from its state on, by its id."""
     found = {}
@@ -316,6 +373,8 @@ async def measure() -> dict[str, Any]:
                 found |= await part(pool)
     if "many" in _ONLY.value:
         found |= await many()
+    if "fleet" in _ONLY.value:
+        found |= await fleet()
     return found
 
 

@@ -50,13 +50,13 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     from astra_jax.sft.data import BatchIterator, scan
     from astra_jax.sft.step import sft_optimizer, train_step
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.core.chat_format import render
+    from synthesis.core.chatml import QWEN3
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory
 
     made = list(itertools.islice(conversations(words()), 1_500))
     write_dataset(folder / "data", Trajectory, made, card={"made_by": "benchmarks.sft_input"})
-    texts = ["".join(segment.text for segment in render(one.messages, one.tools)) for one in made[:200]]
+    texts = ["".join(segment.text for segment in QWEN3.render(one.messages, one.tools)) for one in made[:200]]
     shape = SHAPES["1m"]
     tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "tokenizer")
 

@@ -54,7 +54,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.sft.bench import conversations
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.core.chat_format import render
+    from synthesis.core.chatml import QWEN3
     from synthesis.core.datasets import read_dataset, write_dataset
     from synthesis.core.records import Trajectory
 
@@ -64,7 +64,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     else:
         trajectories = list(itertools.islice(conversations(words(), size=0.05), 500))
         write_dataset(folder / "data", Trajectory, trajectories, card={"made_by": "benchmarks.sft_vs_pytorch"})
-    texts = ["".join(segment.text for segment in render(one.messages, one.tools)) for one in trajectories]
+    texts = ["".join(segment.text for segment in QWEN3.render(one.messages, one.tools)) for one in trajectories]
     tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
     model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
     save_hf(model.init(jax.random.key(0)), model, folder / "hf")

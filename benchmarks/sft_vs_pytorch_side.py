@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks.train_step_side import own_stdout
+
 OnStep = Callable[[float, float], None]
 """Called after each step with its tokens and its loss."""
 
@@ -23,9 +25,7 @@ class Turns:
     """Reads lines from stdin before a step that no line has asked for yet, and answers them."""
 
     def __init__(self) -> None:
-        # What libraries print goes to stderr; answers alone to stdout.
-        self._answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
+        self._answers = own_stdout()
         self._asked = 0
         self._steps: list[dict[str, float]] = []
         self._started = time.perf_counter()
@@ -93,7 +93,6 @@ def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:
 
     from astra_jax.sft.step import learning_rate
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.core.chat_format import render
     from synthesis.core.datasets import read_dataset
     from synthesis.core.records import Trajectory
 
@@ -155,7 +154,7 @@ def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:
         trained = sum(label != -100 for row in trainer.train_dataset["labels"] for label in row)
         wanted = 0
         for one in trajectories:
-            ids, mask = ours.encode_segments(render(one.messages, one.tools, keep_reasoning=True))
+            ids, mask = ours.encode_segments(ours.format.render(one.messages, one.tools, keep_reasoning=True))
             if len(ids) > work["seq_len"]:
                 raise ValueError(f"{one.id} has {len(ids)} tokens, more than --seq_len={work['seq_len']}")
             wanted += sum(mask)

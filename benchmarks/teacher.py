@@ -138,11 +138,11 @@ def endpoint(seen: dict[str, Any]) -> Iterator[str]:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    import synthesis.pipeline.teacher
+    import synthesis.pipeline.prompts
 
     (folder / "en").mkdir()
     (folder / "en" / "capital_answer.jinja").write_text(PROMPT)
-    synthesis.pipeline.teacher.PROMPTS = folder
+    synthesis.pipeline.prompts.PROMPTS = folder
     run: Any = asyncio.run
     if _UVLOOP.value:
         import uvloop

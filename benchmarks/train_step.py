@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -20,7 +19,7 @@ from absl import flags
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
-from benchmarks.sides import Side
+from benchmarks.sides import Side, train_in_turns
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, Count
@@ -69,36 +68,17 @@ def compare(case: Case, threads: int, rounds: int) -> dict:
     `matmul_gflops`, of the same turns, says what part of that is the libraries': a step is mostly matmuls, and on some
     processors one library is twice as fast as the other, on some they are alike.
     """
-    sides: dict[str, Side] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    gflops: dict[str, list[float]] = {name: [] for name in SIDES}
-    try:
-        for name in SIDES:
-            sides[name] = start(name, case, threads)
-        for _ in range(rounds):
-            for name, side in sides.items():
-                seconds[name] += side.ask(f"train {case.steps}")["seconds"]
-                gflops[name].append(side.ask("matmul")["gflops"])
-        ends = {name: side.ask("end") for name, side in sides.items()}
-    finally:
-        for side in sides.values():
-            side.kill()
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    peaks = {name: end["peak_rss_bytes"] for name, end in ends.items()}
-    best = min(medians["torch_eager"], medians["torch_compile"])
-    least = min(peaks["torch_eager"], peaks["torch_compile"])
+    got = train_in_turns(SIDES, lambda name: start(name, case, threads), rounds, case.steps)
+    best = min(got.seconds["torch_eager"], got.seconds["torch_compile"])
+    least = min(got.peak_bytes["torch_eager"], got.peak_bytes["torch_compile"])
     return {
         "shapes": asdict(case),
-        "parameters": ends["jax"]["parameters"],
+        "parameters": got.parameters,
         "dtype": "float32",
         "threads": threads,
-        "seconds_per_step": {name: round(value, 4) for name, value in medians.items()},
-        "first_step_seconds": {name: round(side.first, 1) for name, side in sides.items()},
-        "peak_rss_gib": {name: round(value / 2**30, 2) for name, value in peaks.items()},
-        "matmul_gflops": {name: round(statistics.median(values)) for name, values in gflops.items()},
-        "losses": {name: round(end["loss"], 4) for name, end in ends.items()},
-        "speed_ratio": round(best / medians["jax"], 3),
-        "memory_ratio": round(peaks["jax"] / least, 3),
+        **got.rounded(),
+        "speed_ratio": round(best / got.seconds["jax"], 3),
+        "memory_ratio": round(got.peak_bytes["jax"] / least, 3),
     }
 
 

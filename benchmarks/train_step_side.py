@@ -1,7 +1,7 @@
 """One side of `benchmarks.train_step`: builds its model, then trains when a line on stdin tells it to.
 
 ready      take the first step (compiles); answers {"seconds"}
-train N    N steps, each waited for; answers {"seconds": [...]}
+train N    N steps, each waited for; answers {"seconds": [...], "processor_seconds"}, the latter a mean
 matmul     a matmul a few times; answers {"gflops"}, what the side's library reaches
 end        answers {"peak_rss_bytes", "parameters", "loss"}
 """
@@ -9,13 +9,14 @@ end        answers {"peak_rss_bytes", "parameters", "loss"}
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks.shapes import Shape, hf_config
 
@@ -107,14 +108,15 @@ def seconds_of(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    name, case, threads = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-    build = {
-        "jax": jax_side,
-        "torch_eager": lambda *a: torch_side(*a, compiled=False),
-        "torch_compile": lambda *a: torch_side(*a, compiled=True),
-    }[name]
-    step, multiply, count = build(case, threads)
+def own_stdout() -> TextIO:
+    """Where answers go: what libraries print goes to stderr from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def serve(step: Step, multiply: Multiply, parameters: int, answers: TextIO = sys.stdout) -> None:
+    """Answer the lines of stdin until one says `end`."""
     loss = float("nan")
 
     def train() -> None:
@@ -123,15 +125,30 @@ def main() -> None:
 
     for line in sys.stdin:
         word, _, number = line.strip().partition(" ")
+        figures: dict[str, Any]
         if word == "end":
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"peak_rss_bytes": peak, "parameters": count, "loss": loss}), flush=True)
+            figures = {"peak_rss_bytes": peak, "parameters": parameters, "loss": loss}
+        elif word == "matmul":
+            figures = {"gflops": matmul_gflops(multiply)}
+        else:
+            processor = time.process_time()
+            seconds = [seconds_of(train) for _ in range(int(number or 1))]
+            processor = (time.process_time() - processor) / len(seconds)
+            figures = {"seconds": seconds if word == "train" else seconds[0], "processor_seconds": processor}
+        print(json.dumps(figures), file=answers, flush=True)
+        if word == "end":
             return
-        if word == "matmul":
-            print(json.dumps({"gflops": matmul_gflops(multiply)}), flush=True)
-            continue
-        seconds = [seconds_of(train) for _ in range(int(number or 1))]
-        print(json.dumps({"seconds": seconds if word == "train" else seconds[0]}), flush=True)
+
+
+def main() -> None:
+    name, case, threads = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    build = {
+        "jax": jax_side,
+        "torch_eager": lambda *a: torch_side(*a, compiled=False),
+        "torch_compile": lambda *a: torch_side(*a, compiled=True),
+    }[name]
+    serve(*build(case, threads))
 
 
 if __name__ == "__main__":

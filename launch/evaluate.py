@@ -158,11 +158,14 @@ def _served(
     url: flags.FlagHolder[str | None], model: flags.FlagHolder[str | None], key_file: flags.FlagHolder[str | None]
 ) -> ModelEndpoint:
     from astra_jax.evaluation.suite import ModelEndpoint
+    from sandbox.access import keyless
 
     assert url.value
     if not url.value.startswith(("http://", "https://")):
         raise cli.UsageError(f"--{url.name}={url.value}: write http://HOST:PORT/v1")
-    return ModelEndpoint(url.value.rstrip("/"), model.value or "", cli.token_of(key_file) or "EMPTY")
+    return ModelEndpoint(
+        keyless(url.value.rstrip("/"), f"--{url.name}"), model.value or "", cli.token_of(key_file) or "EMPTY"
+    )
 
 
 def _sources() -> dict[str, Path]:

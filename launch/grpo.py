@@ -1,4 +1,4 @@
-"""GRPO of a Qwen3 against vLLM servers, or against the embedded engine.
+"""GRPO of a model against vLLM servers, or against the embedded engine.
 
     python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
         --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
@@ -9,7 +9,8 @@ Without --rollout_urls the trainer samples by itself. Settings are changed with 
 SIGTERM saves and ends with 0. A run to which no batch of valid groups comes any more says why, and ends with 1. How the
 servers are started is in docs/vllm.md.
 
-    --profile_steps=10:12    write a trace of these updates to WORKDIR/profile
+    --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
+    --write_serving_folder=DIR           write what the run's servers start from, and stop
 
 On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
 --workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -27,6 +29,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, models, sandboxes
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, Seconds
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -58,8 +62,27 @@ _CA_FILE = flags.DEFINE_string(
 _SYNC = flags.DEFINE_enum(
     "rollout_sync", "plugin", ["plugin", "reload"], "How weights get there: our plugin, or vLLM's reload of a folder."
 )
+_MIN_SERVERS = number_flag(
+    "rollout_min_servers", 1, Count, "So many servers must be there at the start, and have an update's weights."
+)
+_REQUEST_SECONDS = number_flag("rollout_request_seconds", 7200.0, Seconds, "For one completion, at most.")
+_STALL_SECONDS = number_flag(
+    "rollout_stall_seconds", 300.0, Seconds, "A server with requests that draws no token for so long is left out."
+)
+_SYNC_SECONDS = number_flag("rollout_sync_seconds", 1800.0, Seconds, "For one server to take new weights over.")
+_PATIENCE_SECONDS = number_flag(
+    "rollout_patience_seconds", 600.0, Seconds, "How long a run waits for any server to be there again, then it ends."
+)
 _PUBLISH = flags.DEFINE_string(
     "publish_dir", None, "Where weights are published, under a path that the servers have too; by default in --workdir."
+)
+_PUBLISH_DTYPE = flags.DEFINE_enum(
+    "publish_dtype", "bfloat16", ["bfloat16", "float32"], "Of the published weights, which the servers compute in."
+)
+_SERVING = flags.DEFINE_string(
+    "write_serving_folder",
+    None,
+    "Write a folder that the run's servers start from (configuration, generation configuration, tokenizer), and stop.",
 )
 
 
@@ -67,9 +90,10 @@ def main() -> int:
     import jax
 
     from astra_jax.grpo.environments import select_environments
-    from astra_jax.models.hf_checkpoint import copy_tokenizer
     from astra_jax.run import compilation_cache
     from astra_jax.run.hosts import is_first
+    from astra_jax.run.identity import run_id
+    from astra_jax.run.model_card import trained_on
     from astra_jax.run.record import write_run_record
     from synthesis.core.datasets import read_dataset
     from synthesis.core.records import ToolEnvironment
@@ -81,13 +105,18 @@ def main() -> int:
             raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_urls too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
+    if _SERVING.value:
+        _write_serving_folder(config)
+        return 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        servers = _servers() if _URLS.value else None
+        if _URLS.value:
+            _servers()
         sandbox = sandboxes.sandbox_from_flags()
         environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
         select_environments(environments, config.grpo)
-        tokenizer = models.checked(config.model)
+        tokenizer, model = models.checked(config.model)
+        config = dataclasses.replace(config, model=model, grpo=models.with_added_tokens(config.grpo, tokenizer))
         workdir = models.workdir()
         published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
@@ -95,11 +124,12 @@ def main() -> int:
         if jax.process_count() > 1 and not _URLS.value:
             raise cli.UsageError("several hosts want --rollout_urls")
         mesh = models.mesh()
+        servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
-            copy_tokenizer(models.tokenizer_folder(), workdir / "checkpoints")
+            models.complete(tokenizer, workdir)
         result = asyncio.run(
             _train(
                 start,
@@ -116,25 +146,52 @@ def main() -> int:
         )
         if not is_first():
             return 0
+        models.write_card(workdir, "GRPO", config, [trained_on("environments", _ENVIRONMENTS.value)])
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
         say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
         return int(result.stopped == "exhausted")
 
 
-def _servers() -> VLLMConfig:
-    """The rollout servers of the flags. Raises `UsageError` and `SettingError`."""
+def _write_serving_folder(config: GRPORun) -> None:
+    """Raises `UsageError`: there is something in that folder; and what `models.checked` raises."""
+    from astra_jax.models import hf_checkpoint
+    from synthesis.core.workdir import locked_target
+
+    target = cli.local_folder(_SERVING)
+    tokenizer, model = models.checked(config.model)
+    served = dataclasses.replace(model, param_dtype=_PUBLISH_DTYPE.value)
+    with locked_target(target):
+        if target.exists() and any(target.iterdir()):
+            raise cli.UsageError(f"--write_serving_folder={target} is not empty; give a new folder")
+        files = hf_checkpoint.write_serving_folder(served, models.tokenizer_folder(), tokenizer.added_files(), target)
+    episode = config.grpo.episode
+    longest = episode.max_prompt_tokens + episode.max_response_tokens
+    say(
+        f"{target}: {files} files; vllm serve {target} --load-format=dummy --dtype={_PUBLISH_DTYPE.value} "
+        f"--max-model-len={longest} and what else docs/vllm.md says"
+    )
+
+
+def _servers(run: str | None = None) -> VLLMConfig:
+    """The rollout servers of the flags, for a run of this id. Raises `UsageError` and `SettingError`."""
     from astra_jax.rollout.vllm.policy import VLLMConfig
     from astra_jax.rollout.vllm.sync import Way
 
     way: Way = "reload" if _SYNC.value == "reload" else "plugin"
-    return VLLMConfig(
+    config = VLLMConfig(
         urls=tuple(_URLS.value),
         api_key=cli.token_of(_KEY_FILE),
         sync_key=cli.token_of(_SYNC_KEY_FILE),
         ca_file=cli.certificates_of(_CA_FILE),
         sync=way,
+        min_servers=_MIN_SERVERS.value,
+        request_seconds=_REQUEST_SECONDS.value,
+        stall_seconds=_STALL_SECONDS.value,
+        sync_seconds=_SYNC_SECONDS.value,
+        patience_seconds=_PATIENCE_SECONDS.value,
     )
+    return config if run is None else dataclasses.replace(config, run_id=run)
 
 
 async def _train(
@@ -159,7 +216,7 @@ async def _train(
         policy = None
         if servers is not None:
             publishes = FolderPublisher if servers.sync == "reload" else Publisher
-            publisher = publishes(published, config.model)
+            publisher = publishes(published, config.model, dtype=_PUBLISH_DTYPE.value)
             stack.callback(publisher.close)
             episode = config.grpo.episode
             longest = episode.max_prompt_tokens + episode.max_response_tokens
@@ -167,10 +224,12 @@ async def _train(
                 VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
             )
         arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
-        return await grpo.train(*arguments, policy=policy, mesh=mesh, profile=profile)
+        origin = models.origin(config.grpo, config.model)
+        return await grpo.train(*arguments, policy=policy, origin=origin, mesh=mesh, profile=profile)
 
 
 if __name__ == "__main__":
+    cli.with_cpu_environment("launch.grpo")
     cli.run(
         main, again="it goes on from its last checkpoint", settings=lambda: models.config("grpo", example="grpo:0.6b")
     )

@@ -3,6 +3,7 @@
     python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
     python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
     python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --search --json
+    python -m launch.plan --config=sft:14b --topology=2xv5p:2x2x2 --mesh=data=2,fsdp=8
     python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
 
 Plans the run as it is configured: --config.NAME=VALUE, --mesh and presets mean what they mean to launch.sft and
@@ -32,7 +33,7 @@ _CONFIG = flags.DEFINE_string(
     "A preset, such as sft:14b, or a file that defines CONFIG; override with --config.NAME=VALUE.",
 )
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "Slice, for example v5p:4x4x4, v6e:4x4, h200:8 or h100:2x8.", required=True
+    "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
 )
 _TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
 _MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")

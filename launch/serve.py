@@ -1,4 +1,4 @@
-"""A Qwen3 behind OpenAI's API, on the embedded engine.
+"""A model behind OpenAI's API, on the embedded engine.
 
     python -m launch.serve --weights=DIR --port=8000
     python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --api_key_file=FILE --mesh=tensor=4
@@ -33,6 +33,12 @@ _LENGTH = number_flag(
     Annotated[int, Bound(least=2, most=2**24)],
     "Prompt and completion; by default the model's max_positions, 32,768 at most.",
 )
+_STORED = flags.DEFINE_enum(
+    "stored",
+    "none",
+    ["none", "int8"],
+    "The layers' matrices: as they are, or in 8 bits, half of what a token waits for.",
+)
 _WAITING = number_flag("max_waiting", 1024, CountOrZero, "Completions that may wait; more are answered 429.")
 _DRAIN = number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop.")
 
@@ -63,10 +69,12 @@ async def _serve() -> int:
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
     services.check_address(_HOST.value, _PORT.value)
-    check_room(model, _SLOTS.value, length, policies.mesh())
+    check_room(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
     params = policies.load(model)
     told = services.told_to_stop()
-    async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
+    async with Engine(
+        params, model, EngineConfig(slots=_SLOTS.value, max_length=length, stored=_STORED.value)
+    ) as engine:
         service = OpenAIService(engine, tokenizer, serving)
         address = await services.listen(service)
         say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")

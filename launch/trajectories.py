@@ -2,40 +2,48 @@
 
     python -m launch.trajectories --workdir=DIR --config.trajectories=3000
     python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+        --roles='{"judge": {"url": "http://HOST:8001/v1", "model": "ANOTHER"}}' \\
         '--config.registries=["registry.jsonl.gz"]'
 
 Writes the datasets DIR/servers, chains, tasks and trajectories, and the tool graphs, and prints the statistics. Without
 --teacher_url the offline teacher answers by rules about real tables; then only their servers, and those of installed
-MCP servers, can be asked about (docs/trajectories.md). Run the same command again after an interruption: finished work
-is not done again.
+MCP servers, can be asked about (docs/trajectories.md). Run the same command again after an interruption, or with more
+trajectories: finished work is not done again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors
+from launch.flags import cli, executors, previews
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
 from synthesis.core.terminal import say
 
-if TYPE_CHECKING:  # --help does not wait for it
+if TYPE_CHECKING:  # --help does not wait for them
+    from pathlib import Path
+
+    from synthesis.core.stages import Journal
+    from synthesis.pipeline.executors import Executor
+    from synthesis.pipeline.preview import Preview
     from synthesis.trajectories.config import TrajectoriesConfig
 
 flags.adopt_module_key_flags(executors)
+flags.adopt_module_key_flags(previews)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
+_CONFIG = flags.DEFINE_string("config", "", "The preset trajectories:paper, or a file that defines CONFIG.")
 _SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
 
 
 def _settings() -> TrajectoriesConfig:
     from synthesis.trajectories.config import TrajectoriesConfig
 
-    return TrajectoriesConfig()
+    return cli.load_config(_CONFIG.value, "trajectories") if _CONFIG.value else TrajectoriesConfig()
 
 
 def main() -> int:
@@ -49,40 +57,44 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
     from synthesis.trajectories.statistics import table_rows
 
     workdir = cli.local_folder(_WORKDIR)
-    journal_file = workdir / "journals" / f"{_identity(config, _SEED.value)}.sqlite"
+    if previews.PREVIEW.value is not None:
+        return await _preview(config, previews.PREVIEW.value, workdir)
+    journal_file = workdir / "journals" / "trajectories.sqlite"
+    if old := sorted(one for one in journal_file.parent.glob("*.sqlite") if one != journal_file):
+        raise cli.UsageError(
+            f"{old[0]} is the journal of a version before, which named it after its settings: go on with that version, "
+            "or give another --workdir (its datasets can still be read, and --teacher_recording names its answers)"
+        )
     with locked(workdir):
         async with executors.executor_from_flags(workdir) as executor:
             with Journal(journal_file) as journal:
                 summary = await synthesize(
-                    config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value
-                )
+                    config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value,
+                    replace=executors.REPLACE.value,
+                )  # fmt: skip
     for name, folder in summary.datasets.items():
         say(f"{folder}: {summary.counts[name]:,}")
     say()
-    for name, value in table_rows(summary.statistics["trajectories"]).items():
-        say(f"{name:<32} {value}")
+    cli.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value)
     say()
+    cli.print_costs(summary.costs, summary.counts["trajectories"])
     cli.print_rejected(summary.rejected, summary.details)
-    return cli.made(summary.counts["trajectories"], "a trajectory", wanted=config.trajectories)
+    return cli.made(
+        summary.counts["trajectories"], "trajectories", wanted=config.trajectories, rejected=summary.rejected
+    )
 
 
-def _identity(config: TrajectoriesConfig, seed: int) -> str:
-    """Names the journal: another configuration, seed or content of the files that are read starts anew."""
-    import dataclasses
-    import hashlib
+async def _preview(config: TrajectoriesConfig, records: int, workdir: Path) -> int:
+    from synthesis.trajectories.forecast import expected, small
+    from synthesis.trajectories.pipeline import synthesize
 
-    import msgspec
+    async def run(executor: Executor, journal: Journal, folder: Path, preview: Preview) -> None:
+        await synthesize(
+            small(config, records), executor=executor, journal=journal, out_dir=folder, workdir=folder,
+            seed=_SEED.value, preview=preview,
+        )  # fmt: skip
 
-    quiet = dataclasses.replace(config, concurrency=1, collect_concurrency=1)
-    settings = msgspec.json.decode(msgspec.json.encode(quiet, order="deterministic"))
-    if config.attempts == type(config).attempts:
-        del settings["attempts"]  # so that a journal of a version without this setting is gone on with
-    digest = hashlib.sha256(msgspec.json.encode([settings, seed]))
-    for name in (*config.registries, *([config.personas] if config.personas else [])):
-        path = Path(name)
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes() if file.is_file() else b"")
-    return digest.hexdigest()[:12]
+    return await previews.preview(workdir, run, partial(expected, config), concurrency=config.concurrency)
 
 
 if __name__ == "__main__":

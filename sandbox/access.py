@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
@@ -61,6 +61,19 @@ def is_own_origin(origin: str | None, host: str | None) -> bool:
     return origin is None or (host is not None and origin.partition("://")[2].lower() == host.lower())
 
 
+def keyless(url: str, named: str) -> str:
+    """An address, which errors, logs and cards show.
+
+    Raises:
+        SettingError: there is a user or a password in it, which are not shown here.
+    """
+    if "@" in urlsplit(url).netloc:
+        raise SettingError(
+            f"{named} has a user or password before its host, where logs would show it; use a key's file"
+        )
+    return url
+
+
 def trusting(ca_file: str | None) -> ssl.SSLContext | None:
     """How a client checks a service's certificate: by this file of authorities, or None: by the system's.
 
@@ -106,7 +119,7 @@ class ReachConfig(Settings):
 
     host: str = "127.0.0.1"
     port: Port = 0
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     drain_seconds: SecondsOrZero = 60.0
     tls_cert: str | None = None
     tls_key: str | None = None

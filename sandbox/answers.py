@@ -3,10 +3,16 @@ redirect, which could lead a key, or a machine behind a firewall, anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 MOST_BYTES = 64 << 20
 """Of an answer, decompressed; a completion of 50,000 tokens with logprobs takes 5 MB."""
+
+
+HIDDEN = "[key]"
+"""What stands where an answer repeats the key that it was asked with."""
+_SHORTEST_KEY = 8  # shorter ones are no secrets, and words ("EMPTY")
 
 
 class AnswerTooLarge(ValueError):
@@ -14,7 +20,9 @@ class AnswerTooLarge(ValueError):
 
 
 async def read_answer(response: Any, most_bytes: int = MOST_BYTES) -> bytes:
-    """The body of an aiohttp response.
+    """The body of an aiohttp response, without the keys that were sent for it.
+
+    Services repeat a wrong key when they refuse it; what they say goes into errors, logs and journals.
 
     Raises:
         AnswerTooLarge: it is longer.
@@ -25,4 +33,14 @@ async def read_answer(response: Any, most_bytes: int = MOST_BYTES) -> bytes:
         if len(body) > most_bytes:
             response.close()
             raise AnswerTooLarge(f"the answer is longer than {most_bytes} bytes")
-    return bytes(body)
+    return without_keys(bytes(body), response.request_info.headers)
+
+
+def without_keys(said: bytes, sent: Mapping[str, str]) -> bytes:
+    """What was said, with `HIDDEN` for each key among the headers sent."""
+    for name, value in sent.items():
+        if name.lower() == "authorization" or name.lower().endswith(("-key", "-token")):
+            key = value.rpartition(" ")[2]
+            if len(key) >= _SHORTEST_KEY:
+                said = said.replace(key.encode(), HIDDEN.encode())
+    return said

@@ -18,6 +18,7 @@ import gc
 import io
 import json
 import marshal
+import operator
 import os
 import resource
 import sys
@@ -48,7 +49,11 @@ if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a
 CHANNEL = 3
 """The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
 _exit = os._exit
+_CPU_TIME = resource.RLIMIT_CPU
 _RETURNED = int(Report.RETURNED)
+# Looked up once: an enumeration's members are found by a function of Python's, in pages of its own.
+_LOAD, _DIVERGED, _FUNCTION, _RAISED = Report.LOAD, Report.DIVERGED, Report.FUNCTION, Report.RAISED
+_UNSERIALISABLE, _TOO_LARGE = Report.UNSERIALISABLE, Report.TOO_LARGE
 _REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
 _FILE_NAME = "<tool>"
 _DECODE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C function
@@ -119,6 +124,7 @@ class Locks:
         self._parent = parent
         self._kept = calls  # its program has to stay in memory
         self._cpu_seconds = limits.cpu_seconds
+        self._limit: Callable[..., Any] = resource.setrlimit
         self._steps: list[lockdown.Step] = [
             (os.setsid, ()),  # signals to "the group" now reach nobody else
             *([rules.restriction()] if rules else []),
@@ -127,6 +133,19 @@ class Locks:
             *([calls.attachment()] if calls else []),
         ]
         self._die_with_parent = lockdown.death_with_parent()
+
+    @classmethod
+    def that_lock_nothing(cls) -> Locks:
+        """For a rehearsal: as many steps of the same kinds, none of which changes anything."""
+        locks = cls.__new__(cls)
+        locks._parent = libc.getppid()
+        locks._kept = None
+        locks._cpu_seconds = 0
+        locks._limit = operator.is_
+        nothing = lockdown.no_restriction()
+        locks._steps = [nothing, (operator.is_, (0, 0)), nothing]
+        locks._die_with_parent = nothing
+        return locks
 
     def close(self, channel: int, more_cpu_seconds: int) -> None:
         """Lock this process, whose reports go to `channel`, from here on `CHANNEL`. Raises `OSError`."""
@@ -138,7 +157,7 @@ class Locks:
             os.dup2(channel, CHANNEL)
         # SIGXCPU, then SIGKILL for those who ignore it.
         seconds = self._cpu_seconds + more_cpu_seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        self._limit(_CPU_TIME, (seconds, seconds + 1))
         for function, arguments in self._steps:
             result = function(*arguments)
             if result is not None and result < 0:
@@ -158,21 +177,27 @@ def run_locked(
         arguments: of `body`.
     """
     try:
-        locks.close(channel, more_cpu_seconds)
-        os.write(CHANNEL, LOCKED)
-        try:
-            report, message = _RETURNED, body(*arguments)
-        except Reported as stopped:
-            report = int(stopped.report)
-            account = {"error": _clean(stopped.error), "stdout": stopped.stdout}
-            message = json.dumps(account, ensure_ascii=False).encode()
-        except BaseException as error:  # MemoryError while the result was encoded, for instance
-            report, message = int(Report.RAISED), json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
-        rest = memoryview(REPORT.pack(report, len(message)) + message)
-        while rest:
-            rest = rest[os.write(CHANNEL, rest) :]
+        _run(channel, locks, more_cpu_seconds, body, arguments)
     finally:
         _exit(0)  # whatever was raised, this copy of the slot must not go on as one
+
+
+def _run(
+    channel: int, locks: Locks, more_cpu_seconds: int, body: Callable[..., bytes], arguments: tuple[Any, ...]
+) -> None:
+    locks.close(channel, more_cpu_seconds)
+    os.write(CHANNEL, LOCKED)
+    try:
+        report, message = _RETURNED, body(*arguments)
+    except Reported as stopped:
+        report = int(stopped.report)
+        account = {"error": _clean(stopped.error), "stdout": stopped.stdout}
+        message = json.dumps(account, ensure_ascii=False).encode()
+    except BaseException as error:  # MemoryError while the result was encoded, for instance
+        report, message = int(Report.RAISED), json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
+    rest = memoryview(REPORT.pack(report, len(message)) + message)
+    while rest:
+        rest = rest[os.write(CHANNEL, rest) :]
 
 
 def rehearse() -> None:
@@ -185,8 +210,11 @@ def rehearse() -> None:
     module = b"ROWS = {'a': [1, 2.5]}\n\ndef f(key):\n    return {'key': key, 'row': ROWS[key]}\n"
     code = compile_module(module)[modules.NAMED_BYTES :]
     request = json.dumps({"function": "f", "seed": 0, "arguments": {"key": "a"}}).encode()
+    null = os.open(os.devnull, os.O_WRONLY)
+    locks = Locks.that_lock_nothing()
     for _ in range(_REHEARSALS):
-        call_function(code, request, 1_000, Output(1))
+        _run(null, locks, 0, call_function, (code, request, 1_000, Output(1)))
+    os.close(null)
     gc.disable()
     sys.stdout, sys.stderr = streams
     del sys.modules["tool"]
@@ -259,7 +287,7 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
     gc.enable()
     determinism.begin_call(wanted["seed"], wanted.get("now"))
     name, arguments, function, value = wanted["function"], wanted["arguments"], None, None
-    stage = Report.LOAD
+    stage = _LOAD
     try:
         module = types.ModuleType("tool")
         namespace = module.__dict__
@@ -268,20 +296,20 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
         sys.modules["tool"] = module
         exec(marshal.loads(code), namespace)
         if "history" in wanted:
-            stage = Report.DIVERGED
+            stage = _DIVERGED
             _repeat(namespace, wanted["history"])
             output.clear()
-        stage = Report.FUNCTION
+        stage = _FUNCTION
         function = namespace.get(name)
         if not callable(function):
             raise NameError(f"the tool defines no function {name!r}; it defines: {_functions(namespace)}")
-        stage = Report.RAISED
+        stage = _RAISED
         value = function(**arguments)
-        stage = Report.UNSERIALISABLE
+        stage = _UNSERIALISABLE
         result = "".join(_ENCODE(value, 0)).encode()
         if nests_too_deeply(value, result):
             raise ValueError(f"it nests deeper than {MOST_NESTING} levels: return it flatter")
-        stage = Report.TOO_LARGE
+        stage = _TOO_LARGE
         if len(result) > most_bytes:
             raise ValueError(f"{len(result)} bytes of JSON; at most {most_bytes} are allowed: return less")
         return b'{"value":' + result + b',"stdout":' + output.json() + b"}"

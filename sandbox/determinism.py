@@ -18,8 +18,15 @@ import datetime
 import gc
 import os
 import random
+import sys
 import time
-import uuid
+
+# Its C library, ten mappings of each call's process, makes what `install` replaces.
+_kept = sys.modules.setdefault("_uuid", None)  # type: ignore[arg-type]
+import uuid  # noqa: E402
+
+if _kept is None:
+    del sys.modules["_uuid"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

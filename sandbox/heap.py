@@ -5,17 +5,36 @@ A fork copies each page that it changes: most of what a call costs (docs/sandbox
 
 from __future__ import annotations
 
+import ctypes
+
+from sandbox.libc import LIBC
+
 _POOL_BYTES = (1 << 14) - 48  # of CPython's allocator on 64-bit machines, without its header: blocks of one size
 _MOST_BYTES = 1 << 20
 _KEPT: list[object] = []
+_M_MXFAST = 1
+_CHUNKS = (*(1 << bits for bits in range(16, 10, -1)), *range(1024, 512, -16))  # bytes, from the largest on
+
+
+class _Account(ctypes.Structure):
+    """What `mallinfo2` returns: bytes, but for the counts among them."""
+
+    _fields_ = [("others", ctypes.c_size_t * 9), ("at_the_end", ctypes.c_size_t)]
 
 
 def fill_gaps() -> None:
-    """Take the free blocks of all pools that are in use, for ever.
+    """Take what is free between what is in use, for ever.
 
-    The allocator hands those out first, so what a call makes was spread over as many pages as there were gaps. Now it
-    begins pools of its own, side by side. Where another allocator is in use, hardly any.
+    Allocators hand that out first, so what a call makes was spread over as many pages as there were gaps. Now it is
+    made side by side. Where other allocators are in use than CPython's and glibc's (2.33), hardly any is taken.
     """
+    _fill_pools()
+    if hasattr(LIBC, "mallinfo2"):
+        _fill_chunks()
+
+
+def _fill_pools() -> None:
+    """CPython's small blocks: those of all pools that are in use."""
     for size in range(16, 513, 16):
         blocks: list[object] = []
         previous = in_a_row = 0
@@ -28,3 +47,18 @@ def fill_gaps() -> None:
             if in_a_row == _POOL_BYTES // size:  # all of a pool: it was a new one, and goes back
                 _KEPT.extend(blocks[:-in_a_row])
                 break
+
+
+def _fill_chunks() -> None:
+    """The C library's, for what is larger: all below the end of its heap. Pages that nothing is in are given back."""
+    size, address = ctypes.c_size_t, ctypes.c_size_t
+    LIBC.mallinfo2.restype, LIBC.sbrk.restype, LIBC.malloc.restype = _Account, address, address
+    LIBC.malloc.argtypes, LIBC.free.argtypes = [size], [address]
+    # Else each call's process merges small free chunks with their neighbours, wherever those are.
+    LIBC.mallopt(_M_MXFAST, 0)
+    LIBC.malloc_trim(0)
+    end = LIBC.sbrk(0) - LIBC.mallinfo2().at_the_end
+    for wanted in _CHUNKS:
+        while (chunk := LIBC.malloc(wanted)) and chunk < end:
+            pass  # kept, and not written to
+        LIBC.free(chunk)

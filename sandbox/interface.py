@@ -10,15 +10,22 @@ from sandbox.request import PastCall
 
 
 class Sandbox(Protocol):
-    """An open sandbox: `sandbox.SandboxPool`, or `sandbox.remote.RemotePool`.
+    """An open sandbox: `sandbox.SandboxPool`, `sandbox.remote.RemotePool` or `sandbox.fleet.SandboxFleet`.
 
     Attributes:
         tier: isolation in force where the calls run, "A" to "D".
         layers: each layer's state by name.
     """
 
-    tier: str
-    layers: dict[str, str]
+    @property
+    def tier(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """See above."""
+        ...
 
     async def call(
         self,

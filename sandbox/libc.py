@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 from sandbox.syscalls import NUMBERS
 
@@ -38,6 +39,26 @@ def check(result: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
+
+
+_wait4 = LIBC.wait4
+_status = ctypes.create_string_buffer(4)
+_usage = ctypes.create_string_buffer(256)  # `struct rusage`, whose first fields are four `long`
+_WAIT_ARGUMENTS = (-1, _status, os.WNOHANG, _usage)
+_CPU_TIMES = struct.Struct("4l")
+_STATUS = struct.Struct("i")
+
+
+def reap() -> tuple[int, int, float]:
+    """Reap a child that has ended, without waiting: `os.wait4`, which imports `resource` and makes twenty objects.
+
+    Returns:
+        Its process id, 0 when none has ended; its status as `os.waitpid` gives it; the seconds of processor time it
+        had. Raises `ChildProcessError` when there are no children.
+    """
+    pid = check(_wait4(*_WAIT_ARGUMENTS), "wait4")
+    user, user_us, system, system_us = _CPU_TIMES.unpack_from(_usage)
+    return pid, _STATUS.unpack_from(_status)[0], user + system + (user_us + system_us) / 1e6
 
 
 def syscall(name: str, *arguments: Any) -> int:

@@ -45,7 +45,7 @@ NAMESPACES = tuple(_CLONE)
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 _MS_PRIVATE = 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 3, 4, 24, 38
 _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _ADDR_NO_RANDOMIZE = 0x0040000
@@ -67,6 +67,11 @@ def _write(path: str, text: str) -> None:
 def death_with_parent() -> Step:
     """Asks for SIGKILL when the parent ends; whether it is still there has to be asked afterwards."""
     return libc.PRCTL, (_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+
+
+def no_restriction() -> Step:
+    """Asks for what changes nothing."""
+    return libc.PRCTL, (_PR_GET_DUMPABLE, 0, 0, 0, 0)
 
 
 def close_descriptors(*kept: int) -> None:

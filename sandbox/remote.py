@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from sandbox.access import trusting
+from sandbox.access import keyless, trusting
 from sandbox.answers import read_answer
 from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, encode_request, source_digest
@@ -26,9 +26,17 @@ from sandbox.selftest import POLICIES, require_tier
 from sandbox.settings import SettingError
 
 _MOST_MODULES = 1024  # whose digests a client remembers
+_GREETING_SECONDS = 30.0  # for each of two answers
 _JSON = {"Content-Type": "application/json"}
 _FIELDS = {field.name for field in fields(CallResult)}
 _KINDS = set(Outcome)
+
+LOST = "connection"
+"""What has ended a call whose answer never came."""
+
+
+class SandboxUnreachable(SandboxError):
+    """No service answers there, or it is not ready: it may be later."""
 
 
 class RemotePool:
@@ -68,7 +76,7 @@ class RemotePool:
             raise SettingError(f"RemotePool.minimum_tier={minimum_tier!r}: use one of {', '.join(POLICIES)}")
         self._policy = minimum_tier, allow_unisolated
         self._tls = trusting(ca_file)
-        self.url = url.rstrip("/")
+        self.url = keyless(url.rstrip("/"), "the sandbox service's address")
         self._call_url = f"{self.url}/call"
         self.tier = ""
         self.layers: dict[str, str] = {}
@@ -83,31 +91,41 @@ class RemotePool:
         """Connect.
 
         Raises:
-            SandboxError: nothing there, not ready, another token is asked for, or its isolation is too weak.
+            SandboxUnreachable: nothing there, or not ready.
+            SandboxError: another token is asked for, or its isolation is too weak.
         """
         connector = aiohttp.TCPConnector(limit=self._connections, ssl=self._tls or True)
-        session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
         try:
-            async with session.get(f"{self.url}/health", allow_redirects=False) as response:
+            await self.greet()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def greet(self) -> None:
+        """Ask it how it is. Raises as opening it does."""
+        session = self._session
+        assert session is not None
+        limit = aiohttp.ClientTimeout(total=_GREETING_SECONDS)
+        try:
+            async with session.get(f"{self.url}/health", allow_redirects=False, timeout=limit) as response:
                 health = json.loads(await read_answer(response))
                 if response.status != 200:
-                    raise SandboxError(f"the sandbox service at {self.url} is {health.get('status', response.status)}")
-            async with session.get(f"{self.url}/metrics", allow_redirects=False) as response:
+                    raise SandboxUnreachable(
+                        f"the sandbox service at {self.url} is {health.get('status', response.status)}"
+                    )
+            async with session.get(f"{self.url}/metrics", allow_redirects=False, timeout=limit) as response:
                 if response.status == 401:
                     raise SandboxError(f"the sandbox service at {self.url} asks for another token")
-            self.tier, self.layers = str(health["tier"]), dict(health["layers"])
-            require_tier(self.tier, *self._policy, {"there": f"its layers are {self.layers}"})
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
-            await session.close()
-            raise SandboxError(
+            tier, layers = str(health["tier"]), dict(health["layers"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SandboxUnreachable(
                 f"no sandbox service answers at {self.url} ({type(error).__name__}: {error}); start one with python -m "
                 "launch.sandbox_server"
             ) from None
-        except BaseException:
-            await session.close()
-            raise
-        self._session = session
-        return self
+        require_tier(tier, *self._policy, {"there": f"its layers are {layers}"})
+        self.tier, self.layers = tier, layers
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -138,10 +156,20 @@ class RemotePool:
         if self._session is None:
             raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
         call = partial(encode_request, function, arguments, seed=seed, now=now, history=history)
-        result = await self._attempt(code, call)
-        return await self._attempt(code, call) if result.ended_by == "connection" else result
+        result = await self.attempt(code, call)
+        return await self.attempt(code, call) if result.ended_by == LOST else result
 
-    async def _attempt(self, code: str, call: Callable[..., bytes | CallResult]) -> CallResult:
+    def has_had(self, code: str) -> bool:
+        """Whether this module was sent there before."""
+        return code in self._sent
+
+    async def attempt(self, code: str, call: Callable[..., bytes | CallResult]) -> CallResult:
+        """One try of a call; one whose answer never came is `ended_by` `LOST`. Raises `SandboxError`, as `call`.
+
+        Args:
+            code: source of the module.
+            call: makes the request, of `code` or of its `digest`.
+        """
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience
         digest = self._sent.get(code)
@@ -188,7 +216,7 @@ class RemotePool:
 
 
 def _lost(why: str) -> CallResult:
-    return CallResult(Outcome.ENV_DIED, error=f"the sandbox service did not answer ({why})", ended_by="connection")
+    return CallResult(Outcome.ENV_DIED, error=f"the sandbox service did not answer ({why})", ended_by=LOST)
 
 
 def _decode(body: Any) -> CallResult:

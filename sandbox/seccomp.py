@@ -17,7 +17,7 @@ from sandbox.syscalls import AUDIT_ARCH, MACHINE, NUMBERS, TABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from sandbox.lockdown import Step
 
@@ -127,6 +127,7 @@ _X32_BIT = 0x40000000
 _SECCOMP_SET_MODE_FILTER = 1
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+_ALLOWED: list[Instruction] = [(_RETURN, 0, 0, _RET_ALLOW)]
 
 
 class _Program(ctypes.Structure):
@@ -166,37 +167,38 @@ def allowed_names(*, allow_open: bool, allow_waiting: bool = False) -> list[str]
 def call_program(*, allow_open: bool, allow_waiting: bool = False, machine: str = MACHINE) -> list[Instruction]:
     """The instructions of `call_filter` for one kind of machine."""
     numbers = TABLES[machine]
-    program = _preamble(machine)
-    program += _answer(numbers["ioctl"], errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
-    program += _answer(numbers["clone3"], errno.ENOSYS)  # glibc then tries clone, which is refused below
-    program += _answer(numbers["clone"], errno.EAGAIN)  # "can't start new thread": what an exhausted system says
-    program += _only_values(numbers["fcntl"], argument=1, values=_FCNTL_COMMANDS)
-    program += _only_values(numbers["madvise"], argument=2, values=_ADVICE)
+    names = allowed_names(allow_open=allow_open, allow_waiting=allow_waiting)
+    answers = {numbers[name]: _ALLOWED for name in names if name in numbers}
+    answers[numbers["ioctl"]] = _refused(errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
+    answers[numbers["clone3"]] = _refused(errno.ENOSYS)  # glibc then tries clone, which is refused too
+    answers[numbers["clone"]] = _refused(errno.EAGAIN)  # "can't start new thread": what an exhausted system says
+    answers[numbers["fcntl"]] = _only_values(argument=1, values=_FCNTL_COMMANDS)
+    answers[numbers["madvise"]] = _only_values(argument=2, values=_ADVICE)
     if allow_waiting:
-        program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS + _FUTEX_WAITS)
+        answers[numbers["futex"]] = _only_values(argument=1, values=_FUTEX_OPERATIONS + _FUTEX_WAITS)
     else:
-        program += _only_values(numbers["futex"], argument=1, values=_FUTEX_OPERATIONS, killed=_FUTEX_WAITS)
+        answers[numbers["futex"]] = _only_values(argument=1, values=_FUTEX_OPERATIONS, killed=_FUTEX_WAITS)
     if allow_open:
         refused = _OPEN_TO_CHANGE | _O_DIRECT[machine]
-        program += _only_without(numbers["openat"], argument=2, bits=refused)
+        answers[numbers["openat"]] = _only_without(argument=2, bits=refused)
         if "open" in numbers:
-            program += _only_without(numbers["open"], argument=1, bits=refused)
-    program += _only_null(numbers["prlimit64"], argument=2)  # reading a limit is fine, setting one is not
-    names = allowed_names(allow_open=allow_open, allow_waiting=allow_waiting)
-    return program + _allow_only({numbers[name] for name in names if name in numbers})
+            answers[numbers["open"]] = _only_without(argument=1, bits=refused)
+    answers[numbers["prlimit64"]] = _only_null(argument=2)  # reading a limit is fine, setting one is not
+    return _preamble(machine) + _search(answers)
 
 
-def _allow_only(numbers: set[int]) -> list[Instruction]:
-    """A binary search over the runs of allowed and refused numbers.
+def _search(answers: Mapping[int, list[Instruction]]) -> list[Instruction]:
+    """A binary search over the runs of numbers that are answered alike; those without an answer are refused.
 
     On attach the kernel tries the filter on every system call it has, to remember which need no further check: a list
-    of 95 comparisons made that 0.3 ms of each call, the search makes it 0.05 ms.
+    of 95 comparisons made that 0.3 ms of each call, the search makes it 0.04 ms.
     """
-    edges = [0, *(n for n in range(1, max(numbers) + 2) if (n in numbers) != (n - 1 in numbers))]
+    refused = _refused(errno.EPERM)
+    edges = [0, *(n for n in range(1, max(answers) + 2) if answers.get(n, refused) != answers.get(n - 1, refused))]
 
     def search(edges: list[int]) -> list[Instruction]:
         if len(edges) == 1:
-            return [(_RETURN, 0, 0, _RET_ALLOW if edges[0] in numbers else _RET_ERRNO | errno.EPERM)]
+            return answers.get(edges[0], refused)
         middle = len(edges) // 2
         below, above = search(edges[:middle]), search(edges[middle:])
         return [(_JUMP_GREATER_EQUAL, len(below), 0, edges[middle]), *below, *above]
@@ -217,43 +219,38 @@ def _preamble(machine: str) -> list[Instruction]:
     return program
 
 
-def _answer(number: int, error: int) -> list[Instruction]:
-    return [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | error)]
+def _refused(error: int) -> list[Instruction]:
+    return [(_RETURN, 0, 0, _RET_ERRNO | error)]
 
 
-def _only_values(
-    number: int, *, argument: int, values: tuple[int, ...], killed: tuple[int, ...] = ()
-) -> list[Instruction]:
+def _only_values(*, argument: int, values: tuple[int, ...], killed: tuple[int, ...] = ()) -> list[Instruction]:
     """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`; kill for others."""
     body: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
     for value in killed:
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_KILL_PROCESS)]
-    body.append((_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
-    return [(_JUMP_EQUAL, 0, len(body), number), *body]
+    return body + _refused(errno.EPERM)
 
 
-def _only_without(number: int, *, argument: int, bits: int) -> list[Instruction]:
+def _only_without(*, argument: int, bits: int) -> list[Instruction]:
     """Allow the call when its argument, an `int` to the kernel, has none of `bits`."""
     return [
-        (_JUMP_EQUAL, 0, 4, number),
         (_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument),
         (_JUMP_ANY_BIT, 0, 1, bits),
-        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
-        (_RETURN, 0, 0, _RET_ALLOW),
+        *_refused(errno.EPERM),
+        *_ALLOWED,
     ]
 
 
-def _only_null(number: int, *, argument: int) -> list[Instruction]:
+def _only_null(*, argument: int) -> list[Instruction]:
     """Allow the call when its argument, a pointer, is null in both halves (little-endian machines)."""
     low = _OFFSET_ARGUMENTS + 8 * argument
-    body: list[Instruction] = [
+    return [
         (_LOAD, 0, 0, low),
         (_JUMP_EQUAL, 0, 3, 0),
         (_LOAD, 0, 0, low + 4),
         (_JUMP_EQUAL, 0, 1, 0),
-        (_RETURN, 0, 0, _RET_ALLOW),
-        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
+        *_ALLOWED,
+        *_refused(errno.EPERM),
     ]
-    return [(_JUMP_EQUAL, 0, len(body), number), *body]

@@ -332,7 +332,7 @@ class Slot:
 
     def _reap(self) -> None:
         while self._jobs:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            pid, status, cpu_seconds = libc.reap()
             if pid == 0:
                 return
             job = self._jobs.pop(pid, None)
@@ -341,7 +341,7 @@ class Slot:
             rest = self._read_report(job, ended=True)
             self._close_pipe(job)
             if not job.cancelled:
-                self._finish(job, status, usage.ru_utime + usage.ru_stime, rest)
+                self._finish(job, status, cpu_seconds, rest)
             self._clear(rest)
 
     def _finish(self, job: _Job, status: int, cpu_seconds: float, rest: memoryview) -> None:

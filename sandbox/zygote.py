@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sandbox.limits import LockPlan
 
 _OWN_MODULES: dict[str, types.ModuleType] = {}
-_CONTROL = 3
+_CONTROL = call.CHANNEL + 1  # the rehearsal needs that one
 _REAP_MILLISECONDS = 1000
 _DESCRIPTOR = struct.Struct("i")
 _MOST_DESCRIPTORS = 64  # in one message
@@ -137,9 +137,12 @@ class Zygote:
         os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
         lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
         null = os.open(os.devnull, os.O_RDWR)  # not the zygote's, which other environments have too
-        for number in range(3):  # nor the host's standard error
-            os.dup2(null, number)
-        os.close(null)
+        # Nor the host's standard error. Where a call's channel will be, nothing that it needs may be.
+        for number in (0, 1, 2, call.CHANNEL):
+            if number != null:
+                os.dup2(null, number)
+        if null != call.CHANNEL:
+            os.close(null)
         control = _socket.socket(fileno=_CONTROL)
         try:
             plan, limits, uid = _sent(message["plan"]), _sent(message["limits"]), message["uid"]
@@ -185,7 +188,7 @@ def _preload() -> None:
 
 
 def main() -> NoReturn:
-    """Move the control socket to descriptor 3, prepare, serve."""
+    """Move the control socket to its descriptor, prepare, serve."""
     if lockdown.stop_address_randomisation():
         os.execv(sys.executable, sys.orig_argv)
     descriptor = int(sys.argv[1])
@@ -194,9 +197,11 @@ def main() -> NoReturn:
         os.close(descriptor)
     os.set_inheritable(_CONTROL, False)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    for number in (0, 1, call.CHANNEL):  # the last for the rehearsal
+        if number != null:
+            os.dup2(null, number)
+    if null != call.CHANNEL:
+        os.close(null)
     zygote = Zygote(_socket.socket(fileno=_CONTROL))
     lockdown.adopt_orphans()
     _preload()

@@ -49,6 +49,7 @@ NOT_SECRETS = {
     "revoked": "as the last",
     "poor": "as the last",
     "right": "as the last",
+    "of-the-agent": "as the last, of a role",
 }
 PLUGINS = (
     *("ArtifactoryDetector", "AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector", "CloudantDetector"),

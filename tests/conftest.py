@@ -3,14 +3,19 @@
 Most of a short run's time is XLA's, and many tests, and the processes that they start, compile the same.
 """
 
+import gc
 import os
 import shutil
+import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
-from selection import LONGEST_FIRST, QUICK, is_quick
+from selection import QUICK, SECONDS, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -19,10 +24,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no chip that two processes could want
 
-COMPILED_FAST = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+COMPILED_FAST = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_prefer_vector_width=256"
+)
 """XLA's older emitters and none of LLVM's passes. Tests run a program once or twice, and most of their time was the
 compiler's: an update of GRPO over a mesh took 24 processor seconds, now 9. As users have them compiled,
-`tests/launch/test_quickstart.py` goes through all stages."""
+`tests/launch/test_quickstart.py` goes through all stages. And XLA's own width of vectors, which programs change as they
+start: what one process compiled would be of no use to another."""
 
 _compiled = pytest.StashKey[str]()
 _TESTS = Path(__file__).parent
@@ -44,6 +52,30 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{COMPILED_FAST} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """What JAX has compiled for a file is given up with it: no other one runs the same, and two workers held 11 GB."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing of 7,000 tests is garbage yet, and looking for it took a worker 8 of 29 processor seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays to the end, so no garbage collection need look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of which `--quick` runs nothing are not imported."""
     if config.getoption("--quick") and collection_path.name.startswith("test_"):
@@ -58,12 +90,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
-    rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: rank.get(_name(item.path), len(rank)))
+    items.sort(key=lambda item: -SECONDS.get(_name(item.path), 0))
 
 
 def _name(path: Path) -> str:
     return path.relative_to(_TESTS).as_posix()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Of two workers, which alone are told by `SECONDS` what to begin with."""
+    seconds: Counter[str] = Counter()
+    for report in [one for reports in terminalreporter.stats.values() for one in reports if hasattr(one, "duration")]:
+        seconds[_name(config.rootpath / report.nodeid.partition("::")[0])] += report.duration
+    if config.getoption("numprocesses", None) and (lines := unlisted(seconds)):
+        terminalreporter.write_line(f"tests/selection.py: unless more ran here, SECONDS wants {', '.join(lines)}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -17,6 +17,7 @@ CLASS = re.compile(r"`([A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+)`")
 NOT_OURS = {
     "OpenAICompletionsHandler",  # of the benchmark's harness
     "TaskScoresAnswer",  # an example
+    "ToolAnnotations",  # of MCP
 }
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

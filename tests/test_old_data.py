@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from programs_world import HEAVY, SYNTHESIS, Ended, Programs, programs
 
 from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.run.metrics import read_metrics
@@ -44,6 +44,12 @@ KINDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=(*HEAVY, *SYNTHESIS)) as made:
+        yield made
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     with tarfile.open(ARCHIVE) as archive:
@@ -73,16 +79,25 @@ def journal(workdir: Path) -> set[tuple]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", COMMANDS)
-def test_a_run_goes_on_from_its_journal(old: Path, program: str) -> None:
-    workdir = old / program
+def test_a_run_goes_on_from_its_journal(start: Programs, old: Path) -> None:
+    workdir = old / "environments"
     before = journal(workdir)
-    digests = {name: read_card(old / name)["digest"] for name in KINDS if name.startswith(program)}
+    digests = {name: read_card(old / name)["digest"] for name in KINDS if name.startswith("environments")}
     for name in digests:
         shutil.rmtree(old / name)
-    command = [sys.executable, "-m", f"launch.{program}", f"--workdir={workdir}", *COMMANDS[program]]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    ended = start(f"--workdir={workdir}", *COMMANDS["environments"], module="launch.environments")
+    assert ended.code == 0, ended.errors
     assert journal(workdir) == before, "what was finished was done again"
+    assert {name: read_card(old / name)["digest"] for name in digests} == digests
+
+
+def test_a_run_whose_journal_was_named_after_its_settings_is_refused(start: Programs, old: Path) -> None:
+    """What is in it cannot be told apart by what it was made of. Its datasets stay as they are."""
+    before = journal(old / "trajectories")
+    digests = {name: read_card(old / name)["digest"] for name in KINDS if name.startswith("trajectories")}
+    ended = start(f"--workdir={old / 'trajectories'}", *COMMANDS["trajectories"], module="launch.trajectories")
+    assert ended.code == 2 and "is the journal of a version before" in ended.errors
+    assert "Traceback" not in ended.errors and journal(old / "trajectories") == before
     assert {name: read_card(old / name)["digest"] for name in digests} == digests
 
 
@@ -94,26 +109,25 @@ from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
                     tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, packing_bins=4)
+DATA = DataConfig(seq_len=512, packing_bins=4, rounds="together")  # the only way there was
 CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, batch_size=4, micro_batch_size=2, steps=6, learning_rate=2e-2,
                                  checkpoint_every=2, log_every=1, eval_every=100, sample_every=0))
 """
 """The settings of the run in the archive, which was killed after its step 4 of 6, as they are called today."""
 
 
-def train(old: Path, config: str) -> subprocess.CompletedProcess[str]:
+def train(start: Programs, old: Path, config: str) -> Ended:
     (old / "sft/config.py").write_text(config)
     flags = {"config": "config.py", "weights": "hf", "data": "data", "workdir": "run"}
-    command = [sys.executable, "-m", "launch.sft", *(f"--{flag}={old / 'sft' / name}" for flag, name in flags.items())]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return start(*(f"--{flag}={old / 'sft' / name}" for flag, name in flags.items()))
 
 
 @pytest.mark.slow
-def test_a_training_run_goes_on_from_its_checkpoint(old: Path) -> None:
+def test_a_training_run_goes_on_from_its_checkpoint(start: Programs, old: Path) -> None:
     metrics = old / "sft/run/metrics"
     before = {row["step"]: row["loss"] for row in read_metrics(metrics)}
-    result = train(old, SFT)
-    assert result.returncode == 0, result.stderr
+    ended = train(start, old, SFT)
+    assert ended.code == 0, ended.errors
     after = {row["step"]: row["loss"] for row in read_metrics(metrics)}
     assert after == pytest.approx(before, rel=1e-5) and sorted(after) == [1, 2, 3, 4, 5, 6]
     assert (old / "sft/run/checkpoints/states/6").is_dir()
@@ -122,10 +136,9 @@ def test_a_training_run_goes_on_from_its_checkpoint(old: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_configuration_file_of_old_names_is_refused_with_the_name(old: Path) -> None:
-    result = train(old, (old / "sft/config.py").read_text())
-    assert result.returncode == 2 and "No module named 'astra_jax.data'" in result.stderr, result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_configuration_file_of_old_names_is_refused_with_the_name(start: Programs, old: Path) -> None:
+    ended = train(start, old, (old / "sft/config.py").read_text())
+    assert "No module named 'astra_jax.data'" in ended.line
 
 
 def test_an_evaluation_is_read(old: Path) -> None:

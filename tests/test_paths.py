@@ -40,7 +40,9 @@ NOT_OURS = {
     "astra_jax/evaluation/suites/tau2.py": {"tau2_bench.py"},  # of the folder that its caller knows
     "astra_jax/evaluation/workers/serving.py": {"worker.py"},
     "astra_jax/models/hf_checkpoint.py": {"chat_template.jinja"},  # a file of Hugging Face's
+    "astra_jax/models/gguf/tokenizer.py": {"chat_template.jinja"},
     "synthesis/core/chat_template.py": {"chat_template.jinja"},
+    "astra_jax/tokenizer.py": {"chat_template.jinja"},
     "benchmarks/sft_vs_pytorch_side.py": {"qwen3_training.jinja"},  # TRL's
     "benchmarks/teacher.py": {"capital_answer.jinja"},
     "benchmarks/decode_floor.py": {"benchmarks/results/decode_floor.jsonl"},  # written on an accelerator

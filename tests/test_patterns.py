@@ -1,7 +1,8 @@
 """No regular expression can be made to backtrack by what it reads: each is run over long texts made of its own parts.
 
 For each part that a pattern repeats, a text leads up to it, has it 20,000 characters long, and ends in what does not
-match. A square of that is at least a fifth of a second of processor time; a linear pattern takes a few hundredths.
+match. A square of that is at least a fifth of a second of processor time; a linear pattern takes a few hundredths. A
+pattern that is written in several places is run once.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ LENGTH, MOST_SECONDS = 20_000, 0.1
 ENDS = ("\0", "é", "!", "")
 MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
+    "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
     "synthesis/offline/grammar.py": "our own wordings",
     "synthesis/offline/intents.py": "our own wordings",
     "synthesis/offline/templates.py": "our own wordings",
+    "synthesis/pipeline/languages.py": "our own ranges of letters",
+    "synthesis/trajectories/conducts.py": "what a user is to say, escaped",
     "synthesis/trajectories/tasks.py": "a tool's name, escaped",
     "astra_jax/planner/hlo.py": "an attribute's name, our own, or a number",
     "astra_jax/planner/kernels.py": "our own names of a kernel's blocks",
-    "astra_jax/planner/programs.py": "the compiler's messages",
     "astra_jax/sft/rename_entities.py": "names, escaped",
 }
 """The files that make patterns of what they are given, and of what; none of it is a pattern that others wrote."""
@@ -208,9 +211,9 @@ def slow(pattern: re.Pattern[str]) -> str:
 
 
 def spent(use: Any, text: str) -> float:
-    """Processor time; of what never ends, a second."""
+    """Processor time; of what takes longer, twice what is too long."""
     started = time.process_time()
-    signal.setitimer(signal.ITIMER_VIRTUAL, 1.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 2 * MOST_SECONDS)
     try:
         use("", text) if use.__name__ == "sub" else use(text)
     except TooLong:
@@ -222,8 +225,9 @@ def spent(use: Any, text: str) -> float:
 
 def test_no_pattern_backtracks() -> None:
     foreign = {place: one for place, one in written()[0].items() if place.partition(":")[0] not in READS_OURS}
-    found = {place: (one.pattern, text) for place, one in foreign.items() if (text := slow(one))}
-    assert not found and len(foreign) > 90
+    distinct = {(one.pattern, one.flags): (place, one) for place, one in foreign.items()}
+    found = {place: (one.pattern, text) for place, one in distinct.values() if (text := slow(one))}
+    assert not found and len(distinct) > 90
 
 
 @pytest.mark.parametrize(
@@ -244,7 +248,8 @@ def test_normal_forms_are_asked_of_the_one_that_is_linear() -> None:
         str(path.relative_to(ROOT))
         for floor in FLOORS
         for path in (ROOT / floor).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if "unicodedata" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
         if is_call_of(node, "unicodedata", ("normalize",))
     }
     assert places == {"synthesis/core/normal_text.py"}

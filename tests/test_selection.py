@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from selection import LONGEST_FIRST, QUICK, is_quick
+from selection import QUICK, SECONDS, is_quick, unlisted
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -26,8 +26,14 @@ def test_what_is_chosen_exists(file: str) -> None:
 
 
 def test_what_is_begun_first_exists() -> None:
-    missing = [file for file in LONGEST_FIRST if not (TESTS / file).is_file()]
-    assert not missing and len(set(LONGEST_FIRST)) == len(LONGEST_FIRST)
+    assert [file for file in SECONDS if not (TESTS / file).is_file()] == []
+    assert list(SECONDS.values()) == sorted(SECONDS.values(), reverse=True)
+
+
+def test_a_run_says_which_long_files_are_not_begun_first() -> None:
+    file, seconds = next(iter(SECONDS.items()))
+    assert unlisted({file: seconds * 1.9, "test_new.py": 31.4, "test_short.py": 19.9}) == ['"test_new.py": 31']
+    assert unlisted({file: seconds * 2.1}) == [f'"{file}": {seconds * 2.1:.0f}']
 
 
 @pytest.mark.parametrize("floor", ["launch", "astra_jax", "synthesis", "sandbox"])
@@ -38,8 +44,8 @@ def test_each_room_with_tests_of_its_own_is_touched(floor: str) -> None:
 def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
     assert is_quick("synthesis/core/test_stages.py::test_keys_must_be_unique", slow=False)
     assert not is_quick("synthesis/core/test_stages.py::test_memory_stays_flat_over_many_records[True]", slow=True)
-    assert is_quick("astra_jax/models/test_qwen3_parity.py::test_logits_equal_hugging_face[untied]", slow=False)
-    assert not is_quick("astra_jax/models/test_qwen3_parity.py::test_logits_equal_hugging_face[tied]", slow=False)
+    assert is_quick("astra_jax/models/test_parity.py::test_logits_equal_hugging_face[qwen3, untied]", slow=False)
+    assert not is_quick("astra_jax/models/test_parity.py::test_logits_equal_hugging_face[qwen3]", slow=False)
     assert not is_quick("launch/test_quickstart.py::test_a_finished_run_only_writes_its_report_again", slow=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import inspect
 import math
 import re
 import types
@@ -32,16 +33,22 @@ FREE_TEXT = {
     "TrainingConfig.compiler_options", "SFTConfig.compiler_options", "GRPOConfig.compiler_options",
     "EnvironmentsConfig.questions", "EnvironmentsConfig.knowledge", "EnvironmentsConfig.taxonomy",
     "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt", "EnvironmentsConfig.domains",
-    "TrajectoriesConfig.registries", "TrajectoriesConfig.personas", "TrajectoriesConfig.system_prompt",
-    "TrajectoriesConfig.server_weights", "TrajectoriesConfig.sources", "Partition.salt",
+    "TrajectoriesConfig.registries", "TrajectoriesConfig.servers", "TrajectoriesConfig.personas",
+    "TrajectoriesConfig.system_prompt", "TrajectoriesConfig.allowed_tools",
+    "TrajectoriesConfig.licence", "EnvironmentsConfig.licence",
+    "TrajectoriesConfig.server_weights", "TrajectoriesConfig.sources",
+    "Partition.salt", "QuickstartConfig.pretrained",
     "OpenAITeacherConfig.base_url", "OpenAITeacherConfig.model", "OpenAITeacherConfig.api_key",
+    "OpenAITeacherConfig.extra_body", "RoleSettings.extra_body", "RoleSettings.base_url", "RoleSettings.model",
+    "RoleSettings.api_key",
     "EndpointConfig.base_url", "EndpointConfig.model", "EndpointConfig.api_key",
     "ReachConfig.host", "ReachConfig.token", "SandboxServiceConfig.host", "SandboxServiceConfig.token",
     "ServingConfig.host", "ServingConfig.token", "ServingConfig.model", "ViewerConfig.host", "ViewerConfig.token",
-    "SandboxConfig.python", "VLLMConfig.urls", "VLLMConfig.api_key", "VLLMConfig.sync_key", "VLLMConfig.ca_file",
+    "SandboxConfig.python", "VLLMConfig.urls", "VLLMConfig.api_key", "VLLMConfig.run_id", "VLLMConfig.sync_key",
+    "VLLMConfig.ca_file",
     "ReachConfig.tls_cert", "ReachConfig.tls_key", "SandboxServiceConfig.tls_cert", "SandboxServiceConfig.tls_key",
     "ServingConfig.tls_cert", "ServingConfig.tls_key", "ViewerConfig.tls_cert", "ViewerConfig.tls_key",
-    "Decoding.extra", "RunConfig.extra",
+    "Decoding.extra", "RunConfig.extra", "LoRA.targets",
 }  # fmt: skip
 """Settings that may be any text: names, files, addresses, secrets."""
 
@@ -60,16 +67,21 @@ def sources() -> dict[str, ast.Module]:
 
 @cache
 def configurations() -> list[type[Settings]]:
-    """All that derive from `Settings`, wherever they are."""
+    """All that derive from `Settings`, wherever they are; an abstract one is in those that derive from it."""
+    classes = [
+        (module, node.name, {ast.unparse(base) for base in node.bases})
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases
+    ]
     known, before = {"Settings"}, 0
     homes: set[str] = set()
     while len(known) > before:
         before = len(known)
-        for module, tree in sources().items():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef) and known & {ast.unparse(base) for base in node.bases}:
-                    known.add(node.name)
-                    homes.add(module)
+        for module, name, bases in classes:
+            if known & bases:
+                known.add(name)
+                homes.add(module)
     for module in homes:
         importlib.import_module(module)
     found: list[type[Settings]] = []
@@ -78,7 +90,7 @@ def configurations() -> list[type[Settings]]:
         below = [one for one in queue.pop().__subclasses__() if one.__module__ in homes]
         found += below
         queue += below
-    return sorted(set(found), key=lambda one: one.__name__)
+    return sorted({one for one in found if not inspect.isabstract(one)}, key=lambda one: one.__name__)
 
 
 def leaves(annotation: Any, limits: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -116,7 +128,8 @@ def example(annotation: Any, limits: tuple[Any, ...] = ()) -> Any:
 
 
 def made(kind: type) -> Any:
-    """A configuration of this class: its defaults, and examples of what has none."""
+    """A configuration of this class, or one that derives from it: its defaults, and examples of what has none."""
+    kind = kind if not inspect.isabstract(kind) else next(one for one in configurations() if issubclass(one, kind))
     fields = [one for one in dataclasses.fields(kind) if one.init]
     wanted = {
         one.name: example(declared(kind)[one.name])
@@ -256,6 +269,20 @@ def test_presets_are_made_of_configurations_and_can_be_listed(make: Any) -> None
     text = listing(config, "--config.")
     for name in setting_names(config):
         assert re.search(rf"^--config\.{re.escape(name)}=.*\n    \[\S.*\S", text, re.M), name
+
+
+def test_no_secret_is_shown_with_its_setting() -> None:
+    """Errors, logs and what Ray keeps of a task show configurations as `repr` does."""
+    secret = re.compile(r"(^|_)(key|token|password|secret)$")
+    others = {"tls_key", "experts_per_token"}  # the name of a file, a number
+    shown = {
+        f"{kind.__name__}.{one.name}"
+        for kind in configurations()
+        for one in dataclasses.fields(kind)
+        if secret.search(one.name) and one.name not in others and one.repr
+    }
+    assert not shown
+    assert any(secret.search(one.name) for kind in configurations() for one in dataclasses.fields(kind))
 
 
 def test_every_setting_is_documented() -> None:

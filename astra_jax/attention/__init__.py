@@ -21,14 +21,13 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.cache import Cache
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, platform_of, unzigzag
+from astra_jax.mesh import BATCH, AnyMesh, on_each_device, platform_of, unzigzag
 from synthesis.core.refusals import InputError
 
 Array = jax.Array
@@ -53,7 +52,7 @@ def attention(
     positions_bt: Array,
     *,
     backend: str = "auto",
-    mesh: Mesh | None = None,
+    mesh: AnyMesh | None = None,
 ) -> Array:
     """Causal grouped-query attention over packed rows, scaled by H^-1/2. Returns [B, T, N, H] in q's dtype.
 
@@ -89,7 +88,7 @@ def attention(
     if mesh is None:
         return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt)
     part = partial(_splash_part, context=context)
-    return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, mesh))(kernel, *operands)
+    return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
 
 
 def _best(head_dim: int, platform: str) -> str:
@@ -98,7 +97,7 @@ def _best(head_dim: int, platform: str) -> str:
     return "triton" if platform in ("gpu", "cuda") and triton.supports(head_dim) else "blockwise"
 
 
-def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
+def _sharded(part, mesh: AnyMesh, q_btnh: Array, k_btkh: Array, first=None):
     """`part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
     tensor = mesh.shape["tensor"]
     if k_btkh.shape[2] % tensor:
@@ -108,10 +107,7 @@ def _sharded(part, mesh: Mesh, q_btnh: Array, k_btkh: Array, first=None):
         )
     heads, places = P(BATCH, "context", "tensor", None), P(BATCH, "context")
     specs = (heads, heads, heads, places, places)
-    # Every axis is mentioned in every output, so there is no replication to check; the kernels have no rules for it.
-    return jax.shard_map(
-        part, mesh=mesh, in_specs=specs if first is None else (first, *specs), out_specs=heads, check_vma=False
-    )
+    return on_each_device(part, mesh, specs if first is None else (first, *specs), heads)
 
 
 def _gather(x: Array) -> Array:

@@ -1,7 +1,7 @@
 """Splash attention, JAX's TPU kernel: flash attention that skips blocks which the causal mask hides.
 
 It is made for the whole sequence at once, with the places of its queries as data, so that over a `context` axis each
-device gets its own part of the block schedule.
+device gets its own part of the block schedule. Its backward pass is a kernel of ours (`splash_backward.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from astra_jax.attention import splash_backward
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.mesh import pieces_of, zigzag_order
 from synthesis.core.refusals import InputError
@@ -89,18 +91,7 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
     length = padded_length(length)
     block_q, block_kv = block_of(length // pieces_of(context)), block_of(length)
     mask = splash_attention_mask.MultiHeadMask([_Causal(length, context)] * heads)
-    # Two backward kernels: the fused one writes the queries' gradient once for each block of keys, 48 GB at 77,824
-    # tokens on 16 devices.
-    sizes = splash_attention_kernel.BlockSizes(
-        block_q=block_q,
-        block_kv=block_kv,
-        block_kv_compute=block_kv,
-        block_q_dkv=block_q,
-        block_kv_dkv=block_kv,
-        block_kv_dkv_compute=block_kv,
-        block_q_dq=block_q,
-        block_kv_dq=block_kv,
-    )
+    sizes = splash_attention_kernel.BlockSizes(block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv)
     # Concrete arrays, also when called while a program is traced: the kernel is kept for the next trace.
     with jax.ensure_compile_time_eval():
         return splash_attention_kernel.make_splash_mha(
@@ -108,13 +99,14 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
             block_sizes=sizes,
             head_shards=1,
             q_seq_shards=context,
-            residual_checkpoint_name=RESIDUALS,
+            save_residuals=True,
             interpret=interpret,
         )
 
 
-def kernel_specs(kernel: Kernel, mesh: Mesh) -> Any:
+def kernel_specs(kernel: Kernel, context: int) -> Any:
     """The kernel's partition specs as an argument of `shard_map`: its schedule over `context`."""
+    mesh = AbstractMesh((context,), ("context",))
     return kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
 
 
@@ -128,10 +120,45 @@ def attend(
     segments = splash_attention_kernel.SegmentIds(
         q=jnp.pad(segments_q_bt, ((0, 0), (0, more_t))), kv=jnp.pad(segments_k_bs, ((0, 0), (0, more_s)))
     )
-    o_bnth: Any = jax.vmap(kernel)(q, k, v, segments)
+    o_bnth: Any = jax.vmap(_attend, in_axes=(None, 0, 0, 0, 0))(kernel, q, k, v, segments)
     o_btnh = jnp.moveaxis(o_bnth, 1, 2)[:, :length].astype(q_btnh.dtype)
     # The kernel lets padding attend to padding.
     return jnp.where((segments_q_bt > 0)[..., None, None], o_btnh, 0)
+
+
+@jax.custom_vjp
+def _attend(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any) -> Array:
+    """One row."""
+    return kernel(q_nth, k_ksh, v_ksh, segments)[0]
+
+
+def _forward(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any) -> tuple[Array, Any]:
+    o_nth, (logsumexp_nt,) = kernel(q_nth, k_ksh, v_ksh, segments)
+    o_nth, logsumexp_nt = checkpoint_name(o_nth, RESIDUALS), checkpoint_name(logsumexp_nt, RESIDUALS)
+    return o_nth, (kernel, q_nth, k_ksh, v_ksh, segments, o_nth, logsumexp_nt)
+
+
+def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array, None]:
+    kernel, q_nth, k_ksh, v_ksh, segments, o_nth, logsumexp_nt = residuals
+    delta_nt = jnp.sum(o_nth.astype(jnp.float32) * do_nth.astype(jnp.float32), axis=-1)
+    places_t, sizes = kernel.fwd_mask_info.q_sequence, kernel.kwargs["block_sizes"]
+    dq, dk, dv = splash_backward.gradients(
+        q_nth,
+        k_ksh,
+        v_ksh,
+        do_nth,
+        logsumexp_nt,
+        delta_nt,
+        segments.q,
+        segments.kv,
+        places_t,
+        blocks=(sizes.block_q, sizes.block_kv),
+        interpret=kernel.kwargs["interpret"],
+    )
+    return None, dq, dk, dv, None
+
+
+_attend.defvjp(_forward, _backward)
 
 
 def _heads_first(x_btnh: Array, more: int) -> Array:

@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from astra_jax.mesh import platform_of
+from astra_jax.mesh import AnyMesh, platform_of
 
 Array = jax.Array
 
@@ -18,7 +17,7 @@ UNROLLED = 2
 """Up to so many layers are written out in training."""
 
 
-def trains_written_out(layers: int, remat: str, mesh: Mesh | None) -> bool:
+def trains_written_out(layers: int, remat: str, mesh: AnyMesh | None) -> bool:
     """Whether a training step's layers are written out instead of scanned: few of them, without rematerialisation.
 
     XLA copies into and out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the

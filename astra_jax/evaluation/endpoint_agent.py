@@ -11,7 +11,8 @@ import msgspec
 
 from astra_jax.evaluation.suite import Decoding, ModelEndpoint
 from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_arguments
-from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, RequestRefused
+from synthesis.core.endpoint import Endpoint, RequestRefused
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.records import ToolCall
 from synthesis.core.stages import Transient, rng_for
 

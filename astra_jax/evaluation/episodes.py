@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from astra_jax.evaluation.intervals import estimate
@@ -15,10 +16,10 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Count, Seed, Settings, Temperature
+from synthesis.core.matching import contains
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
-from synthesis.core.reward import f1_reward
 from synthesis.core.stages import rng_for
 
 
@@ -48,6 +49,8 @@ class EvalResult:
     Attributes:
         f1: the F1 reward, whatever reward the policy was trained with.
         f1_interval: 95 %, of the mean over environments: episodes of one environment are not independent.
+        answer_accuracy: share whose final answer says the expected one, see `answers_rightly`. The reward does not ask.
+        answer_interval: 95 %, as `f1_interval`.
         irrelevant_share: of all calls, those to tools that the question does not need.
         by_structure: F1 by question structure.
         voided: episodes that infrastructure ended; in no mean.
@@ -57,6 +60,8 @@ class EvalResult:
     f1_interval: tuple[float, float]
     recall: float
     precision: float
+    answer_accuracy: float
+    answer_interval: tuple[float, float]
     episodes: int
     voided: int
     mean_calls: float
@@ -160,25 +165,25 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
     Raises:
         ValueError: every episode was voided.
     """
-    structure = {environment.id: environment.structure for environment in environments}
+    by_id = {environment.id: environment for environment in environments}
     needed = {environment.id: {tool.spec.name for tool in environment.tools} for environment in environments}
     scored = [(environment_id, e, e.score) for environment_id, e in episodes if e.score is not None]
     if not scored:
         raise InputError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
-    f1 = [f1_reward(solved=s.solved, needed=s.needed, calls=s.calls).value for _, _, s in scored]
-    by_environment: dict[str, list[float]] = defaultdict(list)
+    f1 = [s.f1 for _, _, s in scored]
+    answered = [float(answers_rightly(episode, by_id[id])) for id, episode, _ in scored]
+    ids = [id for id, _, _ in scored]
     by_structure: dict[str, list[float]] = defaultdict(list)
-    for (environment_id, _, _), value in zip(scored, f1, strict=True):
-        by_environment[environment_id].append(value)
-        by_structure[structure[environment_id]].append(value)
+    for environment_id, value in zip(ids, f1, strict=True):
+        by_structure[by_id[environment_id].structure].append(value)
     irrelevant = [call.name not in needed[id] for id, episode, _ in scored for call in episode.calls if call.name]
-    clusters = [float(np.mean(values)) for values in by_environment.values()]
-    interval = estimate(clusters, least=0.0, most=1.0)
     return EvalResult(
         f1=float(np.mean(f1)),
-        f1_interval=(interval.low, interval.high),
+        f1_interval=_interval(ids, f1),
         recall=float(np.mean([s.recall for _, _, s in scored])),
         precision=float(np.mean([s.precision for _, _, s in scored])),
+        answer_accuracy=float(np.mean(answered)),
+        answer_interval=_interval(ids, answered),
         episodes=len(scored),
         voided=len(episodes) - len(scored),
         mean_calls=float(np.mean([s.calls for _, _, s in scored])),
@@ -186,3 +191,25 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         irrelevant_share=float(np.mean(irrelevant)) if irrelevant else 0.0,
         by_structure={name: float(np.mean(values)) for name, values in sorted(by_structure.items())},
     )
+
+
+def answers_rightly(episode: Episode, environment: ToolEnvironment) -> bool:
+    """Whether the last thing that the model says, with no call in it, says the expected answer (`core.matching`).
+
+    An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
+    was asked for is a state, it is right when all of it was done, and the model then says something.
+    """
+    if episode.finish != "answered":
+        return False
+    if environment.sub_questions[-1].check is not msgspec.UNSET:
+        return episode.score is not None and episode.score.solved == episode.score.needed
+    return contains(episode.messages[-1].content, environment.answer)
+
+
+def _interval(ids: Sequence[str], values: Sequence[float]) -> tuple[float, float]:
+    """95 %, of the mean over environments, of whose episodes these are the ids and values."""
+    by_environment: dict[str, list[float]] = defaultdict(list)
+    for environment_id, value in zip(ids, values, strict=True):
+        by_environment[environment_id].append(value)
+    found = estimate([float(np.mean(of_one)) for of_one in by_environment.values()], least=0.0, most=1.0)
+    return found.low, found.high

@@ -18,7 +18,6 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
-from synthesis.core.reward import f1_reward
 from synthesis.core.stages import Journal
 from synthesis.environments.dependency_graph import difficulty_of
 
@@ -109,7 +108,7 @@ async def measure(
 
 def _f1(episode: Episode) -> float | None:
     score = episode.score
-    return None if score is None else f1_reward(solved=score.solved, needed=score.needed, calls=score.calls).value
+    return None if score is None else score.f1
 
 
 def recorded(environment: ToolEnvironment, measured: Measured, policy: str) -> ToolEnvironment:

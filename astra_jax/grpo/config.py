@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from astra_jax.grpo.losses import ObjectiveConfig
+from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.config import LearningRate, TrainingConfig, WeightDecay
-from sandbox.settings import Bound, Count, CountOrZero, Length, Seconds, Seed, SettingError, Share, Slots
+from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 
 Order = Literal["shuffled", "easy_first"]
 """Of the environments in each pass over them."""
@@ -43,6 +44,9 @@ class GRPOConfig(TrainingConfig):
         episode: turns, token limits, sampling and reward.
         solve_rates: (lowest, highest): train only on environments whose recorded solve rate, 0 to 1, lies within; see
             `launch.difficulty`. None trains on all.
+        stored: how the embedded engine keeps the layers' matrices that it samples with, see `EngineConfig.stored`:
+            `int8` halves what decoding reads of them. What it samples otherwise than the trainer would is corrected by
+            importance sampling, and logged (`mismatch_kl`). vLLM servers have settings of their own.
         order: of the environments in each pass over them: `shuffled`, or `easy_first`: by recorded solve rate, the
             highest first, shuffled among equals.
         row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used.
@@ -69,6 +73,7 @@ class GRPOConfig(TrainingConfig):
     max_groups_per_step: Count | None = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     solve_rates: tuple[Share, Share] | None = None
+    stored: Annotated[str, OneOf(STORED)] = "none"
     order: Order = "shuffled"
     row_buckets: tuple[Length, ...] = (4_096, 8_192, 16_384, 32_768, 74_752)
     weight_decay: WeightDecay = 0.01

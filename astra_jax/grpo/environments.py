@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import Sandbox, SandboxError
-from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment
+from sandbox import CallResult, Sandbox, SandboxError
+from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
+from synthesis.core.worlds import EpisodeCalls
 
 _AT_ONCE = 64
 
@@ -52,7 +53,8 @@ async def check_environments(
     *,
     seed: int,
 ) -> None:
-    """Render each environment's prompt, and make its reference calls: they must solve its sub-questions.
+    """Render each environment's prompt, and make its reference calls: they must solve its sub-questions, and leave the
+    state that is asked for.
 
     Raises:
         ValueError: none are given, or names the first that cannot be used, with what to change.
@@ -63,31 +65,54 @@ async def check_environments(
     tasks = [await asyncio.to_thread(make_task, one, tokenizer, config, seed=seed) for one in environments]
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def check(task: EpisodeTask, call: ReferenceCall, tool: CodeTool) -> str:
+    async def made(calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
         async with gate:
-            result = await sandbox.call(tool.code, call.tool, call.arguments)
+            result = await calls.call(tool, call.arguments)
             if result.is_infrastructure:
-                result = await sandbox.call(tool.code, call.tool, call.arguments)
+                result = await calls.call(tool, call.arguments)
         if result.is_infrastructure:
             raise SandboxError(f"the sandbox failed on tool {call.tool}: {result.kind.value}: {result.error}")
-        where = f"environment {task.environment.id}: its tool {call.tool}, called with {call.arguments},"
-        if not result.ok:
-            return f"{where} fails ({result.kind.value}: {result.error})"
-        if call.sub_question not in solved_by(task.sub_tasks, call.tool, result.value):
-            return f"{where} does not give the answer to its sub-question {call.sub_question}"
+        return result
+
+    async def check(task: EpisodeTask, references: Sequence[ReferenceCall]) -> str:
+        environment = task.environment
+        calls = EpisodeCalls(sandbox, environment)
+        tools = {tool.spec.name: tool for tool in environment.tools}
+        states = {sub.id for sub in environment.sub_questions if sub.asks_state and sub.needs_tool}
+        for call in references:
+            result = await made(calls, tools[call.tool], call)
+            where = f"environment {environment.id}: its tool {call.tool}, called with {call.arguments},"
+            if not result.ok:
+                return f"{where} fails ({result.kind.value}: {result.error})"
+            if call.sub_question not in {*states, *solved_by(task.sub_tasks, call.tool, result.value)}:
+                return f"{where} does not give the answer to its sub-question {call.sub_question}"
+        if not isinstance(environment.world, World):
+            return ""
+        async with gate:
+            grade = await calls.grade() or await calls.grade()
+        if grade is None:
+            raise SandboxError(f"the sandbox failed on the checks of environment {environment.id}")
+        if grade.harm or grade.met != states:
+            missing = sorted(states - grade.met)
+            return (
+                f"environment {environment.id}: its reference calls leave the sub-questions {missing} unsolved, and "
+                f"{grade.harm} rows otherwise than they should be"
+            )
         return ""
 
-    calls = []
+    plays = []
     for task in tasks:
         environment = task.environment
-        tools = {tool.spec.name: tool for tool in environment.tools}
+        names = {tool.spec.name for tool in environment.tools}
         needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
         for call in environment.reference_calls:
-            if call.tool not in tools:
+            if call.tool not in names:
                 raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
-            if call.sub_question in needed:
-                calls.append((task, call, tools[call.tool]))
-    problems = [problem for problem in await asyncio.gather(*(check(*call) for call in calls)) if problem]
+        references = [call for call in environment.reference_calls if call.sub_question in needed]
+        # Calls to a world go one after the other; all others stand alone, and each that fails is counted.
+        alone = [[call] for call in references]
+        plays += [(task, one) for one in ([references] if isinstance(environment.world, World) else alone)]
+    problems = [problem for problem in await asyncio.gather(*(check(*play) for play in plays)) if problem]
     if problems:
         more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
         raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")

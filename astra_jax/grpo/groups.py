@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from absl import logging
+
 from astra_jax.grpo.config import Order
-from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, make_task, run_episode
+from astra_jax.grpo.journal import BatchJournal
+from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, FinishedTurn, make_task, run_episode
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.tool_calls import NotTakenOver
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
@@ -43,9 +47,14 @@ class GroupSampler:
         self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
         self.begin(0)
 
-    def begin(self, version: int) -> None:
-        """Start the rollouts of a batch, by weights of this version."""
+    def begin(self, version: int, journal: BatchJournal | None = None) -> None:
+        """Start the rollouts of a batch, by weights of this version.
+
+        Args:
+            journal: what is finished is kept there, and what is there is not done again. Voided episodes are not kept.
+        """
         self.version, self.voided, self.cancelled = version, 0, 0
+        self._journal = journal
         self._finished: dict[int, list[Episode]] = {}
 
     @property
@@ -81,14 +90,17 @@ class GroupSampler:
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
-            session = f"group{index}.{number}"
-            return await run_episode(
-                self.policy, self.sandbox, task, self.tokenizer, self.config, seed=seed, session=session
-            )
+            return await self._episode(task, index, number, seed)
 
         try:
             task = await asyncio.to_thread(make_task, environment, self.tokenizer, self.config, seed=tools_seed)
-            episodes = await asyncio.gather(*(episode(task, number) for number in range(self.group_size)))
+            running = [asyncio.ensure_future(episode(task, number)) for number in range(self.group_size)]
+            try:
+                episodes = await asyncio.gather(*running)
+            finally:  # where one fails, nobody waits for the others
+                for one in running:
+                    one.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
         except asyncio.CancelledError:
             self.cancelled += self.group_size
             raise
@@ -96,3 +108,31 @@ class GroupSampler:
         self.voided += len(episodes) - len(scored)
         self._finished[index] = scored
         return Group(index=index, environment_id=environment.id, update=version, episodes=scored)
+
+    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int) -> Episode:
+        """An episode, from where the journal has it."""
+        journal = self._journal
+
+        async def run(taken: list[FinishedTurn]) -> Episode:
+            async def keep(place: int, turn: FinishedTurn) -> None:
+                if journal is not None:
+                    await journal.keep_turn(index, number, place, turn)
+
+            session = f"group{index}.{number}"
+            parts = self.policy, self.sandbox, task, self.tokenizer, self.config
+            return await run_episode(*parts, seed=seed, session=session, taken=taken, on_turn=keep)
+
+        if journal is None:
+            return await run([])
+        if (done := journal.take_episode(index, number)) is not None:
+            return done
+        taken = journal.take_turns(index, number)
+        try:
+            finished = await run(taken)
+        except NotTakenOver as error:
+            logging.warning("an episode of %s is begun anew: %s", task.environment.id, error)
+            journal.begun_anew(len(taken))
+            finished = await run([])
+        if not finished.voided:
+            await journal.keep_episode(index, number, finished)
+        return finished

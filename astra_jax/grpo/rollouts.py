@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import msgspec
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.groups import GroupSampler
+from astra_jax.grpo.journal import BatchJournal, Journals, Packed, packed, unpacked
 from astra_jax.rollout.episode import episode_stats
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from astra_jax.rollout.policy import Policy
@@ -27,7 +30,7 @@ class FillReport(msgspec.Struct):
 
     Attributes:
         filled: whether there is a batch; if not, `max_groups_per_step` were sampled in vain.
-        seconds: from the first group's start to the last one's end.
+        seconds: from the first group's start to the last one's end, of all processes that took part.
         rollout: means over all scored episodes: those of valid groups alone would be biased.
         counts: of groups and episodes.
     """
@@ -69,10 +72,15 @@ class Rollouts:
         environments: Sequence[ToolEnvironment],
         tokenizer: ChatTokenizer,
         config: GRPOConfig,
+        journals: Journals | None = None,
     ) -> None:
+        """
+        Args:
+            journals: where a batch under way is kept, for a process after this one.
+        """
         # What is sampled during an update is already one update old when its own batch is trained on.
         max_age = config.surplus_max_age + config.async_steps
-        self.config = config
+        self.config, self._journals = config, journals
         self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=max_age)
         self._sampler = GroupSampler(
             policy,
@@ -88,12 +96,15 @@ class Rollouts:
         self._filling: FillReport | None = None
         self._before: _Resting | None = None
 
-    async def fill(self, update: int, version: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
+    async def fill(
+        self, update: int, version: int, weights: str = "", on_group: Callable[[int], None] = lambda missing: None
+    ) -> None:
         """Sample until there is a batch, or `max_groups_per_step` are reached; nothing if there is one already.
 
         Args:
             update: the update that will train on it.
             version: of the weights that the policy has, and keeps until this returns.
+            weights: their digest, see `BatchKey`.
             on_group: told how many groups are missing after each.
         """
         if self._filling is not None:
@@ -101,7 +112,11 @@ class Rollouts:
         self._before = self._resting()
         self._update = update
         self._buffer.begin(update)
-        self._sampler.begin(version)
+        journal: BatchJournal | None = None
+        if self._journals is not None:
+            opened = partial(self._journals.open, update=update, version=version, weights=weights)
+            journal = await asyncio.to_thread(opened, next_index=self._sampler.next_index)
+        self._sampler.begin(version, journal)
         started, said = time.perf_counter(), self.config.batch_size
 
         def told(group: Group, valid: bool) -> None:
@@ -112,24 +127,29 @@ class Rollouts:
                 said = 2 * counts.sampled
                 say_beside_bars(f"update {update}: {counts.what_became}; at most {self.config.most_groups} are sampled")
 
-        filled = await fill(
-            self._buffer,
-            self._sampler,
-            oversample=self.config.oversample,
-            concurrent=self.config.concurrent_groups,
-            max_groups=self.config.most_groups,
-            deadline_seconds=self.config.deadline_seconds,
-            on_group=told,
-        )
+        try:
+            filled = await fill(
+                self._buffer,
+                self._sampler,
+                oversample=self.config.oversample,
+                concurrent=self.config.concurrent_groups,
+                max_groups=self.config.most_groups,
+                deadline_seconds=self.config.deadline_seconds,
+                on_group=told,
+            )
+        finally:
+            if journal is not None:
+                await journal.close()
         sampler = self._sampler
         self._filling = FillReport(
             filled=filled,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - started + (0.0 if journal is None else journal.seconds),
             rollout=episode_stats(sampler.finished),
             counts={
                 "episodes": len(sampler.finished),
                 "voided_episodes": sampler.voided,
                 "cancelled_episodes": sampler.cancelled,
+                **({} if journal is None else journal.counts()),
             },
         )
         self._before = None
@@ -180,4 +200,19 @@ def on_every_host(batch: GroupBatch | None) -> GroupBatch | None:
     """The first host's batch; all hosts must call it."""
     if jax.process_count() == 1:
         return batch
-    return msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(batch)), type=GroupBatch | None)
+    sent = None if batch is None else _Sent(batch.filling, [_bare(group) for group in batch.groups])
+    found = msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(sent)), type=_Sent | None)
+    return None if found is None else GroupBatch([_whole(*one) for one in found.groups], found.filling)
+
+
+class _Sent(msgspec.Struct):
+    filling: FillReport
+    groups: list[tuple[Group, list[Packed]]]
+
+
+def _bare(group: Group) -> tuple[Group, list[Packed]]:
+    return msgspec.structs.replace(group, episodes=[]), [packed(one) for one in group.episodes]
+
+
+def _whole(group: Group, episodes: list[Packed]) -> Group:
+    return msgspec.structs.replace(group, episodes=[unpacked(one) for one in episodes])

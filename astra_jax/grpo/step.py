@@ -25,14 +25,15 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
-from astra_jax.mesh import BATCH, constrain, unzigzag
+from astra_jax.mesh import BATCH, AnyMesh, batch_sharding, constrain, unzigzag
+from astra_jax.models import adapters
 from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
-from astra_jax.run.gradients import add, gradients_of, zero_gradients
-from astra_jax.run.optimizers import apply_gradients, make_optimizer
+from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
+from astra_jax.run.optimizers import abstract_state, apply_gradients, make_optimizer
 
 Array = jax.Array
 Sums = tuple[ObjectiveSums, Array, RouterSums | None]
@@ -46,50 +47,57 @@ def update_step(
     model: Model,
     config: GRPOConfig,
     *,
+    base: Params | None = None,
     mesh: Mesh | None = None,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
+    before: Callable[[str], None] = lambda program: None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """Train on a batch of valid groups; `params` and `opt_state` are donated.
 
     Args:
         groups: `config.mini_batches` must divide their number.
+        base: frozen weights, under `params` that are adapters; not donated. None: `params` are all weights.
         on_rows: told of the segment ids of each micro-batch that is trained on.
+        before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
 
     Returns:
         (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches). Where
         `gradient_norm` is not finite at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
+    policy = partial(adapters.joined, base=base, lora=config.lora)
     size = len(groups) // config.mini_batches
     mini_batches = [lay_out(groups[start : start + size], config) for start in range(0, len(groups), size)]
     if config.mini_batches > 1 or config.objective.corrects_episodes:
         mini_batches = [
-            ([with_old_logps(params, batch, **options) for batch in batches], total) for batches, total in mini_batches
+            ([with_old_logps(policy(params), batch, **options) for batch in batches], total)
+            for batches, total in mini_batches
         ]
 
-    loss, parts, taken = 0.0, [], []
+    loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
-        gradients = zero_gradients(params)
+        gradients = zero_gradients(params, mesh)
         for batch in batches:
             on_rows(np.asarray(batch.segment_ids_bt))
             if number and config.objective.ratio == "sequence":  # before the first step it is 1
-                batch = with_episode_ratio(params, batch, **options)
+                batch = with_episode_ratio(policy(params), batch, **options)
             batch = to_device(batch, mesh)
-            gradients, (part, sums) = accumulate(params, gradients, batch, **options)
+            before(f"accumulate {batch.tokens_bt.shape[1]}")
+            gradients, (part, sums) = accumulate(params, gradients, batch, base=base, **options)
             loss += part / total
-            parts.append(sums)
-        params, opt_state, said = take_step(params, opt_state, gradients, jnp.float32(total), config=config)
+            parts = sums if parts is None else add(parts, sums)
+        before("take_step")
+        params, opt_state, said = take_step(params, opt_state, gradients, jnp.float32(total), config=config, mesh=mesh)
         taken.append(said)
 
-    fetched, loss, taken = jax.device_get((parts, loss, taken))
-    objective, entropies, routers = zip(*fetched, strict=True)
-    of_batch = jax.tree.map(lambda *xs: float(sum(xs)), *objective)
+    (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
+    of_batch = jax.tree.map(float, objective)
     every = [batch for batches, _ in mini_batches for batch in batches]
     metrics = {
         "loss": float(loss) / config.mini_batches,
         "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / config.mini_batches,
         "weights_finite": all(one["weights_finite"] for one in taken),
-        "entropy": float(sum(entropies)) / of_batch.tokens,
+        "entropy": float(entropy) / of_batch.tokens,
         "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
         "mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
         "clipped_low_share": of_batch.clipped_low / of_batch.tokens,
@@ -98,8 +106,7 @@ def update_step(
         "trained_tokens": of_batch.tokens,
         "row_fill": sum(int((b.segment_ids_bt > 0).sum()) for b in every) / sum(b.tokens_bt.size for b in every),
     }
-    if routers[0] is not None:
-        router = jax.tree.map(lambda *xs: sum(xs), *routers)
+    if router is not None:
         metrics |= {name: float(value) for name, value in router_metrics(router).items()}
     return params, opt_state, metrics
 
@@ -117,9 +124,16 @@ def lay_out(groups: Sequence[Group], config: GRPOConfig) -> tuple[list[PolicyBat
 
 
 def loss_sums(
-    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params,
+    batch: PolicyBatch,
+    *,
+    model: Model,
+    config: GRPOConfig,
+    base: Params | None = None,
+    mesh: AnyMesh | None = None,
 ) -> tuple[Array, Sums]:
     """One micro-batch's sum of the objective; divided by the batch's total (`lay_out`) it is its share of eq. 32."""
+    params = adapters.joined(params, base, config.lora)
     x_btd, router = _hidden(params, batch, model, config, mesh)
 
     def objective(logps: Array, entropies: Array, terms: PolicyTerms) -> tuple[Array, Any]:
@@ -128,12 +142,14 @@ def loss_sums(
         loss, sums = grpo_objective(replace(terms, logps=logps), config.objective)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
+    terms = in_mesh_order(_terms(batch, config), mesh)
     loss, (sums, entropy) = summed_loss(
         objective,
         x_btd,
         model.head_weights(params),
         in_mesh_order(shift(batch.tokens_bt), mesh),
-        in_mesh_order(_terms(batch, config), mesh),
+        terms,
+        terms.mask,
         temperature=config.episode.temperature,
         mesh=mesh,
     )
@@ -164,12 +180,11 @@ def accumulate(
     *,
     model: Model,
     config: GRPOConfig,
+    base: Params | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, tuple[Array, Sums]]:
-    """Add one micro-batch's gradients. Returns (gradients, (summed loss, other sums))."""
-    loss = partial(loss_sums, model=model, config=config, mesh=mesh)
-    more, sums = gradients_of(loss, params, batch)
-    return add(gradients, more), sums
+    """Add one micro-batch's gradients. Returns (gradients, (summed loss, other sums)), see `gradients.added`."""
+    return added(partial(loss_sums, model=model, config=config), params, base, gradients, batch, mesh)
 
 
 def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
@@ -177,13 +192,34 @@ def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
     return make_optimizer(config, config.learning_rate)
 
 
-@program(static_argnames=("config",), donate_argnames=("params", "opt_state"))
+@program(static_argnames=("config", "mesh"), donate_argnames=("params", "opt_state"))
 def take_step(
-    params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig
+    params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig, mesh: Mesh | None = None
 ) -> tuple[Params, Any, dict[str, Array]]:
-    """One optimizer step, see `optimizers.apply_gradients`."""
-    optimizer = grpo_optimizer(config)
+    """One optimizer step with what `accumulate` added up, see `optimizers.apply_gradients`."""
+    gradients, optimizer = whole(gradients, mesh), grpo_optimizer(config)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
+
+
+def abstract_arguments(
+    model: Model, config: GRPOConfig, length: int, mesh: Mesh | None
+) -> tuple[Params, Any, Params, PolicyBatch, jax.ShapeDtypeStruct]:
+    """Shapes, types and places of what a run's update is made of, with rows of `length`, beside
+    `adapters.abstract_base`.
+
+    Returns:
+        (params, optimizer state, gradients, a micro-batch, the batch's total).
+    """
+    trained = adapters.abstract_trained(model, config.lora)
+    shardings = adapters.trained_shardings(model, config.lora, mesh)
+    optimizer, memory = grpo_optimizer(config), config.optimizer_memory
+    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    gradients = gradient_shapes(params, mesh)
+    place = None if mesh is None else batch_sharding(mesh)
+    number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
+    integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
+    batch = PolicyBatch(integer, integer, integer, integer, number, number)
+    return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,7 +273,7 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
 
 
 def _hidden(
-    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: Mesh | None
+    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: AnyMesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
-    return model.forward(params, *places, remat=config.remat, mesh=mesh)
+    return model.forward(params, *places, remat=config.remat, matmul=config.matmul, mesh=mesh)

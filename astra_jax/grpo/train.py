@@ -20,12 +20,12 @@ Run it with `python -m launch.grpo --config=grpo:14b`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +34,24 @@ from jax.sharding import Mesh
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.episode_pages import write_episodes
+from astra_jax.grpo.journal import FOLDER as JOURNALS
+from astra_jax.grpo.journal import Journals
+from astra_jax.grpo.packing import bucket_for
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
-from astra_jax.grpo.step import grpo_optimizer, update_step
+from astra_jax.grpo.step import abstract_arguments, accumulate, grpo_optimizer, take_step, update_step
 from astra_jax.mesh import check_batch
+from astra_jax.models.adapters import abstract_base, joined, targeted
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.batch import on_mesh
-from astra_jax.run.compiler import check_options
-from astra_jax.run.hosts import is_first
-from astra_jax.run.identity import run_identity, settings_of
+from astra_jax.run.compiler import CompiledAhead, check_options
+from astra_jax.run.digests import digest_of_json
+from astra_jax.run.frozen import Origin
+from astra_jax.run.hosts import awaited, failure_of_any, is_first
+from astra_jax.run.identity import model_settings, run_id, run_identity, settings_of
+from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -62,13 +69,15 @@ class GRPOResult:
     """What a run came to.
 
     Attributes:
-        params: after `steps` steps.
+        params: what was trained, the weights or the adapters, after `steps` steps.
+        base: the frozen weights under adapters.
         stopped: `finished`; `preempted`: asked to stop, the same call goes on; or `exhausted`: see
             `max_groups_per_step`.
         history: this run's metric rows.
     """
 
     params: Params
+    base: Params | None
     steps: int
     stopped: Stopped
     history: list[dict[str, float]]
@@ -84,30 +93,34 @@ async def train(
     workdir: Folder,
     *,
     policy: TrainablePolicy | None = None,
+    origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
     profile: tuple[int, int] | None = None,
 ) -> GRPOResult:
     """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
 
-    SIGTERM ends it, saved: after a step, or before the rollouts that it interrupts.
+    SIGTERM, to any host, ends it, saved: after a step, or in the rollouts that it interrupts. What is finished of a
+    batch is kept as it comes, also from a kill (`journal.py`).
 
     Args:
         start: gives the starting policy's weights; called where there is no checkpoint. They are taken over: a step
-            donates them, and nothing of them stays on the devices.
+            donates them, and nothing of them stays on the devices. With adapters it is called always, and they stay.
         environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
             `config.solve_rates` may leave some out.
         sandbox: where calls run; already started.
-        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `episodes/`, `profile/`. All hosts share it.
+        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `episodes/`, `profile/`, and in `rollouts/`
+            the batch under way. All hosts share it.
         policy: who samples; by default an embedded engine is made and closed here. On several hosts only the first
             one's samples; the others' `update` takes part in publishing weights.
+        origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices of the update; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
 
     Raises:
-        ValueError: no environments, or one that cannot be used, or without a solve rate where one is needed; a model
-            whose vocabulary is too small or its context too short; a mesh that does not divide a micro-batch; several
-            hosts without a policy. The message names it.
+        ValueError: no environments, or one that cannot be used, or without a solve rate where one is needed; adapters'
+            targets that the model does not have; a model whose vocabulary is too small or its context too short; a mesh
+            that does not divide a micro-batch; several hosts without a policy. The message names it.
         SettingError: the devices have no room for the embedded engine's cache.
         NonFiniteError: a loss or gradient was not finite.
         Exception: what `TrainingRun` raises.
@@ -118,7 +131,7 @@ async def train(
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     slots = config.concurrent_groups * config.group_size
     if policy is None:
-        check_room(model, slots, longest, mesh)
+        check_room(model, slots, longest, mesh, config.stored)
     given, environments = len(environments), select_environments(environments, config)
     if is_first():
         if progress and len(environments) < given:
@@ -128,36 +141,84 @@ async def train(
     settings = settings_of(config, free=_FREE)
     identity = run_identity(
         grpo=settings,
-        model=dataclasses.asdict(model),
+        model=model_settings(model),
         environments=_digest(environments),
         tokenizer=tokenizer.digest,
     )
 
     async with AsyncExitStack() as stack:
         shell = TrainingRun(
-            "GRPO", config, model, workdir, steps=config.steps, identity=identity, profile=profile, progress=progress
+            "GRPO",
+            config,
+            model,
+            workdir,
+            steps=config.steps,
+            identity=identity,
+            origin=origin,
+            profile=profile,
+            progress=progress,
         )
         run = stack.enter_context(shell)
+        ahead = stack.enter_context(CompiledAhead(_programs(model, config, longest, mesh)))
         step, params, opt_state, extra = run.begin(start, grpo_optimizer(config), mesh)
+
+        def of_policy(params: Params, copied: bool = False) -> Params:
+            """What samples: of what is trained, a copy; what is frozen is shared."""
+            return joined(jax.tree.map(jnp.copy, params) if copied else params, run.base, config.lora)
+
         if policy is None:
-            policy = Engine(params, model, EngineConfig(slots=slots, max_length=longest))
+            policy = Engine(
+                of_policy(params), model, EngineConfig(slots=slots, max_length=longest, stored=config.stored)
+            )
             stack.push_async_callback(policy.close)
-        rollouts = Rollouts(policy, sandbox, environments, tokenizer, config)
+        journals = Journals(run.folder / JOURNALS, run_id(run.folder), digest_of_json(identity)) if is_first() else None
+        rollouts = Rollouts(policy, sandbox, environments, tokenizer, config, journals)
         if extra is not None:
             rollouts.load(extra["rollouts"])
         copies = bool(config.async_steps) and policy.samples_with_given_arrays
 
-        async def fill(step: int, version: int) -> None:
+        async def fill(step: int, version: int, weights: str) -> None:
+            def told(missing: int) -> None:
+                run.bar.set_postfix_str(f"{missing} groups missing")
+
             if is_first():
-                await rollouts.fill(step, version, lambda missing: run.bar.set_postfix_str(f"{missing} groups missing"))
+                await rollouts.fill(step, version, weights, told)
+
+        def save() -> None:
+            before = run.saved
+            run.save(step, params, opt_state, {"rollouts": rollouts.state()})
+            if journals is not None and before is not None:  # which is whole by now, and may be gone on from
+                journals.forget(before)
+
+        def keep() -> None:
+            """Save what was trained, before servers that fail end the run."""
+            if step:
+                save()
+
+        async def failed(work: Awaitable[Any]) -> Exception | None:
+            """What it failed of; of several hosts, which all call this, on any of them."""
+            failure = None
+            try:
+                await awaited(work)
+            except Exception as error:
+                failure = error
+            return await asyncio.to_thread(failure_of_any, failure)
+
+        async def or_kept(work: Awaitable[Any]) -> None:
+            if (failure := await failed(work)) is not None:
+                keep()
+                raise failure
 
         filling: asyncio.Task[None] | None = None
         stack.push_async_callback(lambda: _cancelled(filling))
-        await policy.update(jax.tree.map(jnp.copy, params) if copies else params, step)
+        if (failure := await failed(policy.update(of_policy(params, copies), step))) is not None:
+            raise failure
         while step < config.steps and run.stopped is None:
-            started = time.perf_counter()
-            filling = filling or asyncio.create_task(fill(step, step))
-            if not await run.finished(filling):
+            started, weights = time.perf_counter(), run.digest(params)
+            filling = filling or asyncio.create_task(fill(step, step, weights))
+            await or_kept(run.finished(filling))
+            await run.agree()
+            if run.stopped is not None:
                 break
             filling = None
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
@@ -167,37 +228,59 @@ async def train(
                 break
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
             if config.async_steps and step + 1 < config.steps:
-                filling = asyncio.create_task(fill(step + 1, step))
+                filling = asyncio.create_task(fill(step + 1, step, weights))
             run.meter.start()
             with run.traced(step + 1):
                 # In a thread, so that rollouts go on meanwhile, and servers are looked after.
                 params, opt_state, metrics = await asyncio.to_thread(
-                    update_step, params, opt_state, batch.groups, model, config, mesh=mesh, on_rows=run.meter.add
+                    update_step,
+                    params,
+                    opt_state,
+                    batch.groups,
+                    model,
+                    config,
+                    base=run.base,
+                    mesh=mesh,
+                    on_rows=run.meter.add,
+                    before=ahead.wait,
                 )
             speed, seconds_of_update = run.meter.read(), time.perf_counter() - start_of_update
             step += 1
             run.check(step, metrics)
             run.settle()
             run.notice(step)
-            if filling is not None and run.stopped is None:
-                await run.finished(filling)  # its batch is drawn by one version, to the end
+            start_of_publish, failure = time.perf_counter(), None  # raised when the step is logged and saved
+            if run.stopped is None:  # while what is under way is sampled to its end
+                failure = await failed(policy.prepare(of_policy(params), step))
+            seconds_of_publish = time.perf_counter() - start_of_publish
+            if filling is not None and run.stopped is None and failure is None:
+                await or_kept(run.finished(filling))  # its batch is drawn by one version, to the end
+                await run.agree()
             start_of_sync = time.perf_counter()
-            if run.stopped is None:
-                await policy.update(jax.tree.map(jnp.copy, params) if copies else params, step)
+            if run.stopped is None and failure is None:
+                failure = await failed(policy.update(of_policy(params, copies), step))
             now = time.perf_counter()
             seconds = {"rollout": batch.filling.seconds, "update": seconds_of_update, "wait": waited}
-            seconds |= {"sync": now - start_of_sync, "step": now - started}
-            row = run.log(step, _row(batch, metrics, speed, seconds))
+            seconds |= {"publish": seconds_of_publish, "sync": now - start_of_sync, "step": now - started}
+            row = run.log(step, _row(batch, metrics, speed, seconds) | policy.metrics())
+            if failure is not None:
+                keep()
+                raise failure
             if run.writer is not None and config.episodes_every and step % config.episodes_every == 0:
                 write_episodes(run.folder / "episodes" / f"update_{step:05}.html", step, batch.groups, row)
             if run.due(step):
-                run.save(step, params, opt_state, {"rollouts": rollouts.state()})
+                save()
             run.bar.update()
             if "rollout/reward" in row:  # not when the whole batch came from the surplus
                 run.bar.set_postfix(reward=f"{row['rollout/reward']:.3f}", valid=f"{row['filling/valid_share']:.0%}")
         if run.stopped is not None:
-            run.save(step, params, opt_state, {"rollouts": rollouts.state()})
-        return GRPOResult(params=params, steps=step, stopped=run.stopped or "finished", history=run.history)
+            save()
+        elif journals is not None:
+            run.checkpointer.wait()
+            journals.forget()
+        return GRPOResult(
+            params=params, base=run.base, steps=step, stopped=run.stopped or "finished", history=run.history
+        )
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
@@ -212,10 +295,40 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     check_options(config.compiler_options, mesh)
+    check_matmul(config.matmul, model, mesh)
+    targeted(model, config.lora)
     if mesh is not None:
         for bucket in config.row_buckets:
             check_batch(mesh, config.micro_batch_size or 1, bucket, "a length in row_buckets")
     return longest
+
+
+def _programs(model: Model, config: GRPOConfig, longest: int, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
+    """What an update runs, to be compiled while the first rollouts are made.
+
+    The lengths of rows are those that episodes may need. On CPUs, which sample meanwhile, and with whose time a program
+    that no batch needs would be paid, several are left to the first batch that has them.
+    """
+    if config.mini_batches > 1 or config.objective.corrects_episodes:
+        return {}  # what is computed before has a place that the compiler chooses
+    largest = bucket_for(longest, config.row_buckets)
+    lengths = sorted(bucket for bucket in config.row_buckets if bucket <= largest)
+    if len(lengths) > 1 and jax.default_backend() == "cpu":
+        return {}
+
+    def accumulating(length: int) -> Callable[[], None]:
+        def compile_one() -> None:
+            params, _, gradients, batch, _ = abstract_arguments(model, config, length, mesh)
+            base = abstract_base(model, config.lora, mesh)
+            accumulate.compile(params, gradients, batch, base=base, model=model, config=config, mesh=mesh)
+
+        return compile_one
+
+    def compile_step() -> None:
+        params, opt_state, gradients, _, total = abstract_arguments(model, config, largest, mesh)
+        take_step.compile(params, opt_state, gradients, total, config=config, mesh=mesh)
+
+    return {"take_step": compile_step} | {f"accumulate {length}": accumulating(length) for length in lengths}
 
 
 def _row(

@@ -1,4 +1,4 @@
-"""Decoders: the forward pass of Qwen3 and of what is like it, as Flax NNX modules under pure functions.
+"""Decoders: the forward pass of all families, as Flax NNX modules under pure functions.
 
 `Block` is an NNX module. `Decoder.init` splits it into arrays that are stacked over layers, a plain pytree;
 `Decoder.forward` scans over the stack and merges the block inside the scan's body, while tracing. So a step is
@@ -9,11 +9,12 @@ and 0.3 s.)
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,10 @@ from astra_jax.attention import RESIDUALS, attention, cached_attention, extendin
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, constrain
+from astra_jax.mesh import BATCH, AnyMesh, constrain
 from astra_jax.models import flops, sharding
+from astra_jax.models.layers import quantized
+from astra_jax.models.layers.adapted import is_adapted, merged
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.embedding import embed
@@ -36,18 +39,28 @@ from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
+from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.model import Look, Params
+from astra_jax.models.names import NamedParam
 from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
-_SAVE_DOTS = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
+_SAVE_PRODUCTS = jax.checkpoint_policies.save_only_these_names(RESIDUALS, quantized.PRODUCT)
+
+
+def _save_dots(primitive: Any, *operands: Any, **options: Any) -> Any:
+    """Matmuls' outputs; of those in 8 bits not the sums, which are wider than what is made of them, and named."""
+    narrow = any(jnp.dtype(one.dtype).itemsize == 1 for one in operands[:2] if hasattr(one, "dtype"))
+    return not narrow and jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims(primitive, *operands, **options)
+
+
 _HEADS, _INPUT = "heads", "layer_input"
 
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,
-    "dots": jax.checkpoint_policies.save_from_both_policies(_SAVE_DOTS, _SAVE_ATTENTION),
+    "dots": jax.checkpoint_policies.save_from_both_policies(_save_dots, _SAVE_PRODUCTS),
     "heads": jax.checkpoint_policies.save_only_these_names(RESIDUALS, _HEADS),
     "attention": _SAVE_ATTENTION,
     "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -77,19 +90,20 @@ class Block(nnx.Module):
         angles_bth: tuple[Array, Array],
         real_bt: Array,
         attend: Callable[[Array, Array, Array], tuple[Array, Any]],
-        mesh: Mesh | None = None,
+        mesh: AnyMesh | None = None,
+        matmul: str = "none",
     ) -> tuple[Array, Any, RouterSums | None]:
         """Returns the layer's output, whatever else `attend` returned, and the router's statistics if it has one."""
         eps = self.model.rms_eps
         x_btd = checkpoint_name(x_btd, _INPUT)
-        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh)
+        qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh, matmul)
         o_btnh, extra = attend(*(checkpoint_name(x, _HEADS) for x in qkv))
-        x_btd = x_btd + self.attention.output(o_btnh, mesh)
+        x_btd = x_btd + self.attention.output(o_btnh, mesh, matmul)
         normed_btd = rms_norm(x_btd, self.mlp_norm_d[...], eps)
         if isinstance(self.mlp, MoE):
             y_btd, sums = self.mlp(normed_btd, real_bt, mesh)
             return x_btd + y_btd, extra, sums
-        return x_btd + self.mlp(normed_btd, mesh), extra, None
+        return x_btd + self.mlp(normed_btd, mesh, matmul), extra, None
 
 
 @functools.cache
@@ -120,18 +134,32 @@ def _seen(caches: Caches, look: Look) -> int:
 
 
 @dataclass(frozen=True)
-class Decoder(Sizes):
-    """A decoder of these sizes: all of `Model` but what a family's folder says, its names and its `config.json`."""
+class Decoder(Sizes, abc.ABC):
+    """A decoder of these sizes: all of `Model` but what a family's folder says, its names and its `config.json`.
+
+    A family may have `stretched_from`, the length that its makers stretch by YaRN; None: all that it was made for.
+    """
+
+    family: ClassVar[str]
+    stretched_from: ClassVar[int | None] = None
 
     def stretched(self, tokens: int) -> Self:
         """This model for sequences of `tokens`: as it is where they fit, else with the least whole YaRN factor.
 
-        The original length is 32,768, as in Qwen's own instructions for long context.
+        Raises:
+            ValueError: its rotary embedding is scaled in another way, which does not go together with YaRN.
         """
         if tokens <= self.max_positions:
             return self
-        factor = math.ceil(tokens / 32_768)
-        return replace(self, yarn=Yarn(float(factor), 32_768), max_positions=factor * 32_768)
+        if scaling := "llama3" if self.llama3 else "linear" if self.linear else None:
+            raise InputError(
+                f"sequences of {tokens} tokens: the model's max_positions is {self.max_positions}, which its {scaling} "
+                "scaling already makes of a shorter context; make them shorter"
+            )
+        trained = self.yarn.original_max_positions if self.yarn else self.max_positions
+        original = min(trained, self.stretched_from or trained)
+        factor = math.ceil(tokens / original)
+        return replace(self, yarn=Yarn(float(factor), original), max_positions=factor * original)
 
     @property
     def stretch(self) -> float:
@@ -157,6 +185,15 @@ class Decoder(Sizes):
                 f"{field} is {tokens}, the model's max_positions is {self.max_positions}; make it shorter, or stretch "
                 f"the model with YaRN (rope_scaling in config.json, or {type(self).__name__}.stretched)"
             )
+
+    def check_matmul(self, matmul: str, field: str) -> None:
+        """Refuse numbers that these layers are not multiplied in; see `Model.check_matmul`."""
+        if matmul not in MATMULS:
+            raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMULS)}")
+        if matmul != "none" and self.n_experts:
+            raise InputError(f"{field} is {matmul}; the grouped matmuls of experts are not quantised: use none")
+        if matmul != "none":
+            quantized.qwix()
 
     # ------------------------------------------------------------------------------------------------------ parameters
 
@@ -195,19 +232,25 @@ class Decoder(Sizes):
         """`head_weights` in `dtype`."""
         return self.head_weights(params).astype(self.dtype)
 
-    def for_decoding(self, params: Params, *, apart: bool) -> Params:
+    def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
         """The same parameters as decoding reads them, again and again: matrices in `dtype`, with a head of their own.
 
-        A tied embedding is turned around here once, and not in each chunk of decoding. Copies what it changes.
+        A tied embedding is turned around here once, and not in each chunk of decoding; adapters become part of their
+        matrices. Copies what it changes.
 
         Args:
             apart: `layers` as a tuple of one tree a layer, to be written out.
+            stored: a name of `matmuls.STORED`: how the layers' matrices are kept.
         """
 
-        def read(path: Any, x: Array) -> Array:
+        def read(path: Any, x: Any) -> Any:
+            if is_adapted(x):
+                x = merged(x, self.dtype if stored == "none" else None)
+            if stored != "none" and (sides := axes.stacked_matrices(path)) is not None:
+                return quantized.stored(x, (0, *sides[1]))  # of each layer and output
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
-        cast = jax.tree_util.tree_map_with_path(read, params)
+        cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_adapted)
         layers, n = cast["layers"], self.n_layers
         if apart:
             layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))
@@ -227,12 +270,14 @@ class Decoder(Sizes):
         segment_ids_bt: Array,
         *,
         remat: str = "none",
+        matmul: str = "none",
         backend: str = "auto",
-        mesh: Mesh | None = None,
+        mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
         """See `Model.forward`; the hidden states are those after the final norm."""
         if remat not in REMAT_POLICIES:
             raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
+        self.check_matmul(matmul, "matmul")
         x_btd = embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
         unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)
@@ -242,7 +287,7 @@ class Decoder(Sizes):
             return attention(*operands, backend=backend, mesh=mesh), None
 
         def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
-            x_btd, _, sums = _block(self, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh)
+            x_btd, _, sums = _block(self, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh, matmul)
             return constrain(x_btd, mesh, BATCH, "context", None), sums
 
         if (policy := REMAT_POLICIES[remat]) is not None:
@@ -371,3 +416,18 @@ class Decoder(Sizes):
     def batch_flops(self, segment_ids_bt: Any) -> float:
         """See `flops.batch_flops`."""
         return flops.batch_flops(self, segment_ids_bt)
+
+    # ---------------------------------------------------------------------------------------------------- Hugging Face
+
+    @abc.abstractmethod
+    def names(self) -> list[NamedParam]:
+        """See `Model.names`."""
+
+    @abc.abstractmethod
+    def to_hf(self) -> dict[str, Any]:
+        """See `Model.to_hf`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
+        """See `Model.from_hf`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from synthesis.core.refusals import InputError
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from astra_jax.models.model import Model
 
 FAMILIES: dict[str, tuple[str, str]] = {
+    "llama": ("astra_jax.models.llama.presets", "LlamaConfig"),
+    "qwen2": ("astra_jax.models.qwen2.presets", "Qwen2Config"),
     "qwen3": ("astra_jax.models.qwen3.presets", "Qwen3Config"),
     "qwen3_moe": ("astra_jax.models.qwen3.presets", "Qwen3Config"),
 }
@@ -29,3 +31,25 @@ def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: s
         raise InputError(f"model_type is {kind!r}; this port reads {', '.join(map(repr, FAMILIES))}")
     module, name = FAMILIES[kind]
     return getattr(importlib.import_module(module), name).from_hf(config, dtype=dtype, param_dtype=param_dtype)
+
+
+def difference(
+    stored: Model, wanted: Model, *, but: Collection[str] = (), stretches: bool = True
+) -> tuple[str, Any, Any] | None:
+    """The first thing in which weights are of another model than a configuration: its name, theirs, the other's.
+
+    Training may stretch the context and choose dtypes; all else is the model, and so is a context that is stretched.
+
+    Args:
+        but: what else may differ.
+        stretches: whether it may: a server that does not computes another model.
+    """
+    if stored.family != wanted.family:
+        return "family", stored.family, wanted.family
+    free = {"max_positions", "dtype", "param_dtype", *but}
+    if stretches and not vars(stored).get("yarn"):
+        free.add("yarn")
+    for name, found in vars(stored).items():
+        if name not in free and found != getattr(wanted, name):
+            return name, found, getattr(wanted, name)
+    return None

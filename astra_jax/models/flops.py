@@ -11,9 +11,14 @@ from astra_jax.models.layers.sizes import Sizes
 
 
 def matmul_parameters(model: Sizes) -> tuple[int, int]:
-    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to.
+
+    A bias is one more row of its matrix, which every token is multiplied with by 1.
+    """
     d, h = model.d_model, model.head_dim
     attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
+    if model.attention_bias:
+        attention += h * (model.n_heads + 2 * model.n_kv_heads) + (d if model.output_bias else 0)
     experts = model.experts_per_token or 1
     mlp = 3 * d * model.d_ff * experts + d * model.n_experts
     return model.n_layers * (attention + mlp), d * model.vocab_size
@@ -32,14 +37,21 @@ def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
     return float(useful), float(executed)
 
 
-def decoding_bytes(model: Sizes, rows: int, length: float) -> float:
+def decoding_bytes(model: Sizes, rows: int, length: float, stored: str = "none") -> float:
     """What a decoding step of a dense model reads: each weight once, and keys and values of `length` positions a row.
 
-    Embeddings of the rows' tokens, norms and biases are left out.
+    Embeddings of the rows' tokens and norms are left out.
+
+    Args:
+        stored: how the layers' matrices are kept, a name of `matmuls.STORED`.
     """
     width = jnp.dtype(model.dtype).itemsize
+    layers, head = matmul_parameters(model)
+    # A matrix in 8 bits has a float32 for each output: of q, k, v and o, of gate, up and down.
+    outputs = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim + 2 * model.d_ff + 2 * model.d_model
+    matrices = width * layers if stored == "none" else layers + 4 * model.n_layers * outputs
     cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
-    return width * (sum(matmul_parameters(model)) + rows * length * cached)
+    return matrices + width * (head + rows * length * cached)
 
 
 def batch_flops(model: Sizes, segment_ids_bt: Any) -> float:

@@ -7,7 +7,8 @@ parameter at a time; and saving gathers one layer of one parameter at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -93,7 +94,10 @@ def stored_dtype(directory: Folder) -> str:
     content = _config_json(location(directory))
     name = str(content.get("dtype", content.get("torch_dtype", "bfloat16")))
     if name not in ("float32", "bfloat16"):
-        raise WeightsError(f"{directory}/config.json: dtype is {name!r}; say what you want with float32 or bfloat16")
+        raise WeightsError(
+            f"{directory}/config.json: dtype is {name!r}, which nothing is computed in; say what you want with "
+            "--dtype (launch.convert: --param_dtype), float32 or bfloat16"
+        )
     return name
 
 
@@ -109,25 +113,41 @@ def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Pa
         WeightsError: a file is damaged; a tensor is missing, left over, or of another shape.
     """
     directory, abstract = Path(directory), model.abstract_params()
-    params: Params = {}
     with ExitStack() as stack:
-        tensors = _open(directory, stack)
-        _check(directory, model, abstract, tensors)
-        for entry in model.names():
-            leaf = _leaf(abstract, entry.path)
-            sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            if shardings is not None:
-                sharding = _leaf(shardings, entry.path)
-            arrays: list[jax.Array] = []
-            shard = np.empty(0)
-            held: tuple[slice, ...] = ()
-            for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-                assert index is not None
-                if index != held:  # replicas come one after the other
-                    shard, held = _read_shard(entry, tensors, leaf, index), index
-                arrays.append(jax.device_put(shard, device))
-                arrays[-1].block_until_ready()  # so that one shard at a time is on the host
-            _set(params, entry.path, jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays))
+        tensors = open_tensors(_files(directory), stack)
+        if model.tie_embeddings:
+            tensors.pop("lm_head.weight", None)  # some checkpoints store the tied matrix twice
+        # Llama 2's release has them in every layer; they follow from config.json, and transformers reads them no more.
+        tensors = {name: one for name, one in tensors.items() if not name.endswith(".rotary_emb.inv_freq")}
+        remedy = "check tie_word_embeddings, attention_bias, num_hidden_layers and num_experts in config.json"
+        check_tensors(directory, model.names(), abstract, tensors, remedy=remedy)
+        return read_tensors(model.names(), abstract, tensors, shardings)
+
+
+def read_tensors(table: Iterable[NamedParam], abstract: Params, tensors: Mapping[str, Any], shardings: Any) -> Params:
+    """The parameters of a table, each shard from slices of the tensors, one at a time.
+
+    Args:
+        abstract: their shapes and types.
+        tensors: of `open_tensors`, checked by `check_tensors`.
+        shardings: by parameter; None is the default device.
+    """
+    params: Params = {}
+    for entry in table:
+        leaf = _leaf(abstract, entry.path)
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        if shardings is not None:
+            sharding = _leaf(shardings, entry.path)
+        arrays: list[jax.Array] = []
+        shard = np.empty(0)
+        held: tuple[slice, ...] = ()
+        for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+            assert index is not None
+            if index != held:  # replicas come one after the other
+                shard, held = _read_shard(entry, tensors, leaf, index), index
+            arrays.append(jax.device_put(shard, device))
+            arrays[-1].block_until_ready()  # so that one shard at a time is on the host
+        _set(params, entry.path, jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays))
     return params
 
 
@@ -140,14 +160,22 @@ def _read_shard(entry: NamedParam, tensors: Mapping[str, Any], leaf: Any, index:
     return shard
 
 
-def _open(directory: Path, stack: ExitStack) -> dict[str, Any]:
-    """The tensors of a checkpoint's files by name, unread."""
+def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dict[str, Any]:
+    """The tensors of safetensors files by name, unread.
+
+    Args:
+        files: and the tensors that each is read for; None is all that it holds.
+
+    Raises:
+        WeightsError: a file is missing or damaged, or a tensor is there twice or not at all.
+    """
     tensors: dict[str, Any] = {}
-    for file, wanted in _files(directory).items():
+    for file, wanted in files.items():
         try:
             opened = stack.enter_context(safe_open(file, framework="numpy"))
         except FileNotFoundError:
-            raise WeightsError(f"{file} is missing, {_INDEX} names it; copy the checkpoint again") from None
+            named = f", {_INDEX} names it" if wanted is not None else ""
+            raise WeightsError(f"{file} is missing{named}; copy the checkpoint again") from None
         except SafetensorError as error:
             raise WeightsError(f"{file} is damaged ({error}); copy it again") from None
         names = set(opened.keys())
@@ -187,11 +215,19 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     }
 
 
-def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, Any]) -> None:
+def check_tensors(
+    directory: Folder, table: Iterable[NamedParam], abstract: Params, tensors: Mapping[str, Any], *, remedy: str
+) -> None:
+    """See that a folder's tensors are those of a table, of the shapes that its parameters have.
+
+    Args:
+        remedy: where there are others too.
+
+    Raises:
+        WeightsError: names the tensor.
+    """
     left = set(tensors)
-    if model.tie_embeddings:
-        left.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
-    for entry in model.names():
+    for entry in table:
         leaf = _leaf(abstract, entry.path)
         wanted = entry.hf_shape(leaf.shape[entry.stacked :])
         for place in product(*(range(size) for size in leaf.shape[: entry.stacked])):
@@ -209,8 +245,7 @@ def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, A
     if left:
         raise WeightsError(
             f"{directory}: {len(left)} tensors do not belong to this model, for example {min(left)} of shape "
-            f"{tuple(tensors[min(left)].get_shape())}; check tie_word_embeddings, attention_bias, num_hidden_layers "
-            "and num_experts in config.json"
+            f"{tuple(tensors[min(left)].get_shape())}; {remedy}"
         )
 
 
@@ -220,7 +255,12 @@ def _check(directory: Path, model: Model, abstract: Params, tensors: dict[str, A
 
 def hf_tensors(params: Params, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor under its HF name, as contiguous host arrays; every process of a multi-host run gets them all."""
-    for entry in model.names():
+    return tensors_of(params, model.names())
+
+
+def tensors_of(params: Params, table: Iterable[NamedParam]) -> Iterator[tuple[str, np.ndarray]]:
+    """As `hf_tensors`, of the parameters of a table."""
+    for entry in table:
         value = _leaf(params, entry.path)
         for layer in range(value.shape[0]) if entry.stacked else (None,):
             one = _on_host(value if layer is None else value[layer])
@@ -245,8 +285,26 @@ def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: i
     Args:
         max_bytes: of a file, unless one tensor is larger.
     """
+    save_tensors(hf_tensors(params, model), directory, max_bytes=max_bytes, writes=jax.process_index() == 0)
+    write_config(model, directory)
+
+
+def save_tensors(
+    tensors: Iterable[tuple[str, np.ndarray]],
+    directory: Path | str,
+    *,
+    max_bytes: int = MAX_FILE_BYTES,
+    writes: bool = True,
+) -> None:
+    """Write safetensors files, and their index where there are several, in place of those that are there.
+
+    The tensors of one file are held at a time. A `config.json` that is there goes first.
+
+    Args:
+        max_bytes: of a file, unless one tensor is larger.
+        writes: False where another process does; this one only goes through the tensors.
+    """
     directory = Path(directory)
-    writes = jax.process_index() == 0
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")):
@@ -265,7 +323,7 @@ def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: i
         files.append({name: tensor.nbytes for name, tensor in pending.items()})
         pending.clear()
 
-    for name, tensor in hf_tensors(params, model):
+    for name, tensor in tensors:
         if pending and sum(one.nbytes for one in pending.values()) + tensor.nbytes > max_bytes:
             flush()
         pending[name] = tensor
@@ -281,14 +339,43 @@ def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: i
         index = {"metadata": {"total_size": sum(sum(sizes.values()) for sizes in files)}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (directory / _INDEX).write_text(text, encoding="utf-8")
-    write_config(model, directory)
+
+
+def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str], target: Path) -> int:
+    """Write what a server starts from that gets its weights later: `config.json`, and beside it the tokenizer, its chat
+    template and `generation_config.json`. The folder is whole or not there.
+
+    Args:
+        tokenizer: the folder that has those files.
+        own: files in place of some, as for `save_tokenizer`.
+        target: not there yet, or empty.
+
+    Returns:
+        how many files there are.
+    """
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        save_tokenizer(tokenizer, unfinished, own)
+        write_text(unfinished / "config.json", _config_text(model))
+        count = len(list(unfinished.iterdir()))
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return count
 
 
 def write_config(model: Model, directory: Folder) -> None:
     """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
     if jax.process_index():
         return
-    write_text(location(directory) / "config.json", json.dumps(model.to_hf(), indent=2) + "\n")
+    write_text(location(directory) / "config.json", _config_text(model))
+
+
+def _config_text(model: Model) -> str:
+    return json.dumps(model.to_hf(), indent=2) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -306,12 +393,20 @@ TOKENIZER_FILES = (
 )
 
 
-def copy_tokenizer(source: Folder, target: Folder) -> int:
-    """Copy the tokenizer that lies beside a model's weights. Returns how many files there are."""
+def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) -> int:
+    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied."""
     folder = location(source)
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).exists()]
+    found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).exists()]
     for file in found:
         content, copied = file.read_bytes(), location(target) / file.name
         if not copied.exists() or copied.read_bytes() != content:
             write_bytes(copied, content)
     return len(found)
+
+
+def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> None:
+    """Copy a tokenizer's files from beside its model's weights, with others in place of some, by their names: those
+    that `ChatTokenizer.added_files` gives."""
+    copy_tokenizer(source, target, but=own)
+    for name, text in own.items():
+        write_text(location(target) / name, text)

@@ -12,6 +12,7 @@ from astra_jax.attention.cache import Cache, Caches
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
 
+    from astra_jax.mesh import AnyMesh
     from astra_jax.models.layers.moe import RouterSums
     from astra_jax.models.names import NamedParam
 
@@ -29,6 +30,7 @@ class Model(Protocol):
     """A language model without its weights: a frozen dataclass, so that it is a static argument of compiled programs.
 
     Attributes:
+        family: its name, of which a run's identity is made: models of equal sizes may be of different families.
         vocab_size: rows of the embedding.
         tie_embeddings: the head is the embedding transposed.
         max_positions: the longest sequence that it is for.
@@ -37,6 +39,7 @@ class Model(Protocol):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    family: ClassVar[str]
 
     @property
     def vocab_size(self) -> int: ...
@@ -68,6 +71,18 @@ class Model(Protocol):
         """Raises `ValueError`: the setting `field` asks for sequences of `tokens`, above `max_positions`."""
         ...
 
+    def check_matmul(self, matmul: str, field: str) -> None:
+        """Refuse a name of `matmuls.MATMULS` in which these layers are not multiplied.
+
+        Args:
+            field: the setting that says so, for the message.
+
+        Raises:
+            InputError: there is none, or not for this model.
+            Refusal: the library for it is not installed.
+        """
+        ...
+
     # ------------------------------------------------------------------------------------------------------ parameters
 
     def init(self, key: Array) -> Params:
@@ -82,8 +97,13 @@ class Model(Protocol):
         """A `NamedSharding` for each parameter. Raises `ValueError`: a mesh axis does not divide its dimension."""
         ...
 
-    def for_decoding(self, params: Params, *, apart: bool) -> Params:
-        """The same as decoding reads them; `apart`: with `layers` as a tuple of one tree a layer."""
+    def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
+        """The same as decoding reads them.
+
+        Args:
+            apart: with `layers` as a tuple of one tree a layer.
+            stored: a name of `matmuls.STORED`.
+        """
         ...
 
     def cache_sharding(self, mesh: Mesh) -> NamedSharding:
@@ -100,8 +120,9 @@ class Model(Protocol):
         segment_ids_bt: Array,
         *,
         remat: str = "none",
+        matmul: str = "none",
         backend: str = "auto",
-        mesh: Mesh | None = None,
+        mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
         """Hidden states [B, T, D] for the head, in `dtype`, and the router's statistics, stacked over layers (None for
         a dense model).
@@ -111,11 +132,13 @@ class Model(Protocol):
             positions_bt: int32, from 0 in each document.
             segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other.
             remat: a name of `remat.REMATS`.
+            matmul: a name of `matmuls.MATMULS`: in which numbers the layers' matrices are multiplied, forward and for
+                the activations' gradient. Embedding and head stay in `dtype`.
             backend: of `astra_jax.attention`.
             mesh: where parameters and batch live; the sequence is in its zig-zag order. None is one device.
 
         Raises:
-            ValueError: an unknown remat policy or backend, or a mesh that does not divide heads or sequence.
+            ValueError: an unknown remat policy, backend or matmul, or a mesh that does not divide heads or sequence.
         """
         ...
 

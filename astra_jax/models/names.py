@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from astra_jax import axes
+from astra_jax.models.layers.sizes import Sizes
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -79,3 +80,37 @@ def linear_weight(path: Path, name: str) -> NamedParam:
 def linear_bias(path: Path, name: str) -> NamedParam:
     """A linear layer's bias: [out …] ↔ [out]."""
     return NamedParam(path, name, (tuple(range(len(axes.letters(path[-1])))),))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What families of decoders have in common: the names of the first Llama's checkpoints
+
+LAYER = "model.layers.{}."
+"""Before the names of a layer's tensors."""
+
+
+def decoder_table(model: Sizes) -> list[NamedParam]:
+    """All but the feed-forwards: embedding, head, norms, and attention's matrices with the biases that it has."""
+    norms = {"attention_norm_d": "input_layernorm", "mlp_norm_d": "post_attention_layernorm"}
+    names = [
+        as_stored(("embed_vd",), "model.embed_tokens.weight"),
+        as_stored(("final_norm_d",), "model.norm.weight"),
+        *(as_stored(("layers", leaf), f"{LAYER}{name}.weight") for leaf, name in norms.items()),
+    ]
+    path, attention = ("layers", "attention"), LAYER + "self_attn."
+    for one, leaf in {"q": "q_dnh", "k": "k_dkh", "v": "v_dkh", "o": "o_nhd"}.items():
+        names.append(linear_weight((*path, leaf), f"{attention}{one}_proj.weight"))
+    if model.attention_bias:
+        biases = {"q": "q_bias_nh", "k": "k_bias_kh", "v": "v_bias_kh"}
+        if model.output_bias:
+            biases["o"] = "o_bias_d"
+        names += [linear_bias((*path, leaf), f"{attention}{one}_proj.bias") for one, leaf in biases.items()]
+    if not model.tie_embeddings:
+        names.append(linear_weight(("head_dv",), "lm_head.weight"))
+    return names
+
+
+def mlp_table() -> list[NamedParam]:
+    """The gated feed-forward of dense layers."""
+    leaves = {"gate": "gate_df", "up": "up_df", "down": "down_fd"}
+    return [linear_weight(("layers", "mlp", leaf), f"{LAYER}mlp.{one}_proj.weight") for one, leaf in leaves.items()]

@@ -23,7 +23,8 @@ Axis = str | tuple[str, ...] | None
 @dataclass(frozen=True)
 class Rules:
     """Mesh axes of each logical axis; None is replicated. The defaults: FSDP over model width, tensor parallelism over
-    heads, feed-forward and vocabulary as in Megatron, experts over their own axis.
+    heads, feed-forward and vocabulary as in Megatron, experts over their own axis. An adapter's rank
+    is replicated, and so are single tokens.
 
     An axis shards a parameter once: where its experts take `expert`, its width has what is left."""
 
@@ -34,16 +35,22 @@ class Rules:
     f: Axis = "tensor"
     v: Axis = "tensor"
     e: Axis = "expert"
+    r: Axis = None
+    i: Axis = None
 
 
 def param_specs(abstract: Params, rules: Rules | None = None) -> Any:
-    """A `PartitionSpec` for each parameter. Vectors (norms, biases) and the router are replicated: they are small."""
+    """A `PartitionSpec` for each parameter. Norms and the router are replicated: they are small. So are biases, but
+    over their heads: each device has those of the heads that it computes."""
     rules = rules or Rules()
 
     def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         name = path[-1].key
         if axes.is_small(name):
-            return PartitionSpec()
+            if not axes.is_bias(name):
+                return PartitionSpec()
+            heads = [getattr(rules, letter) if letter in "nk" else None for letter in axes.letters(name)]
+            return PartitionSpec(*([None] if axes.is_stacked(path) else []), *heads)
         spread: list[Axis] = []
         taken: set[str] = set()
         for letter in axes.letters(name):

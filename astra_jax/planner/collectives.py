@@ -1,7 +1,8 @@
 """What a compiled program sends between devices, read from its HLO text.
 
 Loops count as often as they run. A collective that the TPU compiler cut into pieces, one in each of a chain of fusions
-that hide it, is counted once, where it starts.
+that hide it, is counted once, where it starts. What goes between slices it writes as a `send` and a `recv` of the
+hosts' network, whose attributes say what the hosts make of it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ class Collective:
         groups: of each group the partitions that exchange; of a permutation each (from, to), without those to itself.
         received: bytes that a device receives in one run, with ring algorithms.
         dtypes: of its operands.
+        between_slices: over the data centre's network; what is before and behind it within a slice is another.
     """
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
     received: float
     dtypes: tuple[str, ...]
+    between_slices: bool = False
+
+    def way(self, mesh_shape: Mapping[str, int]) -> str:
+        """The mesh axes that it crosses, and whether it does so between slices."""
+        return self.axes(mesh_shape) + (" between slices" if self.between_slices else "")
 
     def axes(self, mesh_shape: Mapping[str, int]) -> str:
         """The mesh axes that it crosses, joined by +."""
@@ -45,7 +52,7 @@ class Collective:
 
 
 def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that a device receives in one run of the program, by the mesh axes (joined by +) that they cross.
+    """Bytes that a device receives in one run of the program, by the way (`Collective.way`) that they go.
 
     Args:
         hlo: a compiled (partitioned) module, or its text.
@@ -53,7 +60,7 @@ def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str,
     """
     sums: dict[str, float] = defaultdict(float)
     for one, runs in collectives(read_hlo(hlo) if isinstance(hlo, str) else hlo):
-        sums[one.axes(mesh_shape)] += one.received * runs
+        sums[one.way(mesh_shape)] += one.received * runs
     return dict(sorted(sums.items()))
 
 
@@ -79,6 +86,8 @@ def collective_of(one: Instruction, computation: str) -> Collective | None:
     Args:
         computation: the name of the one that it is in.
     """
+    if one.opcode == "recv":
+        return _between_slices(one)
     started = one.opcode.endswith("-start")
     kind = one.opcode.removesuffix("-start")
     if kind not in KINDS:
@@ -92,6 +101,33 @@ def collective_of(one: Instruction, computation: str) -> Collective | None:
         kind, moved = "reduce-scatter", moved / size
     dtypes = tuple(sorted({kind_of for kind_of, dims in shapes(one.result) if dims}))
     return Collective(kind, groups, moved * _share(kind, size), dtypes)
+
+
+def _between_slices(one: Instruction) -> Collective:
+    """What hosts receive for a device. They count slices from 1 and write device 3 of slice 2 as 200003; all slices of
+    a mesh have one size, and its first axis goes over them.
+
+    Raises:
+        ValueError: an attribute that is not known: bytes would be missing.
+    """
+    said = re.search(r'_xla_megascale_transfer_type="(\w{1,40})"', one.attributes)
+    kind = "" if said is None else said.group(1).lower().replace("_", "-")
+    _, _, target = one.attributes.partition("_xla_megascale_target=")
+    groups: list[list[tuple[int, int]]] = []
+    if every := re.match(r'"\{([\d,]{1,9999})\}x\{0:(\d{1,6})\}"', target):
+        slices = [int(index) for index in every.group(1).split(",")]
+        groups = [[(index, place) for index in slices] for place in range(int(every.group(2)) + 1)]
+    elif listed := re.match(r"\{((?:\{[\d,>-]+\},?)+)\}", target):
+        for group in re.findall(r"\{([\d,>-]+)\}", listed.group(1)):
+            groups.append([divmod(int(number), 100_000) for number in re.findall(r"\d+", group)])
+    kind = "collective-permute" if "->" in target.partition("}")[0] else kind
+    if kind not in KINDS or not groups:
+        raise ValueError(f"{one.name} goes between slices in a way that is not known: {one.attributes[:300]}")
+    each = 1 + max(place for group in groups for _, place in group)
+    received = sum(array_bytes(*shape) for shape in shapes(one.result) if shape[1]) * _share(kind, len(groups[0]))
+    dtypes = tuple(sorted({of_type for of_type, dims in shapes(one.result) if dims}))
+    partitions = tuple(tuple((index - 1) * each + place for index, place in group) for group in groups)
+    return Collective(kind, partitions, received, dtypes, True)
 
 
 def _bytes(result: str, *, started: bool, kind: str) -> float:

@@ -25,8 +25,8 @@ _BESIDE = frozenset(
     f"{name}{end}"
     for name in ("copy", "slice", "dynamic-slice", "dynamic-update-slice", "async", *KINDS)
     for end in ("-start", "-update", "-done")
-)
-"""What runs beside the arithmetic: copies between memories, and collectives."""
+) | frozenset({"send", "recv", "send-done", "recv-done"})
+"""What runs beside the arithmetic: copies between memories, collectives, and the network between slices."""
 
 _PLACES = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding")
 """Custom calls that only say where something is."""

@@ -9,13 +9,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from astra_jax.models.layers import quantized
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
 
 
-def lower_decode(model: Model, slots: int, length: int, steps: int, mesh: Mesh, *, rows: int | None = None) -> Any:
+def lower_decode(
+    model: Model, slots: int, length: int, steps: int, mesh: Mesh, *, rows: int | None = None, stored: str = "none"
+) -> Any:
     """A chunk of `steps` tokens of `rows` rows (None: of all slots) over a cache of `length` positions each."""
-    params, cache = _operands(model, slots, length, mesh)
+    params, cache = _operands(model, slots, length, mesh, stored)
     n, make = rows or slots, partial(_small, mesh)
     given = device_steps.DecodeRows(
         index_r=make((n,), np.int32),
@@ -48,19 +51,23 @@ def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> 
     return device_steps.copy.lower(cache, make((rows,), np.int32), make((rows,), np.int32), window=length)
 
 
-def _operands(model: Model, slots: int, length: int, mesh: Mesh) -> tuple[Any, Any]:
+def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "none") -> tuple[Any, Any]:
     """Parameters as the engine decodes with them, and the cache."""
 
-    def placed(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    def placed(x: Any, sharding: NamedSharding) -> Any:
+        if quantized.is_stored(x):  # a scale for the outputs only
+            spec = [axis if size > 1 else None for axis, size in zip(sharding.spec, x.scale.shape, strict=False)]
+            scale = placed(x.scale, NamedSharding(mesh, PartitionSpec(*spec)))
+            return x.replace(qvalue=placed(x.qvalue, sharding), scale=scale)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = model.abstract_params()
     shardings = model.param_shardings(mesh)
     params = jax.tree.map(placed, params, shardings)
-    read = jax.eval_shape(partial(model.for_decoding, apart=False), params)
+    read = jax.eval_shape(partial(model.for_decoding, apart=False, stored=stored), params)
     embed = shardings["embed_vd"].spec
     head = NamedSharding(mesh, PartitionSpec(embed[1], embed[0])) if model.tie_embeddings else shardings["head_dv"]
-    params = jax.tree.map(placed, read, shardings | {"head_dv": head})
+    params = jax.tree.map(placed, read, shardings | {"head_dv": head}, is_leaf=quantized.is_stored)
     cache = jax.eval_shape(partial(model.cache, slots, length))
     return params, jax.tree.map(lambda x: placed(x, model.cache_sharding(mesh)), cache)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +38,27 @@ class PlanError(Refusal):
 
 @dataclass(frozen=True)
 class Slice:
-    """A named slice, for example `v5p:2x2x4`, or GPUs, for example `h200:2x8`."""
+    """A named slice, for example `v5p:2x2x4`; several, for example `4xv6e:4x4`; or GPUs, for example `h200:2x8`.
+
+    Attributes:
+        shape: of each slice, in chips.
+        count: of slices.
+    """
 
     chip: Chip
     shape: str
+    count: int = 1
 
     @classmethod
     def parse(cls, name: str) -> Slice:
-        """From `KIND:AxBxC`; of GPUs from `KIND:GPUS` or `KIND:HOSTSxGPUS`.
+        """From `KIND:AxBxC`, or `COUNTxKIND:AxBxC`; of GPUs from `KIND:GPUS` or `KIND:HOSTSxGPUS`.
 
         Raises:
-            PlanError: an unknown kind, or no shape.
+            PlanError: an unknown kind, or no shape; several slices of GPUs.
         """
-        kind, _, shape = name.partition(":")
+        several = re.match(r"(\d{1,9})x", name)
+        count = int(several.group(1)) if several else 1
+        kind, _, shape = name[several.end() if several else 0 :].partition(":")
         if kind not in CHIPS:
             raise PlanError(f"topology {name!r}: there is no chip {kind!r}; use one of {', '.join(CHIPS)}")
         parts = shape.split("x")
@@ -57,22 +66,30 @@ class Slice:
         if not known or not all(part.isdecimal() and int(part) > 0 for part in parts):
             example = CHIPS[kind].slices[1]
             raise PlanError(f"topology {name!r}: {shape!r} is no shape; write for example {kind}:{example}")
-        if math.prod(map(int, parts)) > _MOST_CHIPS:
+        if several and (count < 2 or CHIPS[kind].description is not None):
+            raise PlanError(
+                f"topology {name!r}: write for example 2xv5p:2x2x2 for two slices of TPUs, v5p:2x2x2 for one, and "
+                "h200:2x8 for two hosts of GPUs"
+            )
+        if count * math.prod(map(int, parts)) > _MOST_CHIPS:
             raise PlanError(f"topology {name!r}: there are no slices of more than {_MOST_CHIPS:,} chips; write fewer")
-        return cls(CHIPS[kind], shape)
+        return cls(CHIPS[kind], shape, count)
 
     @property
     def name(self) -> str:
-        return f"{self.chip.name}:{self.shape}"
+        return f"{f'{self.count}x' * (self.count > 1)}{self.chip.name}:{self.shape}"
 
     @property
     def chips(self) -> int:
-        return math.prod(int(part) for part in self.shape.split("x"))
+        """Of all slices."""
+        return self.count * math.prod(int(part) for part in self.shape.split("x"))
 
     @property
     def link_bandwidth(self) -> float:
-        """Bytes a second that a chip can receive, over the slowest links that a collective of all chips takes."""
-        across_hosts = self.chip.network_bandwidth if "x" in self.shape else None
+        """Bytes a second that a chip can receive, over the slowest links that a collective of all chips of a slice
+        takes."""
+        hosts = self.chip.description is not None and "x" in self.shape
+        across_hosts = self.chip.network_bandwidth if hosts else None
         return across_hosts or self.chip.link_bandwidth
 
     def devices(self) -> list[Any]:
@@ -90,7 +107,10 @@ class Slice:
         gpu = self.chip.description
         try:
             if gpu is None:
-                return list(topologies.get_topology_desc(platform="tpu", topology_name=self.name).devices)
+                # Devices of several slices are other objects, which want a network between them when they compile.
+                slices = {"num_slices": self.count} if self.count > 1 else {}
+                name = f"{self.chip.name}:{self.shape}"
+                return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices)
             hosts, _, each = self.shape.rpartition("x")
             return list(
                 topologies.get_topology_desc(
@@ -110,13 +130,14 @@ class Slice:
 
 
 def larger(one: Slice) -> list[Slice]:
-    """All known slices of the same chip, ascending."""
-    return [Slice(one.chip, shape) for shape in one.chip.slices]
+    """All known slices of the same chip, as many of each, ascending."""
+    return [Slice(one.chip, shape, one.count) for shape in one.chip.slices]
 
 
-def mesh_sizes(chips: int, tokens: int) -> dict[str, int]:
-    """Rows are spread over `context` until a chip has at most `TOKENS_PER_CHIP` of one; what is left is `fsdp`."""
-    context = 1
+def mesh_sizes(slice_: Slice, tokens: int) -> dict[str, int]:
+    """Rows are spread over `context` until a chip has at most `TOKENS_PER_CHIP` of one; what is left of a slice is
+    `fsdp`, and slices are `data`."""
+    context, chips = 1, slice_.chips // slice_.count
     while tokens / context > TOKENS_PER_CHIP and chips % (2 * context) == 0:
         context *= 2
-    return {"fsdp": chips // context, "context": context}
+    return {"data": slice_.count, "fsdp": chips // context, "context": context}

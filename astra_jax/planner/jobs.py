@@ -11,11 +11,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import jax
+
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.packing import bucket_for
 from astra_jax.mesh import check_batch
+from astra_jax.models.adapters import abstract_adapters, targeted
+from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model
 from astra_jax.run.batch import on_mesh
+from astra_jax.run.chips import Chip
 from astra_jax.sft.config import SFTConfig
 from synthesis.core.refusals import InputError
 
@@ -99,6 +104,7 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
         used, steps = bucket_for(longest(config), config.row_buckets), config.steps
     model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
+    targeted(model, config.lora)  # refuses targets that the model does not have
     for length in lengths:
         check_batch(mesh, rows, length, field)
         if context > 1 and length % (2 * context * blocks):
@@ -118,13 +124,35 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
     )
 
 
-def executed_flops_per_token(model: Model, tokens: int, remat: str) -> float:
+def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, lora: LoRA = FULL) -> float:
     """What accelerators carry out of one document of `tokens`, causal attention: `flops_per_token` and more.
 
-    Attention's two backward kernels do 7 matmuls where 4 are needed: each computes the scores again. `remat` computes
-    the layers' matmuls once more, and with `full` attention too.
+    `remat` computes the layers' matmuls once more, and with `full` attention too. Under adapters no gradient of the
+    weights is computed, and the adapters' products are.
     """
     layers, head = model.matmul_parameters()
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6  # of one matmul
     again = remat not in ("none", "dots")
-    return 6 * (layers + head) + 2 * layers * again + attention * (2 + 7 + 2 * (remat == "full"))
+    whole = 6 * (layers + head) + 2 * layers * again + attention * attention_matmuls(remat, chip)
+    if lora.rank is None:
+        return whole
+    thin = sum(leaf.size for leaf in jax.tree.leaves(abstract_adapters(model, lora)))
+    return whole - 2 * (layers + head) + (6 + 2 * again) * thin
+
+
+def attention_matmuls(remat: str, chip: Chip) -> int:
+    """How many attention does, where 2 are needed forward and 4 backward.
+
+    The backward pass computes the scores again: once on TPUs, in each of its two kernels on GPUs.
+    """
+    return 2 + (7 if chip.clock is None else 5) + 2 * (remat == "full")
+
+
+def saved_flops_per_token(model: Model, matmul: str, remat: str, chip: Chip) -> float:
+    """By how much less a chip is busy with a token's layers where they are multiplied in 8 bits, in bf16's flops.
+
+    Forward, again where `remat` does, and the activations' gradient; the weights' gradient is as it was.
+    """
+    layers, _ = model.matmul_parameters()
+    again = remat not in ("none", "dots")
+    return (4 + 2 * again) * layers * (1 - 1 / dict(chip.narrow).get(matmul, 1.0))

@@ -1,8 +1,13 @@
-"""What a Pallas kernel does, which no compiler estimates: the arithmetic and the traffic of splash attention.
+"""What a Pallas kernel does, which no compiler estimates: the arithmetic and the traffic of splash attention and of the
+experts' grouped matmuls.
 
 Read from the compiled program, so that block sizes and shapes are those that run. The kernel walks over the blocks that
-the causal mask shows, whatever is packed into a row. It does 2 matmuls a block forward and 7 backward: 4 for the
-gradients of keys and values, 3 for that of the queries, both from scores computed again.
+the causal mask shows, whatever is packed into a row. It does 2 matmuls a block forward; the kernel of its backward pass
+5, from scores computed again.
+
+A grouped matmul computes whole tiles of rows: one more for each group than its rows would fill, and that many rows on
+each device as with equal loads. How busy its matrix units are is read off the bundles that the compiler makes of a tile
+(docs/scale.md).
 """
 
 from __future__ import annotations
@@ -11,10 +16,19 @@ import math
 import re
 from dataclasses import dataclass
 
+from astra_jax.attention import splash_backward
 from astra_jax.mesh import zigzag_order
+from astra_jax.models.layers.grouped import GRADIENT_ROWS, ROWS
 from astra_jax.planner.cycles import is_kernel, kernel_name
 from astra_jax.planner.hlo import Instruction, shapes
 
+ATTENTION, EXPERTS = "attention", "experts"
+_GROUPED = {
+    "gmm": (ROWS, (1.0, 0.63)),
+    "turned": (ROWS, (0.94, 0.41)),
+    "tgmm": (GRADIENT_ROWS, (0.6, 0.35)),
+}
+"""Rows of a tile, and `Work.busy`; of products, of those by matrices turned around, of matrices' gradients."""
 _LANES, _SUBLANES = 128, 8
 """Of a row's statistics and segment ids in memory: each value is there so often."""
 
@@ -27,11 +41,15 @@ class Work:
         flops: of its matmuls.
         contracted: the smaller side of those, which a matrix unit may be wider than.
         traffic: bytes between HBM and the chip.
+        part: of the step.
+        busy: share of the matrix units' time that they compute at best, of units 128 and 256 wide.
     """
 
     flops: float
     contracted: int
     traffic: float
+    part: str = ATTENTION
+    busy: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -47,27 +65,48 @@ class _Blocks:
     block_kv: int
 
 
-def work_of(one: Instruction) -> Work | None:
-    """The work of a splash kernel; None: it is no kernel, or another, of which nothing is known."""
+def work_of(one: Instruction, expert: int = 1) -> Work | None:
+    """The work of a kernel; None: it is none, or another, of which nothing is known.
+
+    Args:
+        expert: over how many devices experts are spread.
+    """
     name = kernel_name(one)
-    found = re.match(r"splash_mha_(fwd|dkv|dq)", name) if is_kernel(one) else None
-    if found is None:
+    if not is_kernel(one):
         return None
     operands = re.search(r"operand_layout_constraints=\{(.*?)\}(?:, \w+=|$)", one.attributes, re.DOTALL)
     arrays = [dims for kind, dims in shapes(operands.group(1) if operands else "") if kind not in ("s8", "s32")]
-    if len(arrays) < 3 or len(arrays[0]) < 3:
+    if (grouped := re.search(r"(?:^|_)(t?gmm)(?:_|$)", name)) is not None:
+        return _grouped(grouped.group(1), arrays, [dims for _, dims in shapes(one.result)], expert)
+    backward = splash_backward.NAME in name
+    if not (backward or name.startswith("splash_mha_fwd")) or len(arrays) < 3 or len(arrays[0]) < 3:
         return None
-    q, k = arrays[0], arrays[1]
+    q, k = arrays[0], arrays[4 if backward else 1]  # behind the queries: output's gradient, two numbers for each
     rows, (heads, length_q, h), (kv_heads, length_k, _) = math.prod(q[:-3]), q[-3:], k[-3:]
-    backward = "" if found.group(1) == "fwd" else f"_{found.group(1)}"
-    sizes = [re.search(rf'\\?"block_{side}{backward}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
+    sizes = [re.search(rf'\\?"block_{side}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
     if sizes[0] is None or sizes[1] is None:
         return None
     blocks = _visited(length_q, length_k, int(sizes[0].group(1)), int(sizes[1].group(1)))
-    matmuls = {"fwd": 2, "dkv": 4, "dq": 3}[found.group(1)]
     pairs = rows * heads * blocks.visited
-    traffic = rows * {"fwd": _forward, "dkv": _keys, "dq": _queries}[found.group(1)](blocks, heads, kv_heads, h)
-    return Work(2.0 * matmuls * pairs * blocks.block_q * blocks.block_kv * h, h, float(traffic))
+    traffic = rows * (_backward if backward else _forward)(blocks, heads, kv_heads, h)
+    return Work(2.0 * (5 if backward else 2) * pairs * blocks.block_q * blocks.block_kv * h, h, float(traffic))
+
+
+def _grouped(kind: str, operands: list[tuple[int, ...]], results: list[tuple[int, ...]], expert: int) -> Work | None:
+    if len(operands) < 2 or not results:
+        return None
+    if kind == "gmm":  # rows, matrices; their outputs
+        (length, inputs), matrices, (_, outputs) = operands[0], operands[1], results[0]
+        tile, busy = _GROUPED["turned" if matrices[1] != inputs else "gmm"]
+        groups, width = matrices[0], 2
+    else:  # rows and their outputs' gradients; matrices
+        (length, _), (groups, inputs, outputs) = operands[0], results[0]
+        (tile, busy), width = _GROUPED["tgmm"], 4
+    rows = length / expert
+    computed = rows + groups * tile
+    # Each core reads all rows for its own outputs.
+    traffic = 2 * rows * (2 * inputs + outputs) + width * groups * inputs * outputs
+    return Work(2.0 * computed * inputs * outputs, 256, traffic, EXPERTS, busy)
 
 
 def _visited(length_q: int, length_k: int, block_q: int, block_kv: int) -> _Blocks:
@@ -85,14 +124,8 @@ def _forward(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
     return heads * (own + b.visited * b.block_kv * (2 * 2 * h + 4 * _SUBLANES))
 
 
-def _keys(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """Keys, values and their gradients once, queries and outputs' gradients for each block of keys of each head."""
-    own = b.keys * b.block_kv * (heads * 2 * 2 * h + kv_heads * 2 * 2 * h + heads * 4 * _LANES)
-    return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4 * _SUBLANES)
-
-
-def _queries(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """Queries, outputs' gradients and the result once, keys and values for each block of queries of each head."""
-    del kv_heads
-    own = b.queries * b.block_q * (3 * 2 * h + 2 * 4 * _LANES + 2 * 4)
-    return heads * (own + b.visited * b.block_kv * (2 * 2 * h + 4 * _SUBLANES))
+def _backward(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
+    """The queries' gradient once, keys, values and theirs once; queries and outputs' gradients, with two numbers and a
+    segment and a place, for each block of keys of each head."""
+    own = heads * b.queries * b.block_q * 2 * h + kv_heads * b.keys * b.block_kv * (4 * 2 * h + 4 * _LANES)
+    return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4)

@@ -1,8 +1,8 @@
-"""How long a collective takes on a TPU slice's links.
+"""How long a collective takes on a TPU slice's links, and between slices.
 
 A slice is a grid of chips with a link each way between neighbours, and from one end of a side to the other only where
 the slice is large enough. What bounds a collective is what the chip with the fewest links can receive, or the link that
-most must cross; latency is not counted.
+most must cross; latency is not counted. Between slices a chip has its share of its host's adapters.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ class Torus:
         sides: of the slice, in chips.
         wraps: by side, whether its ends are linked.
         link: bytes a second over one link, one way.
+        network: bytes a second that a chip receives from other slices.
     """
 
     places: tuple[Place, ...]
     sides: Place
     wraps: tuple[bool, ...]
     link: float
+    network: float
 
     @classmethod
-    def of(cls, devices: Sequence[Any], shape: str, link_bandwidth: float) -> Torus:
+    def of(cls, devices: Sequence[Any], shape: str, link_bandwidth: float, network_bandwidth: float) -> Torus:
         """Of the devices of a mesh, in its order.
 
         Args:
-            shape: of the slice, such as `2x4`.
+            shape: of a slice, such as `2x4`.
             link_bandwidth: bytes a second over all the links of a chip, two for each side.
+            network_bandwidth: bytes a second that a chip receives from other slices.
         """
         sides = tuple(int(side) for side in shape.split("x"))
         places = tuple(tuple(device.coords[: len(sides)]) for device in devices)
@@ -49,10 +52,12 @@ class Torus:
             wraps = tuple(all(side % 4 == 0 for side in sides) for _ in sides)
         else:
             wraps = tuple(side == 16 for side in sides)
-        return cls(places, sides, wraps, link_bandwidth / (2 * len(sides)))
+        return cls(places, sides, wraps, link_bandwidth / (2 * len(sides)), network_bandwidth)
 
     def seconds(self, one: Collective) -> float:
         """Of one run, alone on the links."""
+        if one.between_slices:
+            return one.received / self.network
         if one.kind == "collective-permute":
             return one.received * self._most_crossed(one.groups) / self.link
         return max(self._of_group(one, group) for group in one.groups if len(group) > 1)

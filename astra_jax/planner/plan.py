@@ -8,23 +8,30 @@ collectives over all of its links, each perfectly overlapped with the others; re
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from astra_jax.attention.splash import BLOCK, good_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
-from astra_jax.models.model import Model, parameters
+from astra_jax.models.adapters import abstract_trained
+from astra_jax.models.lora import FULL
+from astra_jax.models.model import Model
 from astra_jax.planner import programs
 from astra_jax.planner.cycles import count_cycles
 from astra_jax.planner.hardware import Slice, mesh_sizes
-from astra_jax.planner.jobs import Job, executed_flops_per_token, for_tokens, job_on, longest
+from astra_jax.planner.jobs import Job, executed_flops_per_token, for_tokens, job_on, longest, saved_flops_per_token
 from astra_jax.planner.network import Torus
 from astra_jax.planner.schedule import schedule_of
 from astra_jax.run.chips import GIB
+from astra_jax.run.matmuls import check_matmul
 from astra_jax.sft.config import SFTConfig
 
 GPU_EFFICIENCY = 0.6
@@ -39,17 +46,21 @@ class Plan:
         tokens: the longest sequence that was asked for; `row_tokens` is what it is padded to.
         yarn_factor: by which the model's context is stretched for it; 1 is not.
         remat, micro_batch_size, batch_size: as the run has them; rows of one forward pass, and of one optimizer step.
+        host_bytes_per_chip: in the host's memory: an optimizer's state, and activations with `remat=offload`. Whether
+            the host has them is not known.
         fits: the compiler took every program, and what else is on the chip has room beside it.
-        peak_bytes_per_chip: of the largest program, with what is resident beside it.
+        refusal: which program the compiler did not take, and why; empty where it took all.
+        peak_bytes_per_chip: of the largest program, with what is resident beside it; without those that the compiler
+            refused for want of another memory than the chip's (`refusal` says which).
         flops_per_token: of forward and backward, attention counted causally, nothing recomputed: what MFU is of.
         executed_flops_per_token: with what the kernels and rematerialisation compute again.
-        collective_bytes_by_axis: received by a chip in one optimizer step.
+        collective_bytes_by_axis: received by a chip in one optimizer step; "… between slices" over the network.
         cycles: of one optimizer step, by category, as the compiler estimates; {} for GPUs.
         expected: `step_seconds` is what a step is expected to take, of the parts in `seconds`; else it is a bound, the
             slowest of them.
         seconds: by what the chip does; "… over AXES" is waiting for a collective.
         bound: the largest of `seconds`.
-        mfu: useful arithmetic over the chip's peak.
+        mfu: useful arithmetic over the chip's bf16 peak, whatever numbers are multiplied.
         uncounted: what the time leaves out, by name: kernels that are not known, loops of unknown length.
         compile_seconds: that compiling took here.
         steps: of the run; None where it is not known without its data.
@@ -68,8 +79,10 @@ class Plan:
     micro_batch_size: int
     batch_size: int
     fits: bool
+    refusal: str
     peak_bytes_per_chip: float
     hbm_bytes_per_chip: int
+    host_bytes_per_chip: float
     bytes_by_kind: dict[str, float]
     flops_per_token: float
     executed_flops_per_token: float
@@ -115,11 +128,12 @@ def make_plan(
         InputError, PlanError, SettingError: the run would not start so, or there is no such slice.
     """
     wanted = longest(config) if tokens is None else tokens
-    sizes = dict(mesh) if mesh else mesh_sizes(slice_.chips, wanted)
+    sizes = dict(mesh) if mesh else mesh_sizes(slice_, wanted)
     devices = make_mesh(**sizes, devices=slice_.devices())
     if tokens is not None:
         length = _row_length(config, tokens, devices.shape["context"])
         model, config = for_tokens(model, config, tokens, length)
+    check_matmul(config.matmul, model, devices)
     job = job_on(model, config, devices, blocks=BLOCK if slice_.chip.clock else 1)
     how = programs.Compiling(options or {}, on_text)
     if isinstance(job.config, SFTConfig):
@@ -134,17 +148,20 @@ def make_plan(
         for axes, size in one.traffic.items():
             traffic[axes] += size * one.runs
     useful = model.flops_per_token(job.row_tokens)[0]
-    executed = executed_flops_per_token(model, job.row_tokens, job.config.remat)
+    executed = executed_flops_per_token(model, job.row_tokens, job.config.remat, chip, job.config.lora)
     cycles: dict[str, float] = {}
     uncounted: set[str] = set()
     if expected := chip.clock is not None and all(one.module is not None for one in compiled):
         seconds, cycles, uncounted = _scheduled(compiled, slice_, devices)
     else:
         seconds = {
-            "compute": executed * job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_)),
-            "memory": _memory_bytes(model, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
+            "compute": (executed - saved_flops_per_token(model, job.config.matmul, job.config.remat, chip))
+            * (job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_))),
+            "memory": _memory_bytes(model, job.config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
             "network": sum(traffic.values()) / slice_.link_bandwidth,
         }
+    if host := max(one.host for one in compiled):
+        uncounted.add("copies from and to the host's memory")
     bound = max(seconds, key=lambda name: seconds[name])
     step_seconds = sum(seconds.values()) if expected else seconds[bound]
     speed = job.rows * job.row_tokens / step_seconds / slice_.chips
@@ -152,6 +169,7 @@ def make_plan(
     hours = None if known is None else known * step_seconds / 3600
     priced = hours is not None and price_per_chip_hour is not None
     peak = worst.peak + worst.resident
+    refusal = "; ".join(f"{one.name} {one.refusal}" for one in compiled if one.refusal)
     return Plan(
         job=job.kind,
         topology=slice_.name,
@@ -163,9 +181,11 @@ def make_plan(
         remat=job.config.remat,
         micro_batch_size=job.micro_batch_size,
         batch_size=job.rows,
-        fits=all(one.fits for one in compiled) and peak <= chip.hbm_bytes,
+        fits=not refusal and peak <= chip.hbm_bytes,
+        refusal=refusal,
         peak_bytes_per_chip=peak,
         hbm_bytes_per_chip=chip.hbm_bytes,
+        host_bytes_per_chip=host,
         bytes_by_kind={
             "arguments": worst.arguments,
             "temporaries": worst.temporaries,
@@ -200,10 +220,19 @@ def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
     """The training program's flags for a job."""
     axes = ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
     settings: dict[str, object] = {"micro_batch_size": job.micro_batch_size, "remat": job.config.remat}
+    for name, usual in (("matmul", "none"), ("moments", "float32"), ("optimizer_memory", "device")):
+        if (own := getattr(job.config, name)) != usual:
+            settings[name] = own
     if isinstance(job.config, SFTConfig):
         settings["data.seq_len"] = job.row_tokens
     else:
         settings["row_buckets"] = str(list(job.config.row_buckets)).replace(" ", "")
+    if (lora := job.config.lora).rank is not None:
+        settings |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha}
+        if lora.targets != FULL.targets:
+            settings["lora.targets"] = f"'{json.dumps(lora.targets, separators=(',', ':'))}'"  # as a shell wants it
+        if lora.rank_stabilized:
+            settings["lora.rank_stabilized"] = "true"
     given = (f"--config.{job.kind}.{name}={value}" for name, value in settings.items())
     return (*([f"--mesh={axes}"] if axes else []), *given)
 
@@ -212,13 +241,16 @@ def _scheduled(
     compiled: list[programs.Compiled], slice_: Slice, devices: Any
 ) -> tuple[dict[str, float], dict[str, float], set[str]]:
     """(seconds by part, cycles by category, what is not counted) of an optimizer step on a TPU slice."""
-    network = Torus.of(list(devices.devices.flat), slice_.shape, slice_.chip.link_bandwidth)
+    chip = slice_.chip
+    network = Torus.of(
+        list(devices.devices.flat), slice_.shape, chip.link_bandwidth, chip.network_bandwidth or chip.link_bandwidth
+    )
     seconds: dict[str, float] = defaultdict(float)
     cycles: dict[str, float] = defaultdict(float)
     uncounted: set[str] = set()
     for one in compiled:
         assert one.module is not None
-        found = schedule_of(one.module, slice_.chip, network, dict(devices.shape))
+        found = schedule_of(one.module, chip, network, dict(devices.shape))
         for part, spent in (found.work | found.exposed).items():
             seconds[part] += spent * one.runs
         for name, count in count_cycles(one.module).by_category.items():
@@ -231,10 +263,13 @@ def _efficiency(slice_: Slice) -> float:
     return 1.0 if slice_.chip.clock else GPU_EFFICIENCY
 
 
-def _memory_bytes(model: Model, mesh: Any, micro_batches: int) -> float:
+def _memory_bytes(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, micro_batches: int) -> float:
     """Bytes that a chip must read and write in a step at least: optimizer state and weights."""
     layers, head = model.matmul_parameters()
-    optimizer = 4 * 7 * parameters(model) / (math.prod(mesh.values()) / mesh["data"])  # read w, g, m, v; write w, m, v
+    # Read w, g, m, v; write w, m, v.
+    each = 4 * 3 + 4 * jnp.dtype(config.moments).itemsize
+    trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
+    optimizer = each * trained / (math.prod(mesh.values()) / mesh["data"])
     weights = 2 * (layers + head) / mesh["tensor"]  # gathered, bfloat16
     # Read forward, again, and for the inputs' gradient; weight gradients are written once. Gathers are written too.
     return optimizer + micro_batches * 5 * weights
@@ -256,8 +291,12 @@ def describe(plan: Plan) -> str:
         f"{gib(plan.hbm_bytes_per_chip)} a chip{f' ({kinds})' if kinds else ''}",
         f"  {plan.flops_per_token / 1e9:.1f} GFLOP a token, {plan.executed_flops_per_token / 1e9:.1f} executed",
     ]
+    if plan.host_bytes_per_chip:
+        lines.append(f"  {gib(plan.host_bytes_per_chip)} a chip in the host's memory")
     for axes, size in plan.collective_bytes_by_axis.items():
         lines.append(f"  {gib(size)} received a chip and step over {axes}")
+    if plan.refusal:
+        lines.append(f"  the compiler refuses {plan.refusal}")
     parts = sorted(plan.seconds.items(), key=lambda part: -part[1])
     times = ", ".join(f"{name} {value:.3g} s" for name, value in parts if value >= 0.005 * plan.step_seconds)
     speed = f"{plan.tokens_per_second_per_chip:.0f} tokens/s a chip, MFU {plan.mfu:.0%}"

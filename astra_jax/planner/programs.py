@@ -11,17 +11,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from astra_jax.grpo import step as grpo_step
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.packing import PolicyBatch
-from astra_jax.mesh import BATCH, batch_sharding
+from astra_jax.models.adapters import abstract_base
 from astra_jax.models.model import Model
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hlo import Module, read_hlo
-from astra_jax.run.batch import PackedBatch
-from astra_jax.run.optimizers import abstract_state
+from astra_jax.run.moments import HOST
 from astra_jax.sft import step as sft_step
 from astra_jax.sft.config import SFTConfig
 
@@ -31,11 +29,12 @@ class Compiled:
     """One program on one device; bytes.
 
     Attributes:
-        peak: the most that is held at once; as the compiler says, also where it refused.
+        peak: the most that is held at once; as the compiler says, also where it refused for that; else 0 there.
         arguments: weights, optimizer state, batch.
         temporaries: all else.
         resident: of the job, on the device, but no argument of this program.
-        fits: the compiler's verdict.
+        host: in the host's memory, for this device: of the job, whether or not this program uses it.
+        refusal: why the compiler did not take it; empty where it did.
         traffic: bytes received a run, by mesh axes.
         runs: how often a step runs it.
         seconds: that compiling took.
@@ -47,7 +46,8 @@ class Compiled:
     arguments: float
     temporaries: float
     resident: float
-    fits: bool
+    host: float
+    refusal: str
     traffic: dict[str, float]
     runs: int
     seconds: float
@@ -70,63 +70,63 @@ class Compiling:
 def sft_programs(model: Model, config: SFTConfig, mesh: Mesh, how: Compiling) -> list[Compiled]:
     """SFT's step."""
     steps = 1_000  # only a constant of the schedule
-    params, opt_state = _state(model, sft_step.sft_optimizer(config, steps), mesh)
-    sharding = NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
-    one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
-    batch = PackedBatch(one, one, one, one)
+    arguments = sft_step.abstract_arguments(model, config, steps, mesh)
 
     def lower() -> Any:
-        options = {"model": model, "config": config, "steps": steps, "mesh": mesh}
-        return sft_step.train_step.lower(params, opt_state, batch, **options)
+        base = abstract_base(model, config.lora, mesh)
+        options = {"base": base, "model": model, "config": config, "steps": steps, "mesh": mesh}
+        return sft_step.train_step.lower(*arguments, **options)
 
-    return [_compile("train_step", lower, mesh, how)]
+    return [_compile("train_step", lower, mesh, how, host=_held(arguments[1], HOST))]
 
 
 def grpo_programs(
     model: Model, config: GRPOConfig, mesh: Mesh, how: Compiling, length: int, micro_batches: int
 ) -> list[Compiled]:
     """GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
-    params, opt_state = _state(model, grpo_step.grpo_optimizer(config), mesh)
-    gradients = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params)
-    one = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=batch_sharding(mesh))
-    whole = jax.ShapeDtypeStruct(one.shape, jnp.int32, sharding=one.sharding)
-    batch = PolicyBatch(whole, whole, whole, whole, one, one)
-    total = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+    params, opt_state, gradients, batch, total = grpo_step.abstract_arguments(model, config, length, mesh)
+    base = abstract_base(model, config.lora, mesh)
 
     def accumulate() -> Any:
-        return grpo_step.accumulate.lower(params, gradients, batch, model=model, config=config, mesh=mesh)
+        return grpo_step.accumulate.lower(params, gradients, batch, base=base, model=model, config=config, mesh=mesh)
 
     def take_step() -> Any:
-        return grpo_step.take_step.lower(params, opt_state, gradients, total, config=config)
+        return grpo_step.take_step.lower(params, opt_state, gradients, total, config=config, mesh=mesh)
 
-    resident = sum(_bytes_per_device(x) for x in jax.tree.leaves(opt_state))
-    first = _compile("accumulate", accumulate, mesh, how, resident=resident, runs=micro_batches)
-    return [first, _compile("take_step", take_step, mesh, how)]
-
-
-def _state(model: Model, optimizer: Any, mesh: Mesh) -> tuple[Any, Any]:
-    """Weights and optimizer state as a run places them."""
-    return abstract_state(model.abstract_params(), optimizer, model.param_shardings(mesh))
+    resident, host = _held(opt_state), _held(opt_state, HOST)
+    first = _compile("accumulate", accumulate, mesh, how, resident=resident, host=host, runs=micro_batches)
+    return [first, _compile("take_step", take_step, mesh, how, resident=_held(base), host=host)]
 
 
-def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
-    return math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+def _held(tree: Any, memory: str | None = None) -> int:
+    """Bytes of one device's parts, in a kind of memory; None is its own."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
+        for x in jax.tree.leaves(tree)
+        if (x.sharding.memory_kind == HOST) == (memory == HOST)
+    )
 
 
 def _compile(
-    name: str, lower: Callable[[], Any], mesh: Mesh, how: Compiling, *, resident: float = 0.0, runs: int = 1
+    name: str,
+    lower: Callable[[], Any],
+    mesh: Mesh,
+    how: Compiling,
+    *,
+    resident: float = 0.0,
+    host: float = 0.0,
+    runs: int = 1,
 ) -> Compiled:
     lowered = lower()
     started = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=dict(how.options) or None)
     except jax.errors.JaxRuntimeError as error:
-        # "… Ran out of memory in memory space hbm. Used 72.00G of 31.25G hbm. Exceeded …"
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         seconds = time.perf_counter() - started
-        return Compiled(name, _asked_for(str(error)), 0.0, 0.0, resident, False, {}, runs, seconds, None)
+        peak, refusal = refused(str(error))
+        return Compiled(name, peak, 0.0, 0.0, resident, host, refusal, {}, runs, seconds, None)
     seconds = time.perf_counter() - started
     memory = compiled.memory_analysis()
     text = compiled.as_text()
@@ -137,12 +137,34 @@ def _compile(
     held = arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     peak = max(memory.peak_memory_in_bytes or held, arguments)
     traffic = bytes_by_axis(module, dict(mesh.shape))
-    return Compiled(name, peak, arguments, peak - arguments, resident, True, traffic, runs, seconds, module)
+    host += memory.host_temp_size_in_bytes
+    return Compiled(name, peak, arguments, peak - arguments, resident, host, "", traffic, runs, seconds, module)
 
 
-def _asked_for(message: str) -> float:
-    """The bytes that a program wanted, from the compiler's refusal; NaN when it does not say."""
-    for pattern in (r"Used ([\d.]+)([KMGT]) of", r"total memory required[^(]*\(([\d.]+)([KMGT])\)"):
-        if found := re.search(pattern, message):
-            return float(found.group(1)) * 1024 ** ("KMGT".index(found.group(2)) + 1)
-    return float("nan")
+def refused(message: str) -> tuple[float, str]:
+    """(bytes of the chip's memory that a program wanted, why), from a compiler's words that it had too little memory.
+
+    A chip has several memories. Of a small one, such as a TPU core's VMEM, for which a kernel's blocks or a fusion were
+    too large, the bytes say nothing about the chip's: they are 0 then, as where the compiler tells none.
+    """
+    # "… Ran out of memory in memory space hbm. Used 72.00G of 31.25G hbm. Exceeded …"
+    if found := re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) (\w+)", message):
+        wanted, limit = (_bytes(*found.group(at, at + 1)) for at in (1, 3))
+        return (wanted if found[5] == "hbm" else 0.0), _want(wanted, limit, found[5])
+    # "Allocation (size=268435456) would exceed memory (size=134217728) :: … space=vmem, …"
+    if found := re.search(r"\(size=(\d+)\) would exceed memory \(size=(\d+)\)", message):
+        space = re.search(r"space=(\w+)", message)
+        return 0.0, _want(float(found[1]), float(found[2]), space[1] if space else "another memory than hbm")
+    # "… the total memory required for HLO temporaries (112.24G) exceeds available HBM (15.75G)."
+    if found := re.search(r"total memory required[^(]*\(([\d.]+)([KMGT])\) exceeds[^(]*\(([\d.]+)([KMGT])\)", message):
+        wanted, limit = (_bytes(*found.group(at, at + 1)) for at in (1, 3))
+        return wanted, _want(wanted, limit, "hbm")
+    return 0.0, message.partition("\n")[0][:200]
+
+
+def _want(wanted: float, limit: float, space: str) -> str:
+    return f"wants {wanted / 2**20:,.1f} MiB of {space}, which has {limit / 2**20:,.1f}"
+
+
+def _bytes(number: str, unit: str) -> float:
+    return float(number) * 1024 ** ("KMGT".index(unit) + 1)

@@ -22,8 +22,6 @@ from astra_jax.planner.kernels import work_of
 from astra_jax.planner.network import Torus
 from astra_jax.run.chips import Chip
 
-ATTENTION = "attention"
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -76,12 +74,13 @@ class _Walk:
         under_way: dict[str, tuple[float, float, str]] = {}  # by start or chain: end, seconds, what
 
         def start(key: str, one: Collective) -> None:
-            axes = one.axes(self._mesh)
+            way = one.way(self._mesh)
             seconds = self._network.seconds(one)
             # A permutation uses one direction of its axis, so that two may run at once.
-            lane = f"{axes} {one.groups[0]}" if one.kind == "collective-permute" else axes
+            lane = f"{way} {one.groups[0]}" if one.kind == "collective-permute" else way
+            lane = "network" if one.between_slices else lane
             links[lane] = max(now, links[lane]) + seconds
-            under_way[key] = links[lane], seconds, f"{one.kind} over {axes}"
+            under_way[key] = links[lane], seconds, f"{one.kind} over {way}"
 
         def wait(key: str) -> None:
             nonlocal now
@@ -123,12 +122,13 @@ class _Walk:
         if (cycles := estimated(one)) is not None:
             return category(one), cycles / self._clock
         if is_kernel(one):
-            work = work_of(one)
+            work = work_of(one, self._mesh.get("expert", 1))
             if work is None:
                 self.unknown.add(f"kernel {kernel_name(one)}")
                 return "kernel", self._traffic(one)
             rate = self._chip.flops * min(1.0, work.contracted / self._chip.matrix_side)
-            return ATTENTION, max(work.flops / rate, work.traffic / self._chip.hbm_bandwidth)
+            rate *= work.busy[self._chip.matrix_side > 128]
+            return work.part, max(work.flops / rate, work.traffic / self._chip.hbm_bandwidth)
         if is_free(one):
             return None
         if one.opcode == "custom-call":
@@ -141,7 +141,7 @@ class _Walk:
 
     def _collective(self, one: Instruction, name: str) -> Collective | None:
         """What an instruction starts: it is a collective, or calls a computation that has one."""
-        if one.opcode.removesuffix("-start") in KINDS:
+        if one.opcode.removesuffix("-start") in (*KINDS, "recv"):
             return collective_of(one, name)
         if one.opcode not in ("fusion", "async-start"):
             return None
@@ -154,7 +154,7 @@ class _Walk:
 
 def _is_started(module: Module, one: Instruction) -> bool:
     """Whether a collective only starts here."""
-    return one.opcode.endswith("-start") or _has(module, one, "AsyncCollectiveStart")
+    return one.opcode == "recv" or one.opcode.endswith("-start") or _has(module, one, "AsyncCollectiveStart")
 
 
 def _ends_chain(module: Module, one: Instruction) -> bool:

@@ -15,15 +15,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH, pieces_of
+from astra_jax.models.adapters import abstract_trained
+from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.remat import REMATS
 from astra_jax.planner.hardware import PlanError, Slice, larger
-from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, longest
+from astra_jax.planner.jobs import (
+    attention_matmuls,
+    executed_flops_per_token,
+    for_tokens,
+    job_on,
+    longest,
+    saved_flops_per_token,
+)
 from astra_jax.planner.plan import Plan, make_plan
 from astra_jax.sft.config import SFTConfig
 from sandbox.settings import SettingError
@@ -158,13 +169,14 @@ def search(
 def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, tokens: int | None) -> Iterator[Way]:
     """What the run would start with on the slice, and arithmetic does not rule out."""
     blocks, weights = BLOCK if slice_.chip.clock else 1, parameters(model)
-    for mesh in _meshes(model, slice_.chips):
+    trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
+    for mesh in _meshes(model, slice_):
         abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
         places = math.prod(mesh[axis] for axis in BATCH)
         for length in _lengths(tokens, mesh["context"]) if tokens else (None,):
             sized = (model, config) if length is None or tokens is None else for_tokens(model, config, tokens, length)
             for rows, remat in itertools.product(_ROWS, REMATS):
-                holds = least_bytes(sized[0], weights, length or longest(config), rows, mesh, remat)
+                holds = least_bytes(*sized, weights, trained, length or longest(config), rows, mesh, remat)
                 if holds > slice_.chip.hbm_bytes:
                     continue
                 try:
@@ -173,12 +185,16 @@ def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, toke
                 except (Refusal, SettingError):  # the mesh does not divide it
                     continue
                 step = job.rows * job.row_tokens
-                arithmetic, sent = least_seconds(sized[0], job.row_tokens, rows, step, slice_, mesh, remat)
-                yield Way(sized[0], changed, mesh, holds, max(arithmetic, sent), arithmetic + sent)
+                arithmetic, sent = least_seconds(
+                    sized[0], job.row_tokens, rows, step, slice_, mesh, remat, job.config.matmul, config.lora
+                )
+                late = between_slices_seconds(trained, slice_)
+                yield Way(sized[0], changed, mesh, holds, max(arithmetic, sent) + late, arithmetic + sent + late)
 
 
-def _meshes(model: Sized, chips: int) -> Iterator[dict[str, int]]:
-    """Every way to spread a job over so many chips, without copies of the weights."""
+def _meshes(model: Sized, slice_: Slice) -> Iterator[dict[str, int]]:
+    """Every way to spread a job over the chips, with one copy of the weights in a slice."""
+    chips = slice_.chips // slice_.count
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     for context, tensor, expert in itertools.product(divisors, divisors, divisors):
         spread = context * tensor * expert
@@ -188,7 +204,7 @@ def _meshes(model: Sized, chips: int) -> Iterator[dict[str, int]]:
             or (expert > 1 and (not model.n_experts or model.n_experts % expert))
         ):
             continue
-        sizes = {"fsdp": chips // spread, "expert": expert, "context": context, "tensor": tensor}
+        sizes = {"data": slice_.count, "fsdp": chips // spread, "expert": expert, "context": context, "tensor": tensor}
         yield {axis: sizes.get(axis, 1) for axis in AXES}
 
 
@@ -200,17 +216,31 @@ def _lengths(tokens: int, context: int) -> list[int]:
     return [length for length in lengths if length == least or length <= _PADDING * tokens]
 
 
-def least_bytes(model: Sized, weights: int, tokens: int, rows: int, mesh: dict[str, int], remat: str) -> float:
+def least_bytes(
+    model: Sized,
+    config: SFTConfig | GRPOConfig,
+    weights: int,
+    trained: int,
+    tokens: int,
+    rows: int,
+    mesh: dict[str, int],
+    remat: str,
+) -> float:
     """What a chip holds in a step, at least: state, and what the forward pass keeps for the backward pass.
 
     Args:
+        config: the optimizer's state is as it says; remat is given.
         weights: how many parameters the model has.
+        trained: how many of them are trained, or how many its adapters have.
         tokens: of a row.
         rows: for each place of the mesh.
     """
     chips = math.prod(mesh.values())
-    state = 4 * 4 * weights / (chips / mesh["data"])  # weights, gradients and two statistics, float32
-    here = rows * tokens / mesh["context"]
+    # Weights and gradients in float32, and two statistics, nearly all of which may be in the host's memory.
+    statistics = 2 * jnp.dtype(config.moments).itemsize * (config.optimizer_memory == "device")
+    frozen = 0 if config.lora.rank is None else jnp.dtype(model.param_dtype).itemsize * weights
+    state = (frozen + (2 * 4 + statistics) * trained) / (chips / mesh["data"])
+    tokens_here = rows * tokens / mesh["context"]
     heads = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim / mesh["tensor"]
     attended = model.n_heads * model.head_dim / mesh["tensor"]
     wide = 2 * model.d_ff * (model.experts_per_token or 1) / mesh["tensor"]
@@ -222,11 +252,19 @@ def least_bytes(model: Sized, weights: int, tokens: int, rows: int, mesh: dict[s
         "dots": 2 * model.d_model + heads + attended + wide,
         "none": 4 * model.d_model + 2 * heads + attended + 2 * wide,
     }[remat]
-    return state + 2 * here * model.n_layers * kept
+    return state + 2 * tokens_here * model.n_layers * kept
 
 
 def least_seconds(
-    model: Sized, tokens: int, rows: int, step: int, slice_: Slice, mesh: dict[str, int], remat: str
+    model: Sized,
+    tokens: int,
+    rows: int,
+    step: int,
+    slice_: Slice,
+    mesh: dict[str, int],
+    remat: str,
+    matmul: str = "none",
+    lora: LoRA = FULL,
 ) -> tuple[float, float]:
     """What a step's arithmetic takes, at least, and what it sends.
 
@@ -234,12 +272,15 @@ def least_seconds(
         tokens: of a row.
         rows: of a micro-batch, for each place of the mesh.
         step: tokens of a step, padding too.
+        matmul: a name of `matmuls.MATMULS`.
+        lora: adapters, if they are trained in place of the weights.
     """
     chip = slice_.chip
     layers, head = model.matmul_parameters()
     share = min(1.0, model.head_dim / chip.matrix_side)
-    whole = executed_flops_per_token(model, tokens, remat)
-    attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6 * (11 if remat == "full" else 9)
+    whole = executed_flops_per_token(model, tokens, remat, chip, lora)
+    whole -= saved_flops_per_token(model, matmul, remat, chip)
+    attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6 * attention_matmuls(remat, chip)
     chunk = tokens // pieces_of(mesh["context"])
     block = block_of(padded_length(chunk))
     # A block of queries is multiplied with each number of the keys and values that are read for it.
@@ -247,11 +288,21 @@ def least_seconds(
     arithmetic = (whole - attention + attention / share) * step / slice_.chips / chip.flops
     width = mesh["fsdp"] * mesh["expert"] * mesh["context"]
     micro_batches = step / tokens / rows / math.prod(mesh[axis] for axis in BATCH)
-    # Weights forward and backward, in bfloat16; sums over `tensor` twice a layer, as often; keys and values.
-    weights = 2 * 2 * (layers + head) / mesh["tensor"] * (1 - 1 / width) * micro_batches
+    # Weights forward and backward, in bfloat16 or, of layers, in 8 bits; sums over `tensor` twice a layer, as often;
+    # keys and values.
+    a_layers = 2 if matmul == "none" else 1
+    weights = 2 * (a_layers * layers + 2 * head) / mesh["tensor"] * (1 - 1 / width) * micro_batches
     here = step * mesh["tensor"] / slice_.chips
     sums = 2 * 2 * 2 * 2 * (1 - 1 / mesh["tensor"]) * here * model.n_layers * model.d_model
     keys = (
         2 * 2 * 2 * (mesh["context"] - 1) * here * model.n_layers * model.n_kv_heads * model.head_dim / mesh["tensor"]
     )
     return arithmetic, (weights + sums + keys) / slice_.link_bandwidth
+
+
+def between_slices_seconds(weights: int, slice_: Slice) -> float:
+    """What the sums of a step's gradients take over the network, float32, when all micro-batches are done."""
+    network = slice_.chip.network_bandwidth
+    if slice_.count == 1 or network is None:
+        return 0.0
+    return 4 * weights / (slice_.chips / slice_.count) * 2 * (1 - 1 / slice_.count) / network

@@ -7,23 +7,23 @@ they were sampled, and only the new tool outputs are rendered and encoded, O(new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from absl import logging
 
-from astra_jax.rollout.policy import Policy, RequestFailed, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, ToolCallResult, outputs_of
+from astra_jax.rollout.policy import Completion, Policy, RequestFailed, Sampling
+from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from synthesis.core.agent_loop import Finish, run_agent
-from synthesis.core.chat_format import Call, parse_assistant, render, tool_results_text
+from synthesis.core.chat_format import Call
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
 from synthesis.core.refusals import InputError
-from synthesis.core.reward import Reward, RewardKind, f1_reward, sub_tasks_by_tool
+from synthesis.core.reward import Grade, Reward, RewardKind, graded_reward, sub_tasks_by_tool
 from synthesis.core.stages import rng_for
 from synthesis.core.tool_results import MAX_CHARACTERS
 
@@ -100,6 +100,23 @@ class Episode(msgspec.Struct, frozen=True):
         return self.score.value
 
 
+class FinishedTurn(msgspec.Struct, frozen=True):
+    """A finished turn of an open episode: all that the episode is gone on from.
+
+    Attributes:
+        token_ids, logprobs, policy_version, finish: as of its `Completion`.
+        calls: what became of its calls, in their order.
+        observation: the tokens of what the policy was shown of them.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_version: int
+    finish: Literal["stop", "length"]
+    calls: list[CallRecord]
+    observation: list[int]
+
+
 @dataclass(frozen=True)
 class EpisodeTask:
     """What all episodes of a group share: the environment, the tools it offers in this group, the prompt's tokens."""
@@ -139,7 +156,7 @@ def make_task(
     tools = offered_tools(environment, config, seed=seed)
     question = Message(role="user", content=environment.question)
     specs = [tool.spec for tool in tools.values()]
-    segments = render([question], specs, add_generation_prompt=True, thoughts=tokenizer.thoughts)
+    segments = tokenizer.format.render([question], specs, add_generation_prompt=True)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
         raise InputError(
@@ -158,19 +175,30 @@ async def run_episode(
     *,
     seed: int,
     session: str,
+    taken: Sequence[FinishedTurn] = (),
+    on_turn: Callable[[int, FinishedTurn], Awaitable[None]] | None = None,
 ) -> Episode:
     """Run one episode to its end and score it.
 
     Args:
         seed: of sampling; with equal weights, the same seed gives the same episode.
         session: a name that is unique among the episodes under way.
+        taken: its first turns, which an earlier process has finished: they are not drawn again, and their calls are
+            made again only in a world, whose state they are.
+        on_turn: given each further turn after which the episode goes on, with its place; awaited before the next one.
+
+    Raises:
+        NotTakenOver: the episode cannot go on from `taken`.
     """
-    agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session)
-    tools = EpisodeTools(sandbox, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
+    agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
+    tools = EpisodeTools(sandbox, task.environment, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
 
     async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
-        results = await tools.execute(turn, calls)
-        agent.record(results)
+        if turn < len(taken):
+            results = await tools.repeat(turn, calls, taken[turn].calls)
+        else:
+            results = await tools.execute(turn, calls)
+        agent.record(results, tools.calls[len(tools.calls) - len(results) :])
         return outputs_of(results)
 
     try:
@@ -180,6 +208,9 @@ async def run_episode(
         finish = "voided"
     finally:
         policy.release(session)
+    grade = None if finish == "voided" else await tools.grade()
+    if grade is None:
+        finish = "voided"
 
     return Episode(
         environment_id=task.environment.id,
@@ -189,7 +220,7 @@ async def run_episode(
         logprobs=agent.logprobs,
         versions=agent.versions,
         calls=tools.calls,
-        score=None if finish == "voided" else score(task.sub_tasks, tools.calls, config),
+        score=None if grade is None else score(task.sub_tasks, tools.calls, grade, config),
         turns=len(agent.versions),
         finish=finish,
         messages=agent.messages,
@@ -208,6 +239,8 @@ class _PolicyAgent:
         *,
         seed: int,
         session: str,
+        taken: Sequence[FinishedTurn],
+        on_turn: Callable[[int, FinishedTurn], Awaitable[None]] | None,
     ) -> None:
         self.token_ids = list(task.prompt_ids)
         self.loss_mask, self.logprobs = [0] * len(self.token_ids), [0.0] * len(self.token_ids)
@@ -215,6 +248,9 @@ class _PolicyAgent:
         self.messages = [Message(role="user", content=task.environment.question)]
         self._policy, self._tokenizer, self._config = policy, tokenizer, config
         self._seed, self._session = seed, session
+        self._taken, self._on_turn = taken, on_turn
+        self._completion: Completion | None = None
+        self._called: list[CallRecord] = []
         self._limit = len(self.token_ids) + config.max_response_tokens
 
     async def act(self) -> Sequence[Call] | None:
@@ -226,18 +262,38 @@ class _PolicyAgent:
             temperature=self._config.temperature,
             top_p=self._config.top_p,
         )
-        completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
+        completion = self._again(sampling.max_tokens)
+        if completion is None:
+            completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
+        self._completion = completion
         self._append(completion.token_ids, completion.logprobs, mask=1)
         self.versions.append(completion.policy_version)
         if completion.finish == "length":
             self.messages.append(Message(role="assistant", content=self._tokenizer.decode(completion.token_ids)))
             return None
-        said = parse_assistant(self._tokenizer.decode(completion.token_ids[:-1]))
+        said = self._tokenizer.format.parse_assistant(self._tokenizer.decode(completion.token_ids[:-1]))
         self.messages.append(Message(role="assistant", content=said.content, reasoning=said.reasoning))
         return said.calls
 
-    def record(self, results: Sequence[ToolCallResult]) -> None:
-        """Show people what became of the calls of the last turn."""
+    def _again(self, most: int) -> Completion | None:
+        """What was drawn of this turn before; None: it is a new one.
+
+        Raises:
+            NotTakenOver: it is no turn after which this episode would have gone on.
+        """
+        place = len(self.versions)
+        if place >= len(self._taken):
+            return None
+        turn = self._taken[place]
+        drawn, shown = len(turn.token_ids), len(turn.observation)
+        whole = turn.finish == "stop" and 0 < drawn == len(turn.logprobs) and drawn <= most
+        if not whole or len(self.token_ids) + drawn + shown >= self._limit:
+            raise NotTakenOver(f"turn {place} is none that an episode goes on from")
+        return Completion(list(turn.token_ids), list(turn.logprobs), turn.policy_version, turn.finish)
+
+    def record(self, results: Sequence[ToolCallResult], calls: Sequence[CallRecord]) -> None:
+        """Show people what became of the calls of the last turn; keep what is counted of them."""
+        self._called = list(calls)
         called = [result.call for result in results if result.call is not None]
         self.messages[-1] = msgspec.structs.replace(self.messages[-1], tool_calls=called)
         for result in results:
@@ -245,11 +301,23 @@ class _PolicyAgent:
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
     async def observe(self, outputs: Sequence[str]) -> bool:
+        place = len(self.versions) - 1
+        if place < len(self._taken):
+            observation = self._taken[place].observation
+            self._append(observation, [0.0] * len(observation), mask=0)
+            return True
         # A turn's outputs may be a megabyte: a second of tokenising, which no other episode waits for.
-        observation = await asyncio.to_thread(lambda: self._tokenizer.encode(tool_results_text(list(outputs))))
+        tokenizer = self._tokenizer
+        observation = await asyncio.to_thread(
+            lambda: tokenizer.encode(tokenizer.format.tool_results_text(list(outputs)))
+        )
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
         self._append(observation, [0.0] * len(observation), mask=0)
+        if self._on_turn is not None and (drawn := self._completion) is not None:
+            calls, version = self._called, drawn.policy_version
+            turn = FinishedTurn(drawn.token_ids, drawn.logprobs, version, drawn.finish, calls, observation)
+            await self._on_turn(place, turn)
         return True
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, mask: int) -> None:
@@ -258,13 +326,12 @@ class _PolicyAgent:
         self.logprobs += logprobs
 
 
-def score(sub_tasks: Mapping[str, Sequence[SubQuestion]], calls: Sequence[CallRecord], config: EpisodeConfig) -> Reward:
-    """The reward of an episode that made these calls."""
-    solved = {sub_id for call in calls for sub_id in call.solved}
-    needed = sum(len(subs) for subs in sub_tasks.values())
-    return f1_reward(
-        solved=len(solved), needed=needed, calls=len(calls), epsilon=config.reward_epsilon, kind=config.reward
-    )
+def score(
+    sub_tasks: Mapping[str, Sequence[SubQuestion]], calls: Sequence[CallRecord], grade: Grade, config: EpisodeConfig
+) -> Reward:
+    """The reward of an episode that made these calls and left a state of this grade."""
+    found = {sub_id for call in calls for sub_id in call.solved}
+    return graded_reward(sub_tasks, found, len(calls), grade, epsilon=config.reward_epsilon, kind=config.reward)
 
 
 def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
@@ -278,6 +345,8 @@ def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
         "recall": sum(score.recall for _, score in scored) / n,
         "precision": sum(score.precision for _, score in scored) / n,
         "calls": sum(score.calls for _, score in scored) / n,
+        "harm": sum(score.harm for _, score in scored) / n,
+        "unevaluated_checks": sum(score.unevaluated for _, score in scored) / n,
         "turns": sum(episode.turns for episode, _ in scored) / n,
         "sampled_tokens": sum(sum(episode.loss_mask) for episode, _ in scored) / n,
         "total_tokens": sum(len(episode.token_ids) for episode, _ in scored) / n,

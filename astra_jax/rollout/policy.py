@@ -121,6 +121,15 @@ class TrainablePolicy(Policy, Protocol):
         must not be given them too, since it donates them."""
         ...
 
+    async def prepare(self, params: Any, version: int) -> None:
+        """Do what an `update` to these weights takes and sampling need not wait for, which goes on meanwhile with the
+        weights before. On several hosts all call it.
+
+        Raises:
+            Exception: it could not be done; see the policy.
+        """
+        ...
+
     async def update(self, params: Any, version: int) -> None:
         """Sample with these weights from now on; on several hosts all call it.
 
@@ -131,6 +140,10 @@ class TrainablePolicy(Policy, Protocol):
         Raises:
             Exception: nobody took them over; see the policy.
         """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What is to be logged of it with each step, by name."""
         ...
 
     async def close(self) -> None:

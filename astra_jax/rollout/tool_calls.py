@@ -15,10 +15,11 @@ import msgspec
 
 from sandbox import Sandbox
 from synthesis.core.chat_format import Call, MalformedCall
-from synthesis.core.records import CodeTool, SubQuestion, ToolCall
-from synthesis.core.reward import solved_by
+from synthesis.core.records import CodeTool, SubQuestion, ToolCall, ToolEnvironment
+from synthesis.core.reward import Grade, solved_by
 from synthesis.core.tool_results import error_text, outcome_text, refusal
 from synthesis.core.tool_schemas import UncheckableSchema
+from synthesis.core.worlds import EpisodeCalls
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -56,10 +57,15 @@ class ToolCallResult:
     infrastructure: bool = False
 
 
+class NotTakenOver(Exception):
+    """An episode cannot go on from its recorded turns; it is begun anew. The message says why."""
+
+
 class EpisodeTools:
     """The tools of one episode: carries out calls and remembers them, with the sub-tasks that each solved.
 
     Args:
+        environment: whose episode it is.
         tools: what the episode offers, by name.
         sub_tasks: by the name of the tool that solves them.
         max_chars: the shown output is cut after this many characters.
@@ -71,17 +77,19 @@ class EpisodeTools:
     def __init__(
         self,
         sandbox: Sandbox,
+        environment: ToolEnvironment,
         tools: Mapping[str, CodeTool],
         sub_tasks: Mapping[str, list[SubQuestion]],
         *,
         max_chars: int,
     ) -> None:
         self.calls: list[CallRecord] = []
-        self._sandbox, self._tools, self._sub_tasks, self._max_chars = sandbox, tools, sub_tasks, max_chars
+        self._calls = EpisodeCalls(sandbox, environment)
+        self._tools, self._sub_tasks, self._max_chars = tools, sub_tasks, max_chars
         self._specs = {name: tool.spec for name, tool in tools.items()}
 
     async def execute(self, turn: int, calls: Sequence[Call]) -> list[ToolCallResult]:
-        """Run the calls of a turn, as parsed from it, all at once."""
+        """Run the calls of a turn, as parsed from it, all at once; those to a world one after the other."""
         numbered = enumerate(calls)
         results = await asyncio.gather(*(self._execute(turn, call, f"call_{turn}_{i}") for i, call in numbered))
         for result in results:
@@ -90,11 +98,35 @@ class EpisodeTools:
             self.calls.append(msgspec.structs.replace(record, solved=solved))
         return results
 
+    async def repeat(
+        self, turn: int, calls: Sequence[Call], recorded: Sequence[CallRecord]
+    ) -> Sequence[ToolCallResult]:
+        """What became of a turn's calls when they were made before. In a world they are made again, since they are its
+        state, and must come to the same.
+
+        Raises:
+            NotTakenOver: they are other calls than those, or came to something else.
+        """
+        asked = [("", {}) if isinstance(one, MalformedCall) else (one.name, one.arguments) for one in calls]
+        if asked != [(one.name, one.arguments) for one in recorded] or any(one.turn != turn for one in recorded):
+            raise NotTakenOver(f"turn {turn} has other calls than those that were recorded of it")
+        if self._calls.stateful:
+            results = await self.execute(turn, calls)
+            for before, now in zip(recorded, self.calls[-len(recorded) :], strict=True):
+                if before != now:
+                    raise NotTakenOver(f"turn {turn}: {now.name} came to {now.output!r}, {before.output!r} before")
+            return results
+        self.calls += recorded
+        made = enumerate(zip(calls, recorded, strict=True))
+        return [ToolCallResult(f"call_{turn}_{i}", _call(one, f"call_{turn}_{i}"), record) for i, (one, record) in made]
+
+    async def grade(self) -> Grade | None:
+        """What the calls so far have left behind is worth; None where the infrastructure failed."""
+        return await self._calls.grade()
+
     async def _execute(self, turn: int, requested: Call, call_id: str) -> ToolCallResult:
-        call, name, arguments = None, "", dict[str, Any]()
-        if not isinstance(requested, MalformedCall):
-            name, arguments = requested.name, requested.arguments
-            call = ToolCall(call_id, name, arguments)
+        call = _call(requested, call_id)
+        name, arguments = ("", dict[str, Any]()) if call is None else (call.name, call.arguments)
         try:
             refused = refusal(requested, self._specs)
         except UncheckableSchema as problem:
@@ -103,10 +135,15 @@ class EpisodeTools:
             outcome, why = refused
             shown = error_text(why, max_characters=self._max_chars)
             return ToolCallResult(call_id, call, CallRecord(turn, name, arguments, outcome, shown))
-        result = await self._sandbox.call(self._tools[name].code, name, arguments)
+        result = await self._calls.call(self._tools[name], arguments)
         shown = outcome_text(result, max_characters=self._max_chars)
         record = CallRecord(turn, name, arguments, result.kind.value, shown)
         return ToolCallResult(call_id, call, record, result.value if result.ok else None, result.is_infrastructure)
+
+
+def _call(requested: Call, call_id: str) -> ToolCall | None:
+    """A call that could be read."""
+    return None if isinstance(requested, MalformedCall) else ToolCall(call_id, requested.name, requested.arguments)
 
 
 def outputs_of(results: Sequence[ToolCallResult]) -> list[str] | None:

@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax.mesh import BATCH, zigzag
+from astra_jax.mesh import BATCH, AnyMesh, zigzag
 
 if TYPE_CHECKING:
     from astra_jax.run.config import TrainingConfig
@@ -60,7 +60,7 @@ def target_mask(batch: PackedBatch) -> jax.Array:
     return (shift(batch.loss_mask_bt) * same_document_bt).astype(jnp.float32)
 
 
-def context_size(mesh: Mesh | None) -> int:
+def context_size(mesh: AnyMesh | None) -> int:
     """Devices that share a sequence."""
     return 1 if mesh is None else mesh.shape["context"]
 
@@ -76,7 +76,7 @@ def on_mesh(config: Config, mesh: Any) -> Config:
     return dataclasses.replace(config, micro_batch_size=math.prod(mesh.shape[axis] for axis in BATCH))
 
 
-def in_mesh_order(tree: Any, mesh: Mesh | None) -> Any:
+def in_mesh_order(tree: Any, mesh: AnyMesh | None) -> Any:
     """Arrays [B, T] with their positions in the order in which the devices of `context` hold them."""
     return jax.tree.map(lambda x: zigzag(x, context_size(mesh)), tree)
 

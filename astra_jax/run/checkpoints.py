@@ -27,7 +27,7 @@ from etils import epath
 from astra_jax.run.digests import digest_of_json, digests_of
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location
+from synthesis.core.files import first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import Refusal
 
 PyTree = Any
@@ -101,12 +101,12 @@ class Checkpointer:
             if step in manager.all_steps():  # from a run that died after it, before its next full state
                 manager.wait_until_finished()
                 manager.delete(step)
-        digests = ocp.args.JsonSave(digests_of(_named(params)))
+        digests = ocp.args.JsonSave(digests_of(named(params)))
         items = {"params": ocp.args.StandardSave(params), _DIGESTS: digests}
         self._params.save(step, args=ocp.args.Composite(**items), force=True)
         if state is not None:
             extra = extra or {}
-            digests = ocp.args.JsonSave(digests_of(_named(state)) | {_EXTRA: digest_of_json(extra)})
+            digests = ocp.args.JsonSave(digests_of(named(state)) | {_EXTRA: digest_of_json(extra)})
             items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra), _DIGESTS: digests}
             self._states.save(step, args=ocp.args.Composite(**items), force=True)
 
@@ -116,8 +116,8 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
-            if not in_bucket(self.dir) and not isinstance(error, (OSError, ValueError, RuntimeError)):
-                raise  # what clients of buckets say has no common base
+            if not may_be_storage(error, self.dir):
+                raise
             remedy = "see to the bucket" if in_bucket(self.dir) else "make room there"
             raise CheckpointError(
                 f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
@@ -214,7 +214,7 @@ class Checkpointer:
             self._check(manager, step, item, like)
             restored = manager.restore(step, args=args)[item]
         saved = self._digests(manager, step)
-        self._compare(manager, step, digests_of(_named(restored)), {k: v for k, v in saved.items() if k != _EXTRA})
+        self._compare(manager, step, digests_of(named(restored)), {k: v for k, v in saved.items() if k != _EXTRA})
         return restored
 
     def _digests(self, manager: ocp.CheckpointManager, step: int) -> dict[str, str]:
@@ -245,16 +245,19 @@ class Checkpointer:
             ) from error
 
     def wait(self) -> None:
-        """Return when all saves are on disk. Raises `CheckpointError` if one could not be written."""
-        with self._writing():
-            self._params.wait_until_finished()
-            self._states.wait_until_finished()
+        """Return when no save is under way any more. Raises `CheckpointError` if one could not be written."""
+        self._both(ocp.CheckpointManager.wait_until_finished)
 
     def close(self) -> None:
         """Wait, and free the background threads. Raises as `wait` does."""
-        with self._writing():
-            self._params.close()
-            self._states.close()
+        self._both(ocp.CheckpointManager.close)
+
+    def _both(self, end: Callable[[ocp.CheckpointManager], None]) -> None:
+        """The second one too where the first one fails: threads that still save as Python ends print tracebacks, or
+        wait for each other for ever."""
+        with self._writing(), contextlib.ExitStack() as stack:
+            for manager in (self._states, self._params):  # the last one is ended first
+                stack.callback(end, manager)
 
     def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
         self.wait()
@@ -310,10 +313,10 @@ def _abstract(tree: PyTree) -> PyTree:
 
 def _leaves(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
     """(shape, dtype) by path."""
-    return {name: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in _named(tree).items()}
+    return {name: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in named(tree).items()}
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
+def named(tree: PyTree) -> dict[str, Any]:
     """The leaves by their paths as plain names: Orbax gives namedtuples back as dicts, tuples as lists."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {".".join(_key(k) for k in path): leaf for path, leaf in leaves}

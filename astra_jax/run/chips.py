@@ -16,10 +16,12 @@ class Chip:
         link_bandwidth: bytes a second that a chip can receive over all its links.
         kinds: how JAX names it (`device_kind`), by the beginning.
         slices: topology names, ascending in size; of GPUs, `GPUS` in one host or `HOSTSxGPUS`.
-        network_bandwidth: bytes a second that a GPU can receive from other hosts.
+        network_bandwidth: bytes a second that a GPU can receive from other hosts, a TPU from other slices.
         description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
         clock: of a TPU, cycles a second: those of the compiler's estimates.
         matrix_side: of a TPU's matrix units: a matmul over fewer than so many numbers leaves a part of them unused.
+        narrow: (name of `matmuls.MATMULS`, times the bf16 peak) of what its matrix units multiply themselves; other
+            types the compiler turns into bfloat16 first.
         compiler_options: (name, value) each, of every training program for it; see `compiler`.
     """
 
@@ -34,6 +36,7 @@ class Chip:
     description: str | None = None
     clock: float | None = None
     matrix_side: int = 128
+    narrow: tuple[tuple[str, float], ...] = ()
     compiler_options: tuple[tuple[str, str], ...] = ()
 
 
@@ -53,8 +56,13 @@ _TPU_OPTIONS = (
     ("xla_tpu_overlap_compute_collective_tc", "true"),
 )
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
+# The data sheets' peaks in 8 bits over those in bf16. These TPUs' units know no e4m3: a matmul of them takes as many of
+# the compiler's cycles as one in bfloat16 (4,096 x 4,096 x 4,096 on v5p: 547,213 and 544,403; int8 275,123).
+_INT8 = (("int8", 2.0),)
+_INT8_AND_FP8 = (("int8", 2.0), ("fp8", 2.0))
 # HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
-# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e). The clock is
+# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50
+# Gb/s a chip (v5p), 25.6 Tb/s for 256 (v6e). The clock is
 # the peak over what the matrix units do in a cycle: 4 of 128 x 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).
 CHIPS = {
     "v5e": Chip(
@@ -65,7 +73,9 @@ CHIPS = {
         180e9,
         ("TPU v5 lite", "TPU v5e"),
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+        3.125e9,
         clock=1.5e9,
+        narrow=_INT8,
         compiler_options=_TPU_OPTIONS,
     ),
     "v5p": Chip(
@@ -76,7 +86,9 @@ CHIPS = {
         540e9,
         ("TPU v5p", "TPU v5"),
         ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+        6.25e9,
         clock=1.75e9,
+        narrow=_INT8,
         compiler_options=_TPU_OPTIONS,
     ),
     "v6e": Chip(
@@ -87,7 +99,9 @@ CHIPS = {
         360e9,
         ("TPU v6 lite", "TPU v6e"),
         ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+        12.5e9,
         clock=1.75e9,
+        narrow=_INT8,
         matrix_side=256,
         compiler_options=_TPU_OPTIONS,
     ),
@@ -102,7 +116,8 @@ CHIPS = {
         ("NVIDIA H100",),
         _GPU_SLICES,
         50e9,
-        f"memory_bandwidth: 3350000000000 device_memory_size: {81_559 * 2**20}",
+        narrow=_INT8_AND_FP8,
+        description=f"memory_bandwidth: 3350000000000 device_memory_size: {81_559 * 2**20}",
     ),
     "h200": Chip(
         "h200",
@@ -113,7 +128,8 @@ CHIPS = {
         ("NVIDIA H200",),
         _GPU_SLICES,
         50e9,
-        f"memory_bandwidth: 4800000000000 device_memory_size: {143_771 * 2**20}",
+        narrow=_INT8_AND_FP8,
+        description=f"memory_bandwidth: 4800000000000 device_memory_size: {143_771 * 2**20}",
     ),
 }
 

@@ -15,7 +15,7 @@ import jax
 from absl import logging
 
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location
+from synthesis.core.files import in_bucket, location, user_cache
 
 FOLDER = "compiled"
 """In a run's workdir."""
@@ -36,7 +36,7 @@ def keep_programs(folder: Folder | None = None) -> None:
     """
     if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]  # made as JAX is imported
         return
-    base = location(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astra-jax" / FOLDER)
+    base = location(folder or user_cache(FOLDER))
     if jax.default_backend() == "cpu":
         base /= f"cpu-{_processor()}"
     if folder is None and not _can_write(Path(base)):

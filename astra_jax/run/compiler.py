@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 from typing import Any
 
 import jax
+from absl import logging
 from jax.sharding import Mesh
 
 from astra_jax.run.chips import chip_of
@@ -78,12 +81,12 @@ class Program:
         self._jitted: dict[Options, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = len(self._jitted)
-        jitted, options = self._for(args, kwargs)
-        if options and len(self._jitted) > before and is_first():
-            told = ", ".join("=".join(one) for one in options)
-            say_beside_bars(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
-        return jitted(*args, **kwargs)
+        return self._told(args, kwargs)(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Have it compiled for arguments like these, of which shapes, types and places are looked at: a call with such
+        compiles nothing."""
+        self._told(args, kwargs).lower(*args, **kwargs).compile()
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of `jax.jit`."""
@@ -93,17 +96,63 @@ class Program:
         """How many programs were compiled."""
         return sum(jitted._cache_size() for jitted in self._jitted.values())
 
+    def _told(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        before = len(self._jitted)
+        jitted, options = self._for(args, kwargs)
+        if options and len(self._jitted) > before and is_first():
+            told = ", ".join("=".join(one) for one in options)
+            say_beside_bars(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
+        return jitted
+
     def _for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Options]:
         own = (*self._own, *getattr(kwargs.get("config"), "compiler_options", ()))
         options = compiler_options(_device_kind(args), own)
         if options not in self._jitted:
-            self._jitted[options] = jax.jit(self._function, compiler_options=dict(options) or None, **self._of_jit)
+            jitted = jax.jit(self._function, compiler_options=dict(options) or None, **self._of_jit)
+            self._jitted.setdefault(options, jitted)  # two threads may be here at once
         return self._jitted[options], options
 
 
 def program(**of_jit: Any) -> Callable[[Callable[..., Any]], Program]:
     """A decorator: `Program` with these arguments of `jax.jit`."""
     return functools.partial(Program, **of_jit)
+
+
+class CompiledAhead:
+    """Programs that are compiled in a thread, in turn, beside what a start does until it needs them.
+
+    with CompiledAhead({"train_step": lambda: train_step.compile(...)}) as ahead:
+        ...
+        ahead.wait("train_step")
+        train_step(...)
+
+    One at a time: a compiler uses the host's cores by itself, and several hosts come to the same program in the same
+    order. `with` ends after the program that is being compiled, which cannot be broken off; later ones are left out.
+
+    Args:
+        jobs: by name; each compiles a program.
+    """
+
+    def __init__(self, jobs: Mapping[str, Callable[[], None]]) -> None:
+        self._pool = ThreadPoolExecutor(1, "compiling")
+        self._jobs: dict[str, Future[None]] = {name: self._pool.submit(job) for name, job in jobs.items()}
+
+    def wait(self, name: str) -> None:
+        """Return when that program is compiled; at once where its turn has not come, or where it cannot be compiled:
+        who calls it then compiles it, and sees why it cannot be."""
+        job = self._jobs.pop(name, None)
+        if job is None or job.cancel():
+            return
+        if (error := job.exception()) is not None:
+            logging.info("%s was not compiled ahead: %s", name, error)
+
+    def __enter__(self) -> CompiledAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _device_kind(args: tuple[Any, ...]) -> str:

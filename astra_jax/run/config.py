@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from astra_jax.models.lora import LoRA
+from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, OneOf, Settings
+from sandbox.settings import Bound, Count, OneOf, SettingError, Settings
 
+TrackerName = Literal["wandb", "mlflow", "trackio"]
+"""See `astra_jax.run.trackers`."""
 OptimizerName = Literal["adamw", "muon"]
+OptimizerMemory = Literal["device", "host"]
 LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
 Decay = Annotated[float, Bound(least=0, below=1)]
@@ -48,16 +53,25 @@ class TrainingConfig(Settings):
         weight_decay: on matrices only.
         max_grad_norm: gradients are scaled down to this global norm.
         rounding: of weights whose type is bfloat16 (`model.param_dtype`): `nearest`, or `stochastic`, with which small
-            updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer's state is
-            float32 either way. Without effect on float32 weights.
+            updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer computes
+            in float32 either way. Without effect on float32 weights.
+        moments: what the optimizer's running means are kept in: `float32`, or `bfloat16`, rounded stochastically, with
+            half of the bytes. Cannot be changed when a run goes on.
+        optimizer_memory: where those of the layers' matrices are between steps: with the weights (`device`), or in the
+            host's memory (`host`), from where they come a layer at a time. A step differs by rounding only.
         on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
             anything else is saved, or goes on (`skip`), and such steps are counted.
         remat: what the backward pass recomputes; a policy of the model's forward pass.
+        matmul: in which numbers the layers' matrices are multiplied, forward and for the activations' gradient: the
+            model's dtype (`none`), `int8` or `fp8`. Embedding, head and the weights' gradients stay in that dtype.
+        lora: low-rank adapters that are trained in place of the weights, which then lie there once, without statistics
+            or gradients, in `model.param_dtype`; with a rank.
         compiler_options: NAME=VALUE each, of the compiler of the run's devices; they replace the chip's own
             (`astra_jax.run.chips`) of that name, and NAME= leaves that to the compiler.
         checkpoint_every: steps between checkpoints; the last step is always saved.
         keep_states: full training states that are kept (paper: the last one or two).
         keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
+        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.
     """
 
     steps: Count | None
@@ -71,12 +85,25 @@ class TrainingConfig(Settings):
     weight_decay: WeightDecay = 0.0
     max_grad_norm: Annotated[float, Bound(least=1e-30, most=1e30)] = 1.0
     rounding: Literal["nearest", "stochastic"] = "stochastic"
+    moments: Literal["float32", "bfloat16"] = "float32"
+    optimizer_memory: OptimizerMemory = "device"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     remat: Annotated[str, OneOf(REMATS)] = "none"
+    matmul: Annotated[str, OneOf(MATMULS)] = "none"
+    lora: LoRA = LoRA()
     compiler_options: tuple[str, ...] = ()
     checkpoint_every: Count = 100
     keep_states: Count = 2
     keep_params: Count | None = None
+    log_to: tuple[TrackerName, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora.rank is not None and self.optimizer == "muon":
+            raise SettingError(
+                f"optimizer is muon, lora.rank {self.lora.rank}: Muon makes a whole matrix's update orthogonal, and "
+                "orthogonal updates of two factors do not make that of their product so; use adamw"
+            )
 
 
 FREE = (
@@ -86,6 +113,9 @@ FREE = (
     "remat",
     "micro_batch_size",
     "on_nonfinite",
+    "optimizer_memory",
     "compiler_options",
+    "workers",
+    "log_to",
 )
 """Settings that may change when a run goes on: what is computed does not depend on them, but for rounding."""

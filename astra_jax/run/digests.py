@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astra_jax.run.moments import on_devices
+
 
 def digests_of(arrays: Mapping[str, Any]) -> dict[str, str]:
     """A digest of each array, 64 bits in hexadecimal. One changed bit always changes it.
@@ -22,13 +24,18 @@ def digests_of(arrays: Mapping[str, Any]) -> dict[str, str]:
     Args:
         arrays: of up to 32 bits an element; on several hosts each calls this, with the same arrays.
     """
-    sums = jax.device_get([_sums(array) for array in arrays.values()])
+    sums = jax.device_get([_of_one(array) for array in arrays.values()])
     return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in zip(arrays, sums, strict=True)}
 
 
 def digest_of_json(value: Any) -> str:
     """Of a JSON value, whatever the order of its names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _of_one(array: Any) -> Any:
+    here = on_devices(array)
+    return _sums(here) if here is array else jax.block_until_ready(_sums(here))  # or many would be there at once
 
 
 @jax.jit

@@ -2,29 +2,52 @@
 
 A loss function returns *sums* over tokens and counts, never means: what they are divided by is applied once, with the
 optimizer's step (`optimizers.apply_gradients`).
+
+On a mesh each replica (`mesh`) adds up the gradients of its own rows, and replicas exchange them once, when all
+micro-batches are there: so little goes over the network between slices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-LossFunction = Callable[[Any, Any], tuple[jax.Array, Any]]
-"""(params, batch) → (summed loss, other sums)."""
+from astra_jax.mesh import AnyMesh, in_each_replica
 
-
-def zero_gradients(params: Any) -> Any:
-    """Where gradients are added up: float32, whatever the weights are, and on each weight's devices. In bfloat16 a sum
-    stops growing at 256 times what is added to it."""
-    return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.float32), params)
+LossFunction = Callable[..., tuple[jax.Array, Any]]
+"""(params, batch, base=frozen weights under them or None, mesh=where all are) → (summed loss, other sums)."""
 
 
-def gradients_of(loss: LossFunction, params: Any, batch: Any) -> tuple[Any, Any]:
-    """(gradients, (summed loss, other sums)) of one micro-batch."""
-    sums, gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
+def gradient_shapes(params: Any, mesh: Mesh | None = None) -> Any:
+    """Of what gradients are added up in: float32, whatever the weights are, and on each weight's devices. In bfloat16 a
+    sum stops growing at 256 times what is added to it.
+
+    With several replicas there is an axis more, the first one, for each replica's own.
+    """
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        if mesh is None or mesh.shape["data"] == 1:
+            return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+        lies = NamedSharding(mesh, P("data", *x.sharding.spec))
+        return jax.ShapeDtypeStruct((mesh.shape["data"], *x.shape), jnp.float32, sharding=lies)
+
+    return jax.tree.map(shape, params)
+
+
+def zero_gradients(params: Any, mesh: Mesh | None = None) -> Any:
+    """Arrays of `gradient_shapes`."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), gradient_shapes(params, mesh))
+
+
+def gradients_of(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
+    """(gradients of `params`, (summed loss, other sums)) of one micro-batch."""
+    sums, gradients = jax.value_and_grad(partial(loss, base=base, mesh=mesh), has_aux=True)(params, batch)
     return gradients, sums
 
 
@@ -33,17 +56,55 @@ def add(total: Any, more: Any) -> Any:
     return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, more)
 
 
-def accumulated(loss: LossFunction, params: Any, batch: Any) -> tuple[Any, Any]:
+def added(
+    loss: LossFunction, params: Any, base: Any, gradients: Any, batch: Any, mesh: Mesh | None = None
+) -> tuple[Any, Any]:
+    """(gradients with those of one more micro-batch, its (summed loss, other sums)); `whole` makes of both those of all
+    replicas."""
+    alone = mesh is None or mesh.shape["data"] == 1
+
+    def replica(params: Any, base: Any, gradients: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
+        more, sums = gradients_of(loss, params, base, batch, mesh)
+        return add(gradients, more if alone else _own(more)), sums if alone else _own(sums)
+
+    places = (P(), P(), P("data"), P("data"))
+    return in_each_replica(replica, mesh, places, P("data"))(params, base, gradients, batch)
+
+
+def _own(tree: Any) -> Any:
+    """A replica's, with the axis of replicas."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def whole(tree: Any, mesh: Mesh | None) -> Any:
+    """The sum over replicas of what `added` returned."""
+    return tree if mesh is None or mesh.shape["data"] == 1 else jax.tree.map(lambda x: x.sum(0), tree)
+
+
+def accumulated(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
     """(gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T]."""
+    alone = mesh is None or mesh.shape["data"] == 1
+
+    def replica(params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
+        gradients, sums = _accumulated(loss, params, base, batch, mesh)
+        if alone:
+            return gradients, sums
+        return jax.lax.psum((jax.tree.map(lambda x: x.astype(jnp.float32), gradients), sums), "data")
+
+    return in_each_replica(replica, mesh, (P(), P(), P(None, "data")), P())(params, base, batch)
+
+
+def _accumulated(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
     first = jax.tree.map(lambda x: x[0], batch)
     if jax.tree.leaves(batch)[0].shape[0] == 1:  # no second copy of the gradients
-        return gradients_of(loss, params, first)
-    shapes = jax.eval_shape(lambda micro: gradients_of(loss, params, micro), first)
-    zeros = zero_gradients(params), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+        return gradients_of(loss, params, base, first, mesh)
+    shapes = jax.eval_shape(lambda micro: gradients_of(loss, params, base, micro, mesh), first)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.float32), params)
 
     def step(total: Any, micro: Any) -> tuple[Any, None]:
         # The barrier keeps the gradients' reduce-scatter in the loop: XLA would move it behind, where each device
         # holds whole gradients (and its TPU compiler fails while it tries).
-        return add(total, jax.lax.optimization_barrier(gradients_of(loss, params, micro))), None
+        return add(total, jax.lax.optimization_barrier(gradients_of(loss, params, base, micro, mesh))), None
 
-    return jax.lax.scan(step, zeros, batch)[0]
+    begin = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    return jax.lax.scan(step, begin, batch)[0]

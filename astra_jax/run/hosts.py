@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -14,10 +18,18 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
+from synthesis.core.files import first_line
+from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import say
+
+T = TypeVar("T")
 
 _STATES = "astra_jax/hosts/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
+_PREEMPTED = "RECEIVED_PREEMPTION_NOTICE"  # kPreemptionNoticeKey of XLA's preemption_sync_manager.cc
+_SAID = 500
+"""Bytes of an error that other hosts are told."""
+_PULSE_SECONDS = 1.0
 _BEATS = 10
 """Signs of life within the deadline."""
 
@@ -36,22 +48,150 @@ def from_first(value: bytes) -> bytes:
     return multihost_utils.broadcast_one_to_all(content).astype(np.uint8).tobytes()
 
 
+def host_is_preempted() -> bool:
+    """Whether any host has had a SIGTERM. JAX's preemption service, which takes it, keeps it where all of them meet."""
+    client = distributed.global_state.client
+    assert client is not None
+    try:
+        client.key_value_try_get(_PREEMPTED)
+    except JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return False
+        raise
+    return True
+
+
+def failure_of_any(error: Exception | None) -> Exception | None:
+    """This host's error, or a `Refusal` that says which host failed and of what; on several hosts all must call it."""
+    if jax.process_count() == 1:
+        return error
+    said = b"" if error is None else f"{type(error).__name__}: {first_line(error)}".encode()[:_SAID]
+    every = np.asarray(multihost_utils.process_allgather(np.frombuffer(said.ljust(_SAID, b"\0"), np.uint8)))
+    for host, line in enumerate(every.astype(np.uint8)):
+        if error is None and (text := line.tobytes().rstrip(b"\0").decode(errors="replace")):
+            return Refusal(f"host {host} of {len(every)} failed: {text}")
+    return error
+
+
+@dataclass
+class _Place:
+    """Where this host's main thread is.
+
+    Attributes:
+        marks: how many places it came by; every host comes by the same ones.
+        step: the training step that it is at.
+        pulse: grows while it waits for something of its own, such as rollouts; 0: it is in no such wait.
+    """
+
+    marks: int = 0
+    step: int = 0
+    pulse: int = 0
+
+
+_place = _Place()
+
+
+def reached(step: int) -> None:
+    """Say where the main thread is. Every host calls this as often, at the same places."""
+    _place.marks, _place.step, _place.pulse = _place.marks + 1, step, 0
+
+
+async def awaited(work: Awaitable[T]) -> T:
+    """What this host alone waits for, such as rollouts; meanwhile other hosts see that its main thread is well."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            _place.pulse += 1
+            await asyncio.wait({task}, timeout=_PULSE_SECONDS)
+        return task.result()
+    finally:
+        _place.pulse = 0
+        task.cancel()
+
+
+class Roll:
+    """What the hosts have said of themselves, and which of them the others wait for in vain.
+
+    Args:
+        me: this host's number.
+        count: how many there are.
+        deadline: seconds after which a host without a sign of life is gone.
+        step_deadline: seconds by which a host may be behind the others.
+        now: seconds of a clock.
+    """
+
+    def __init__(self, me: int, count: int, deadline: float, step_deadline: float, now: float) -> None:
+        self._me, self._count, self._deadline, self._step_deadline = me, count, deadline, step_deadline
+        self._said = dict.fromkeys(range(count), "")
+        self._heard = dict.fromkeys(range(count), now)  # when something new was said
+        self._places = {host: _Place() for host in range(count)}
+        self._moved = dict.fromkeys(range(count), now)  # when it came to another place
+
+    @staticmethod
+    def beat(number: int, place: _Place, state: str) -> str:
+        """What a host says of itself."""
+        return f"{number} {place.marks} {place.step} {place.pulse} {state}"
+
+    def hear(self, host: int, said: str, now: float) -> None:
+        """What a host says; other hosts than there are have nothing to say."""
+        if host not in self._said or said == self._said[host]:
+            return
+        self._said[host], self._heard[host] = said, now
+        place = _Place(*map(int, said.split(" ", 4)[1:4]))
+        if place != self._places[host]:
+            self._places[host], self._moved[host] = place, now
+
+    def verdict(self, now: float) -> str | None:
+        """Why this run cannot go on, if it cannot."""
+        states = {host: said.split(" ", 4)[-1] for host, said in self._said.items()}
+        for host, state in states.items():
+            named = f"host {host} of {self._count}"
+            if host != self._me and state.startswith(_FAILED):
+                return f"{named} {state}"
+            if host != self._me and state != _ENDED and now - self._heard[host] > self._deadline:
+                return f"{named} has given no sign of life for {self._deadline:g} s"
+        return self._behind(states, now)
+
+    def _behind(self, states: Mapping[int, str], now: float) -> str | None:
+        places, furthest = self._places, max(place.marks for place in self._places.values())
+        if not furthest:  # weights are being read
+            return None
+        step = max(place.step for place in places.values())
+        late = f"for {self._step_deadline:g} s"
+        ahead = min((self._moved[host] for host, one in places.items() if one.marks == furthest), default=now)
+        for host, place in places.items():
+            still = now - max(self._moved[host], ahead if place.marks < furthest else 0.0) > self._step_deadline
+            named = f"host {host} of {self._count}"
+            if still and place.marks < furthest:
+                what = "has ended there" if states[host] == _ENDED else "its main thread hangs"
+                return f"{named} has been at step {place.step} {late} while others wait at step {step}: {what}"
+            if still and place.pulse:
+                return f"{named} has not moved {late} at step {place.step}, where others wait: its main thread hangs"
+        still = all(now - moved > 2 * self._step_deadline for moved in self._moved.values())
+        if still and _ENDED not in states.values():
+            return f"all {self._count} hosts have waited for one another {late} and as long again, at step {step}"
+        return None
+
+
 class HostWatch:
     """While it is open, the end of any host ends all of them, with an error that names that host.
 
     A collective waits for a host that is gone, on TPUs for ever; JAX's own heartbeat aborts it after 100 s with a
     trace of C++. Here each host gives signs of life through JAX's coordination service, from a thread of its own, and
     leaves this process with exit code 1 when another one has given none for `deadline` seconds, or has said that it
-    failed. With one host nothing is watched.
+    failed. The signs say where the main thread is (`reached`, `awaited`): a host whose main thread hangs gives them
+    too, and is behind the others. With one host nothing is watched.
 
     Args:
         deadline: seconds; longer than anything that may stop all of a process's threads.
+        step_deadline: seconds; longer than anything that one host does alone while the others wait.
     """
 
-    def __init__(self, deadline: float = 60.0) -> None:
-        if deadline <= 0:
-            raise ValueError(f"HostWatch.deadline is {deadline:g}; it is a number of seconds above 0")
-        self._deadline = deadline
+    def __init__(self, deadline: float = 60.0, step_deadline: float = 1800.0) -> None:
+        for name, seconds in (("deadline", deadline), ("step_deadline", step_deadline)):
+            if seconds <= 0:
+                raise ValueError(f"HostWatch.{name} is {seconds:g}; it is a number of seconds above 0")
+        self._deadline, self._step_deadline = deadline, step_deadline
         self._state = _RUNNING
         self._changed = threading.Event()
         self._gave_up = float("inf")
@@ -68,7 +208,7 @@ class HostWatch:
             self._say(_ENDED)
             return
         first = next(iter(str(error).strip().splitlines()), "")
-        if isinstance(error, JaxRuntimeError):
+        if _of_a_collective(error):
             # A broken collective says nothing of who broke it: the watch finds out, and ends this process.
             say(f"error: host {jax.process_index()}: {first}; looking which host is gone", file=sys.stderr)
             time.sleep(1.5 * self._deadline)
@@ -83,26 +223,23 @@ class HostWatch:
     def _watch(self) -> None:
         client, me, count = distributed.global_state.client, jax.process_index(), jax.process_count()
         assert client is not None
-        heard = {host: ("", time.monotonic()) for host in range(count) if host != me}
+        roll = Roll(me, count, self._deadline, self._step_deadline, time.monotonic())
         beats = 0
         while True:
-            now = time.monotonic()
+            now, failed = time.monotonic(), self._state.startswith(_FAILED)
             try:
-                client.key_value_set(f"{_STATES}{me}", f"{beats} {self._state}", allow_overwrite=True)
+                client.key_value_set(f"{_STATES}{me}", Roll.beat(beats, _place, self._state), allow_overwrite=True)
                 for name, value in client.key_value_dir_get(_STATES):
-                    host = int(name.rpartition("/")[2])
-                    if host in heard and value != heard[host][0]:
-                        heard[host] = (value, now)
+                    roll.hear(int(name.rpartition("/")[2]), value, now)
             except JaxRuntimeError as error:
                 if self._state == _ENDED:  # the first host has closed the service
                     return
-                self._leave(f"host 0 of {count}, where the others meet, does not answer: {str(error).splitlines()[0]}")
-            for host, (value, last) in heard.items():
-                state = value.partition(" ")[2]
-                if state.startswith(_FAILED):
-                    self._leave(f"host {host} of {count} {state}")
-                if state != _ENDED and now - last > self._deadline:
-                    self._leave(f"host {host} of {count} has given no sign of life for {self._deadline:g} s")
+                if not failed:
+                    first = str(error).splitlines()[0]
+                    self._leave(f"host 0 of {count}, where the others meet, does not answer: {first}")
+            # What has failed itself ends by itself: its own error is what there is to say.
+            if not failed and (reason := roll.verdict(now)) is not None:
+                self._leave(reason)
             if now > self._gave_up:
                 os._exit(1)
             beats += 1
@@ -116,3 +253,15 @@ class HostWatch:
             # JAX aborts all others the moment that their meeting place is gone: they must have found out before.
             time.sleep(3 * self._deadline / _BEATS)
         os._exit(1)
+
+
+def _of_a_collective(error: BaseException | None) -> bool:
+    """Whether it, or what it was raised over, is what JAX raises when a host is gone.
+
+    What is closed on the way out may fail too, and then is what is raised.
+    """
+    while error is not None:
+        if isinstance(error, JaxRuntimeError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

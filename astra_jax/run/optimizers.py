@@ -18,13 +18,16 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
-from astra_jax.run.config import OptimizerName, TrainingConfig
+from astra_jax.run import moments
+from astra_jax.run.config import OptimizerMemory, OptimizerName, TrainingConfig
 from synthesis.core.refusals import InputError
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
-def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+def make_optimizer(
+    settings: TrainingConfig, learning_rate: optax.ScalarOrSchedule
+) -> optax.GradientTransformationExtraArgs:
     """The chain clip → optimizer. No weight decay on norm scales and biases.
 
     Args:
@@ -50,19 +53,33 @@ def make_optimizer(settings: TrainingConfig, learning_rate: optax.ScalarOrSchedu
         )
         # Not Muon's own Adam, which decays norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
-    return _in_float32(optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optimizer))
+    clipped = _in_float32(optax.chain(_clipped(settings.max_grad_norm), optimizer))
+    return moments.in_bfloat16(clipped) if settings.moments == "bfloat16" else clipped
 
 
-def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def _clipped(most: float) -> optax.GradientTransformationExtraArgs:
+    """Optax's clip by the global norm, which is given, where not all gradients are."""
+
+    def update(
+        gradients: Any, state: Any, params: Any = None, *, norm: jax.Array | None = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        del params, extra
+        found = optax.tree.norm(gradients) if norm is None else norm
+        return jax.tree.map(lambda g: jnp.where(found < most, g, g / found * most), gradients), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def _in_float32(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """State and updates in float32, whatever the weights are: a bfloat16 cannot hold a running mean of 0.999."""
 
     def float32(tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return optimizer.update(float32(gradients), state, float32(params))
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return optimizer.update(float32(gradients), state, float32(params), **extra)
 
-    return optax.GradientTransformation(lambda params: optimizer.init(float32(params)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(float32(params)), update)
 
 
 def apply_updates(params: Any, updates: Any, *, rounding: Literal["nearest", "stochastic"], seed: jax.Array) -> Any:
@@ -70,25 +87,27 @@ def apply_updates(params: Any, updates: Any, *, rounding: Literal["nearest", "st
 
     Args:
         updates: float32.
-        rounding: to bfloat16: `stochastic` takes one of the sum's two neighbours, each with the probability that makes
-            it exact in expectation. Float32 is not rounded.
+        rounding: to bfloat16: `stochastic` takes one of the sum's two neighbours (`moments.rounded`). Float32 is not
+            rounded.
         seed: int32, another one in each step.
     """
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return _added(params, updates, _keys(params, seed), rounding)
 
+
+def _keys(params: Any, seed: jax.Array) -> Any:
+    """Of random numbers, one for each weight."""
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, list(jax.random.split(jax.random.key(seed), len(leaves))))
+
+
+def _added(params: Any, updates: Any, keys: Any, rounding: Literal["nearest", "stochastic"]) -> Any:
     def add(param: jax.Array, update: jax.Array, key: jax.Array) -> jax.Array:
         total = param.astype(jnp.float32) + update
         if param.dtype != jnp.bfloat16 or rounding == "nearest":
             return total.astype(param.dtype)
-        # A bfloat16 is the upper half of a float32: noise in the lower half carries over with the right probability.
-        noise = jax.random.bits(key, param.shape, jnp.uint16).astype(jnp.uint32)
-        bits = jax.lax.bitcast_convert_type(total, jnp.uint32) + noise
-        rounded = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
-        return jnp.where(jnp.isfinite(total), rounded, total.astype(jnp.bfloat16))
+        return moments.rounded(total, key)
 
-    added = [add(*one) for one in zip(leaves, jax.tree.leaves(updates), keys, strict=True)]
-    return jax.tree.unflatten(structure, added)
+    return jax.tree.map(add, params, updates, keys)
 
 
 def apply_gradients(
@@ -97,7 +116,7 @@ def apply_gradients(
     gradients: Any,
     total: jax.Array,
     *,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rounding: Literal["nearest", "stochastic"],
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
     """One optimizer step; where a gradient is not finite, weights and state stay as they are.
@@ -114,16 +133,22 @@ def apply_gradients(
         (params, optimizer state, `gradient_norm` before clipping: not finite when nothing was changed, and
         `weights_finite`, whether all of the new weights are).
     """
-    gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / total, gradients)
-    norm = optax.tree.norm(gradients)
-    updates, new_state = optimizer.update(gradients, opt_state, params)
-    steps_so_far = optax.tree.get_all_with_path(new_state, "count")[0][1]
-    new_params = apply_updates(params, updates, rounding=rounding, seed=steps_so_far)
+
+    def divided(gradients: Any) -> Any:
+        return jax.tree.map(lambda g: g.astype(jnp.float32) / total, gradients)
+
+    norm = optax.tree.norm(divided(gradients))
+    steps = moments.steps_of(opt_state) + 1
 
     def unless_broken(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(norm), x, y), new, old)
 
-    params, opt_state = unless_broken(new_params, params), unless_broken(new_state, opt_state)
+    def step(params: Any, state: Any, gradients: Any, keys: Any, part: Any) -> tuple[Any, Any]:
+        updates, new_state = optimizer.update(divided(gradients), state, params, norm=norm, part=part)
+        new_params = _added(params, updates, keys, rounding)
+        return unless_broken(new_params, params), unless_broken(new_state, state)
+
+    params, opt_state = moments.stepped(step, params, opt_state, gradients, _keys(params, steps))
     return params, opt_state, {"gradient_norm": norm, "weights_finite": all_finite(params)}
 
 
@@ -133,29 +158,36 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
-def abstract_state(like: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:
+def abstract_state(
+    like: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
+) -> tuple[Any, Any]:
     """Shapes, types and places of the weights and the optimizer's state: statistics lie beside their weights.
 
     Args:
         like: the weights' shapes and types, see `Model.abstract_params`.
         shardings: a `NamedSharding` for each parameter; None is one device.
+        memory: where the statistics of the layers' matrices are; all others, and counters, are on the devices.
     """
     if shardings is None:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), like)
     by_path = {jax.tree_util.keystr(path): one for path, one in jax.tree_util.tree_flatten_with_path(shardings)[0]}
-    first = next(iter(by_path.values()))
+    first, away = next(iter(by_path.values())), moments.may_be_away(like)
     everywhere = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
 
     def placed(path: Any, x: Any) -> jax.ShapeDtypeStruct:
-        text = jax.tree_util.keystr(path)
-        owner = max((name for name in by_path if text.endswith(name)), key=len, default=None)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_path[owner] if owner and x.ndim else everywhere)
+        owner = moments.owner_of(path, x, by_path)
+        place = everywhere if owner is None else by_path[owner]
+        if memory == "host" and owner in away:
+            place = place.with_memory_kind(moments.HOST)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
     params = jax.tree.map(lambda x, one: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), like, shardings)
     return params, jax.tree.map_with_path(placed, jax.eval_shape(optimizer.init, params))
 
 
-def initial_state(params: Any, optimizer: optax.GradientTransformation, shardings: Any = None) -> tuple[Any, Any]:
+def initial_state(
+    params: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
+) -> tuple[Any, Any]:
     """The weights and the optimizer's state, each committed to its devices.
 
     All of it is committed, counters too: an array that is not, or that comes back from a step or a checkpoint with
@@ -164,12 +196,14 @@ def initial_state(params: Any, optimizer: optax.GradientTransformation, sharding
     Args:
         params: taken over: where they lie as they should they are not copied, and a step is given them for good.
         shardings: a `NamedSharding` for each parameter; None is one device.
+        memory: as of `abstract_state`.
     """
-    like, state = abstract_state(params, optimizer, shardings)
+    like, state = abstract_state(params, optimizer, shardings, memory=memory)
     places = jax.tree.map(lambda x: x.sharding, (like, state))
     params = jax.device_put(params, places[0])
     # Jitted, so that the float32 copies of bfloat16 weights, of which it reads nothing but shapes, are never made.
-    return params, jax.jit(optimizer.init, out_shardings=places[1])(params)
+    init = jax.jit(lambda params: moments.started(optimizer.init(params), places[1]), out_shardings=places[1])
+    return params, init(params)
 
 
 def _decayed(params: Any) -> Any:

@@ -6,7 +6,6 @@ import datetime
 import json
 import platform
 import shlex
-import subprocess
 import sys
 from dataclasses import asdict
 from importlib import metadata
@@ -17,6 +16,7 @@ from etils import epath
 
 import astra_jax
 from synthesis.core.files import write_text
+from synthesis.core.versions import commit
 from synthesis.core.workdir import WorkdirError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "array-record", "tokenizers", "numpy")
@@ -62,19 +62,6 @@ def start_of_run() -> dict[str, Any]:
             "machine": platform.machine(),
         },
     }
-
-
-def commit(folder: Path) -> str | None:
-    """The commit of the checkout that a folder is in, with a `+` if tracked files were changed; None outside of one."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _versions() -> dict[str, str]:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -27,11 +29,14 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import write_config
 from astra_jax.models.model import Model, Params
-from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run import frozen, moments, trackers
+from astra_jax.run.checkpoints import Checkpointer, named
 from astra_jax.run.config import TrainingConfig
-from astra_jax.run.hosts import is_first
+from astra_jax.run.digests import digest_of_json, digests_of
+from astra_jax.run.hosts import from_first, is_first, reached
 from astra_jax.run.identity import check_same_run
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter
@@ -62,10 +67,12 @@ class TrainingRun:
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/` and `profile/`. All hosts share it.
         steps: that the run has in all.
         identity: what a checkpoint must share with this run, see `identity.run_identity`.
+        origin: where the weights to start from come from; with adapters it is kept beside the checkpoints.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         progress: whether to show a bar.
 
     Attributes:
+        base: the frozen weights under adapters, from `begin` on; None where all weights are trained.
         history: the rows of metrics that this process logged.
         stopped: why the loop is to end; None while it goes on.
         saved: the step of the newest checkpoint, if there is one.
@@ -86,11 +93,13 @@ class TrainingRun:
         *,
         steps: int,
         identity: Mapping[str, Any],
+        origin: frozen.Origin | None = None,
         profile: tuple[int, int] | None = None,
         progress: bool = True,
     ) -> None:
         self.folder = location(workdir)
         self.config, self.model, self.steps = config, model, steps
+        self.base: Params | None = None
         self.history: list[dict[str, float]] = []
         self.stopped: Stopped | None = None
         self.saved: int | None = None
@@ -98,11 +107,13 @@ class TrainingRun:
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
+        self._origin, self._frozen = origin, frozen.Frozen(config.lora, origin, model.param_dtype, {})
         self._unchecked: list[tuple[int, Any, Any, Any]] = []
         self._tracing = False
         self._saving_seconds = 0.0
 
     def __enter__(self) -> TrainingRun:
+        trackers.check_installed(self.config.log_to)
         with contextlib.ExitStack() as stack:
             if is_first():
                 stack.enter_context(locked(self.folder))
@@ -122,42 +133,74 @@ class TrainingRun:
     def begin(
         self, start: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh | None
     ) -> tuple[int, Params, Any, dict[str, Any] | None]:
-        """The state to train from: the latest checkpoint's, or what `start` gives with a new optimizer's.
+        """The state to train from: the latest checkpoint's, or what `start` gives with a new optimizer's. With adapters
+        what `start` gives stays as it is (`base`), and `params` are the adapters.
 
         Args:
             start: called only where there is no checkpoint, and after that is known: never do two states lie side by
-                side. What it gives is taken over; nobody else may use it.
+                side; with adapters always, since no checkpoint has the weights under them. What it gives is taken
+                over; nobody else may use it.
 
         Returns:
             (steps done, params, optimizer state, what was saved with them, or None).
 
         Raises:
+            WeightsError: the adapters of the checkpoint were trained on other weights than those of `start`.
             NonFiniteError: a weight is not finite: nothing that is made of them can be saved.
         """
-        shardings = None if mesh is None else self.model.param_shardings(mesh)
+        model, lora = self.model, self.config.lora
+        trained, shardings = adapters.abstract_trained(model, lora), adapters.trained_shardings(model, lora, mesh)
         step, extra = 0, None
 
         def check(extra: dict[str, Any]) -> None:
             check_same_run(extra["identity"], self._identity, self.folder)
+            if lora.rank is not None:
+                before = dataclasses.replace(self._frozen, digests=extra["frozen"])
+                before.check(self._laid_down(start, mesh), "the weights to start from")
 
-        like = abstract_state(self.model.abstract_params(), optimizer, shardings)
+        memory = self.config.optimizer_memory
+        like = abstract_state(trained, optimizer, shardings, memory=memory)
         if (found := self.checkpointer.restore_latest(like, check)) is not None:
             step, params, opt_state, extra = found
+            opt_state = moments.restored(opt_state)
             self.saved = step
         else:
-            params, opt_state = initial_state(start(), optimizer, shardings)
-        if broken := _not_finite(params):
+            first = start() if lora.rank is None else self._first_adapters(start, mesh)
+            params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
+        if broken := _not_finite(params) or (self.base and _not_finite(self.base)):
             where = "the weights to start from" if found is None else f"{self.checkpointer.dir}, step {step}"
             raise NonFiniteError(f"{where}: {broken} holds numbers that are not finite; give other weights")
         if is_first():
             write_config(self.model, self.folder / "checkpoints")  # so that launch.convert can read them
-            self.writer = MetricWriter(self.folder / "metrics")
+            if self.base is not None:
+                frozen.write(self._frozen, self.folder / "checkpoints")
+            folder = self.folder / "metrics"
+            shown = json.loads(json.dumps(dataclasses.asdict(self.config)))
+            self.writer = MetricWriter(folder, trackers.opened(self.config.log_to, folder, shown))
             self.writer.truncate(step)
         self.bar = progress_bar(
             total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
         )
         self.meter.start()
+        reached(step)
         return step, params, opt_state, extra
+
+    def _laid_down(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:
+        """The frozen weights, on their devices; read once."""
+        if self.base is None:
+            like = adapters.abstract_base(self.model, self.config.lora, mesh)
+            self.base = base = jax.device_put(start(), jax.tree.map(lambda x: x.sharding, like))
+            self._frozen = frozen.frozen(base, self.config.lora, self._origin)
+        return self.base
+
+    def _first_adapters(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:
+        base = self._laid_down(start, mesh)
+        lora, places = self.config.lora, adapters.trained_shardings(self.model, self.config.lora, mesh)
+
+        def drawn(base: Params) -> Params:
+            return adapters.initial_adapters(self.model, lora, jax.random.key(0), base)
+
+        return jax.jit(drawn, out_shardings=places)(base)
 
     def due(self, step: int) -> bool:
         """Whether to save after this step."""
@@ -165,29 +208,45 @@ class TrainingRun:
 
     def notice(self, step: int) -> None:
         """Look whether the run is asked to stop after this step. On several hosts each must call it after each step."""
-        if self._preemption.asked(step) and step < self.steps:
+        if self._preemption.asked() and step < self.steps:
             self.stopped = "preempted"
 
     async def finished(self, task: asyncio.Task[None]) -> bool:
-        """Wait for what a step waits for, raising what it raises; but a single host that is asked to stop stops then,
-        and the answer is no. Several hosts agree on a step, in `notice`."""
-        while not task.done():
+        """Wait for what a step waits for, raising what it raises; but a run that is asked to stop stops then, and the
+        answer is no. Of several hosts the first one's task decides, the others' do nothing; see `agree`."""
+        stop = False
+        while not task.done() and not stop:
             await asyncio.wait({task}, timeout=_LOOK_SECONDS)
-            if jax.process_count() == 1 and self._preemption.asked(0) and not task.done():
-                self.stopped = "preempted"
-                return False
-        task.result()
-        return True
+            stop = not task.done() and self._preemption.noticed()
+        if not stop:
+            task.result()
+        if stop:
+            self.stopped = "preempted"
+        return not stop
+
+    async def agree(self) -> None:
+        """Stop on every host where the first one's `finished` did; all must call it, none of which has failed."""
+        if jax.process_count() > 1:
+            asked = bytes([self.stopped is not None])
+            if await asyncio.to_thread(from_first, asked) != bytes([False]):
+                self.stopped = self.stopped or "preempted"
+
+    def digest(self, params: Params) -> str:
+        """Of the weights, to the bit: those that are trained, and those under them. On several hosts each must call
+        it."""
+        return digest_of_json(digests_of(named(params)) | {"frozen": dict(self._frozen.digests)})
 
     @contextlib.contextmanager
     def traced(self, step: int) -> Iterator[None]:
-        """Around a step: a trace, if it is one of those to be traced."""
+        """Around a step: a trace, if it is one of those to be traced; and other hosts see that it is begun and over."""
+        reached(step)
         if self._profile is not None and not self._tracing and step == self._profile[0]:
             jax.profiler.start_trace(str(self._trace_folder))
             self._tracing = True
         yield
         if self._profile is not None and step >= self._profile[1]:
             self._end_trace()
+        reached(step)
 
     def check(self, step: int, metrics: dict[str, Any]) -> None:
         """Note a step's `loss`, `gradient_norm` and `weights_finite`, which is taken out of the metrics; `settle` looks
@@ -236,6 +295,8 @@ class TrainingRun:
         if self.writer is not None:
             self.writer.flush()
         whole = {"identity": self._identity, **extra}
+        if self.base is not None:
+            whole["frozen"] = dict(self._frozen.digests)
         self._saving_seconds = self.checkpointer.save(step, params=params, state=opt_state, extra=whole)
         self.saved = step
 

@@ -1,6 +1,6 @@
 """OpenAI's messages and tools as the project's records, and a sampled turn as OpenAI's message, whole or in deltas.
 
-Rendering and parsing are `chat_format`'s. What cannot be executed as a call stays in the content as it was written.
+Rendering and parsing are the chat format's. What cannot be executed as a call stays in the content as it was written.
 """
 
 from __future__ import annotations
@@ -13,19 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
-from astra_jax.serving.sampled import beginning
 from astra_jax.serving.strict import Check, check_of
 from sandbox.protocol import nests_too_deeply
-from synthesis.core.chat_format import (
-    CALL_END,
-    CALL_START,
-    THINK_END,
-    THINK_START,
-    AssistantTurn,
-    parse_arguments,
-    parse_assistant,
-    split_reasoning,
-)
+from synthesis.core.chat_format import AssistantTurn, ChatFormat, beginning, parse_arguments
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.tool_schemas import UncheckableSchema, check_size
 
@@ -138,14 +128,15 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
 # Out
 
 
-def message_of(text: str, *, tools: bool, check: Check | None = None) -> dict[str, Any]:
+def message_of(text: str, chat_format: ChatFormat, *, tools: bool, check: Check | None = None) -> dict[str, Any]:
     """A whole turn as the message of an answer.
 
     Args:
+        chat_format: of the model that said it.
         tools: whether tools were offered; without, nothing is a call.
         check: of strict functions' calls.
     """
-    turn = _parse(text, tools=tools, check=check)
+    turn = _parse(text, chat_format, tools=tools, check=check)
     message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
@@ -154,16 +145,16 @@ def message_of(text: str, *, tools: bool, check: Check | None = None) -> dict[st
     return message
 
 
-def _parse(text: str, *, tools: bool, check: Check | None) -> AssistantTurn:
+def _parse(text: str, chat_format: ChatFormat, *, tools: bool, check: Check | None) -> AssistantTurn:
     if not tools:
-        return AssistantTurn(*split_reasoning(text))
+        return AssistantTurn(*chat_format.split_reasoning(text))
 
     def problem(call: ToolCall) -> str:
         if nests_too_deeply(call.arguments):
             return "the arguments nest too deeply"
         return "" if check is None else check(call)
 
-    return parse_assistant(text, keep_malformed=True, check=problem)
+    return chat_format.parse_assistant(text, keep_malformed=True, check=problem)
 
 
 def _calls(turn: AssistantTurn) -> list[ToolCall]:
@@ -186,6 +177,7 @@ class TurnDeltas:
     content before it stays content.
     """
 
+    chat_format: ChatFormat
     tools: bool
     check: Check | None = None
     _text: str = ""
@@ -202,40 +194,29 @@ class TurnDeltas:
     def push(self, text: str) -> Iterator[dict[str, Any]]:
         """Deltas after more text."""
         self._text += text
-        if not text or THINK_START.startswith(self._text.lstrip("\n")):
+        if not text or self.chat_format.is_thinking(self._text) is None:
             return
         stable = self._text[: self._stable()]
-        turn = _parse(stable, tools=self.tools, check=self.check)
-        open_thought = stable.lstrip("\n").startswith(THINK_START) and THINK_END not in stable
-        if open_thought:
-            held = beginning(turn.reasoning, THINK_END)
+        turn = _parse(stable, self.chat_format, tools=self.tools, check=self.check)
+        if self.chat_format.is_thinking(stable):
+            held = beginning(turn.reasoning, self.chat_format.thought_end)
             turn = AssistantTurn(turn.reasoning[: len(turn.reasoning) - held].rstrip("\n"), "")
         else:
-            held = beginning(turn.content, CALL_START) if self.tools else 0
+            held = self.chat_format.opening(turn.content) if self.tools else 0
             turn = AssistantTurn(turn.reasoning, turn.content[: len(turn.content) - held].rstrip("\n"), turn.calls)
         yield from self._growth(turn)
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Deltas of what waited."""
-        yield from self._growth(_parse(self._text, tools=self.tools, check=self.check))
+        yield from self._growth(_parse(self._text, self.chat_format, tools=self.tools, check=self.check))
 
     def _stable(self) -> int:
         """How much of the text has no open call in it."""
         if not self.tools:
             return len(self._text)
-        after = len(self._text) - len(split_reasoning(self._text)[1])
-        self._settled = max(self._settled, after)
-        while (start := self._text.find(CALL_START, self._settled)) >= 0:
-            end = start
-            while (end := self._text.find(CALL_END, end)) >= 0:
-                end += len(CALL_END)
-                turn = parse_assistant(self._text[start:end])
-                if len(turn.calls) == 1 and _calls(turn):
-                    break
-            if end < 0:
-                return start
-            self._settled = end
-        return len(self._text)
+        after = len(self._text) - len(self.chat_format.split_reasoning(self._text)[1])
+        end, self._settled = self.chat_format.whole_calls(self._text, max(self._settled, after))
+        return end
 
     def _growth(self, turn: AssistantTurn) -> Iterator[dict[str, Any]]:
         if more := _more(self._reasoning, turn.reasoning):

@@ -12,7 +12,7 @@ from astra_jax.rollout.policy import PolicyLimits
 from astra_jax.serving.messages import conversation_of
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer, TooManyTokens
-from synthesis.core.chat_format import Segment, render
+from synthesis.core.chat_format import NotInFormat, Segment
 
 
 def prompts_of(
@@ -38,7 +38,10 @@ def prompts_of(
     others = [message.content for message in messages if message.role != "assistant"]
     _check_characters(others, tokenizer, limits, "messages")
     thinking = asked.chat_template_kwargs.enable_thinking
-    segments = render(messages, tools, add_generation_prompt=True, thinking=thinking, thoughts=tokenizer.thoughts)
+    try:
+        segments = tokenizer.format.render(messages, tools, add_generation_prompt=True, thinking=thinking)
+    except NotInFormat as error:
+        raise InvalidRequest(str(error), param="messages") from None
     _check_characters([segment.text for segment in segments], tokenizer, limits, "messages")
     prompt = _encoded(segments, tokenizer, limits, "messages")
     _check_ids(prompt, limits, "messages")

@@ -132,10 +132,11 @@ class ChatResponse(Response[ChatRequest]):
         super().__init__(request, model, tokenizer, prompts)
         self._tools = offers_tools(request)
         self._check = check_of(request.tools)
-        self._deltas = [TurnDeltas(self._tools, self._check) for _ in self.choices]
+        self._format = tokenizer.format
+        self._deltas = [TurnDeltas(self._format, self._tools, self._check) for _ in self.choices]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        message = message_of(choice.text, tools=self._tools, check=self._check)
+        message = message_of(choice.text, self._format, tools=self._tools, check=self._check)
         finish = self._finish(choice.parts[-1], called="tool_calls" in message)
         body = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.parts)}
         return {**body, "finish_reason": finish, "stop_reason": choice.parts[-1].stop_reason, **self._ids(choice.parts)}

@@ -11,6 +11,7 @@ from typing import Literal
 from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import beginning
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MOST_BYTES = 4
@@ -45,11 +46,11 @@ class Detokenizer:
         """
         Args:
             stops: the text ends before the first of them.
-            skip_special: leave the tokens of Qwen3's frame out.
+            skip_special: leave the tokens of the format's frame out.
         """
         self._tokenizer = tokenizer
         self._stops = stops
-        self._hidden = {tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id} if skip_special else set()
+        self._hidden = tokenizer.frame_ids if skip_special else frozenset()
         self._pending: list[int] = []  # their text may end within a character
         self._held = ""  # may be the beginning of a stop string
         self._length = 0
@@ -100,11 +101,6 @@ class Detokenizer:
         self._held = text[len(text) - held :]
         self._length += len(text) - held
         return text[: len(text) - held]
-
-
-def beginning(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `tag`, and not all of it."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def samplings_of(

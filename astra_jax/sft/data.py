@@ -1,6 +1,7 @@
 """SFT batches from a trajectory dataset: render, tokenise, shuffle, pack, batch; a Grain pipeline that can resume.
 
-    ArrayRecord of Trajectory ─ render + encode ─ drop or cut what is too long ─ shuffle (each epoch anew) ─ repeat
+    ArrayRecord of Trajectory ─ rounds of its user ─ render + encode ─ drop or cut what is too long
+        ─ shuffle (each epoch anew) ─ repeat
         ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches
 
 Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
@@ -11,10 +12,11 @@ batch is cheap beside training on it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,9 +29,12 @@ from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
-from synthesis.core.chat_format import render
+from synthesis.core.chat_format import NotInFormat, Segment
 from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_file
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
+
+_AHEAD = 256
+"""Examples that a worker has ready: packing takes as many as its open rows hold at once."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,12 @@ class DataConfig(Settings):
 
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
-        keep_reasoning: keep the thinking of every turn (see `chat.render`). Ours: True, because a rollout is
-            append-only and so the policy will see its earlier thinking.
+        keep_reasoning: keep the thinking of every turn (see `ChatFormat.render`). Ours: True, because a rollout is
+            append-only and so the policy will see its earlier thinking. Of rounds `apart` it says nothing once the user
+            has spoken twice: no rollout has such.
+        rounds: of a conversation whose user speaks several times. `apart`: an example for each time, up to where the
+            user speaks again, trained on the turns since; it is what the model's template shows there when the model
+            is served, thoughts of earlier rounds left out where the template does. `together`: one example of all.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
         tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
@@ -48,8 +57,9 @@ class DataConfig(Settings):
         thinking: False leaves all reasoning out.
         rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
             (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
-        workers: processes that make batches ahead, in turn; 0 makes them in this process, when they are needed. Each
-            packs its own part of the data, so another number is another order.
+        workers: processes that make examples ahead, in turn; 0 makes them in this process, when they are needed. They
+            are put in order before they are packed, so that batches do not depend on the number: it may change when a
+            run goes on.
         packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
             32k tokens) and mix neighbouring epochs a little.
         seed: of the shuffle.
@@ -57,6 +67,7 @@ class DataConfig(Settings):
 
     seq_len: Length
     keep_reasoning: bool = True
+    rounds: Literal["apart", "together"] = "apart"
     too_long: Literal["drop", "cut"] = "cut"
     tools: Literal["all", "some", "none"] = "all"
     thinking: bool = True
@@ -71,9 +82,11 @@ class DataStats:
     """What a dataset gives under a config, counted once, before training, and before any renaming.
 
     Attributes:
-        lengths: tokens of each kept conversation, in the dataset's order; with `tools="some"` at their longest.
+        lengths: tokens of each kept example, in the dataset's order; with `tools="some"` at their longest. An example
+            is a conversation, or one round of its user (`DataConfig.rounds`).
         trainable: how many of all those tokens are trained on.
-        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`).
+        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`, `not_in_format`: what the model's
+            chat format cannot say; `tools_change`: rounds `together`, and a tool is there from a later one on).
         cut: conversations that were shortened.
     """
 
@@ -105,16 +118,53 @@ def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], li
     return messages, [] if config.tools == "none" else trajectory.tools
 
 
+def round_ends(roles: Sequence[str]) -> list[int]:
+    """How many messages of a conversation each of its examples has with rounds `apart`: up to where the user speaks
+    again, if the assistant spoke meanwhile. One that no user opens is one example."""
+    ends = [i for i in range(1, len(roles)) if roles[i] == "user" and roles[i - 1] != "user"]
+    starts = [roles.index("user", end) for end in ends]
+    opened = [0, *starts]
+    found = [end for start, end in zip(opened, [*ends, len(roles)], strict=True) if "assistant" in roles[start:end]]
+    return found or [len(roles)]
+
+
+def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
+    """The conversations that become an example each: itself, or the beginnings that `round_ends` says, with the tools
+    that there were then."""
+    if config.rounds == "together":
+        return [trajectory]
+    roles = [message.role for message in trajectory.messages]
+    return [
+        msgspec.structs.replace(
+            trajectory, messages=trajectory.messages[:end], tools=trajectory.tools_once(roles[:end].count("user"))
+        )
+        for end in round_ends(roles)
+    ]
+
+
 def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
-    """Render and encode a trajectory; drop or cut it if it has more than `config.seq_len` tokens."""
+    """Render and encode an example (`by_round`); drop or cut it if it has more than `config.seq_len` tokens."""
     messages, tools = shown(trajectory, config)
-    segments = render(messages, tools, keep_reasoning=config.keep_reasoning, thoughts=tokenizer.thoughts)
+    users = [i for i, message in enumerate(messages) if message.role == "user"]
+    if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.returned:
+        return _dropped("tools_change")  # chat formats list tools once, before all rounds
+    apart = config.rounds == "apart" and len(users) > 1
+    try:
+        segments = tokenizer.format.render(messages, tools, keep_reasoning=config.keep_reasoning and not apart)
+    except NotInFormat:
+        return _dropped("not_in_format")
+    if apart:
+        # Each assistant turn is one trainable segment; those before the user spoke last have examples of their own.
+        before = sum(message.role == "assistant" for message in messages[: users[-1]])
+        turns = [i for i, segment in enumerate(segments) if segment.trainable]
+        for i in turns[:before]:
+            segments[i] = Segment(segments[i].text, trainable=False)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
     if cut and config.too_long == "drop":
         return _dropped("too_long")
     if cut:
-        # Every assistant turn ends with a trainable <|im_end|>; the last one that fits ends the conversation.
+        # Every assistant turn ends with a trainable token; the last one that fits ends the conversation.
         ends = [t for t in range(config.seq_len) if mask[t] and not (t + 1 < len(mask) and mask[t + 1])]
         if not ends:
             return _dropped("too_long")
@@ -131,7 +181,8 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
         DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
     """
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
-    for trajectory in each_record(path, Trajectory):
+    every = (one for trajectory in each_record(path, Trajectory) for one in by_round(trajectory, config))
+    for trajectory in every:
         example = tokenise(trajectory, tokenizer, config)
         if example.dropped:
             dropped[example.dropped] += 1
@@ -151,7 +202,8 @@ def steps_for_epochs(stats: DataStats, config: DataConfig, batch_size: int, epoc
     """How many batches `epochs` passes over the data fill; found by packing conversations of the scanned lengths."""
     whole = math.ceil(epochs)
     examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
-    packed = _pack(grain.MapDataset.source(examples).seed(config.seed).shuffle().repeat(whole), config)
+    lengths = grain.MapDataset.source(examples).seed(config.seed).shuffle().repeat(whole)
+    packed = _pack(lengths, dataclasses.replace(config, workers=0))
     rows = sum(1 for _ in packed)
     return max(1, math.ceil(rows * epochs / whole / batch_size))
 
@@ -168,7 +220,7 @@ class BatchIterator(Iterator[PackedBatch]):
     """
 
     def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig, batch_size: int) -> None:
-        source = _Source(path)
+        source = _Source(path, config)
         if len(source) == 0:
             raise DatasetError(f"{path}: the dataset is empty")
 
@@ -181,20 +233,28 @@ class BatchIterator(Iterator[PackedBatch]):
             .repeat()
             .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
         )
-        batches = _pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch)
-        if config.workers:
-            options = grain.MultiprocessingOptions(num_workers=config.workers)
-            batches = batches.mp_prefetch(options, worker_init_fn=_without_interrupts)
-        self._iterator = iter(batches)
+        self._path = path
+        self._iterator = iter(_pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch))
 
     def __next__(self) -> PackedBatch:
         return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
-        """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config."""
+        """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config, but for
+        `workers`."""
         return self._iterator.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            DatasetError: an earlier version's with workers, each of which packed a part of the data for itself.
+        """
+        if "next_row" not in state:
+            raise DatasetError(
+                f"{self._path}: an earlier version made these batches with data.workers, in an order that no longer "
+                "exists; train from the checkpoint's weights in another workdir"
+            )
         self._iterator.set_state(state)
 
     def close(self) -> None:
@@ -215,35 +275,100 @@ class _Source:
         DatasetError: missing, of another kind, or of another number of records than its card says.
     """
 
-    def __init__(self, path: Folder) -> None:
+    def __init__(self, path: Folder, config: DataConfig) -> None:
         count = check_dataset(path, Trajectory)["count"]
-        self.path, self._records = path, None
+        self.path, self._config, self._records = path, config, None
+        self._places_e2: np.ndarray | None = None  # (record, round) of each example; None: each record is one
         if count:  # an ArrayRecord without any has no footer that the reader accepts
             with reading(path):
                 self._records = grain.sources.ArrayRecordDataSource(records_file(path))
                 found = len(self._records)
             if found != count:
                 raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")
+        if config.rounds == "apart":
+            counts = [
+                len(round_ends([one.role for one in record.messages])) for record in each_record(path, Trajectory)
+            ]
+            if max(counts, default=1) > 1:
+                self._places_e2 = np.array([(i, k) for i, n in enumerate(counts) for k in range(n)], np.int64)
 
     def __len__(self) -> int:
+        if self._places_e2 is not None:
+            return len(self._places_e2)
         return 0 if self._records is None else len(self._records)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if self._places_e2 is None:
+            return index, 0
+        record, number = self._places_e2[index % len(self._places_e2)]  # behind the first epoch indices go on
+        return int(record), int(number)
 
     def __getitem__(self, index: int) -> bytes:
         assert self._records is not None
         with reading(self.path):
-            return self._records[index]
+            return self._records[self._place(index)[0]]
 
     def trajectory(self, index: int, data: bytes) -> Trajectory:
-        """The record of these bytes. Raises `DatasetError`: they are none."""
+        """The example of these bytes, a record's. Raises `DatasetError`: they are none."""
         try:
-            return decode(data, Trajectory)
+            return by_round(decode(data, Trajectory), self._config)[self._place(index)[1]]
         except msgspec.MsgspecError as error:
             raise DatasetError(f"{self.path}: record {index} is corrupt ({error}); synthesise it again") from None
 
 
+class _InOrder(grain.IterDataset):
+    """What there is of a sparse dataset, in its order, for any number of workers that make it ahead."""
+
+    def __init__(self, examples: grain.MapDataset, workers: int) -> None:
+        super().__init__(examples)
+        self._examples, self._workers = examples, workers
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _InOrderIterator(self._examples, self._workers)
+
+
+class _InOrderIterator(grain.DatasetIterator):
+    """Its state is the next example's index, which says nothing of workers. Workers take every n-th example, also those
+    that are none: else what comes in turn would not be in order."""
+
+    def __init__(self, examples: grain.MapDataset, workers: int) -> None:
+        super().__init__()
+        self._examples, self._workers = examples, workers
+        self._index = 0
+        self._ahead: grain.DatasetIterator | None = None
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if self._ahead is None:
+            # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
+            reading = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
+            examples = self._examples.slice(slice(self._index, None)).to_iter_dataset(reading, allow_nones=True)
+            options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=_AHEAD)
+            self._ahead = iter(examples.mp_prefetch(options, worker_init_fn=_without_interrupts))
+        while True:
+            example = next(self._ahead)
+            self._index += 1
+            if example is not None:
+                return example
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_index": self._index}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self._stop()
+        self._index = state["next_index"]
+
+    def close(self) -> None:
+        self._stop()
+        super().close()
+
+    def _stop(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+
 def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
-    # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
-    rows = examples.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=64))
+    rows = _InOrder(examples, config.workers)
     lengths = {"tokens": config.seq_len, "loss_mask": config.seq_len}
     return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
 

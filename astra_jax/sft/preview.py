@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TextIO
 
-from astra_jax.sft.data import DataConfig, tokenise
+from astra_jax.sft.data import DataConfig, by_round, tokenise
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.datasets import Folder, read_dataset
+from synthesis.core.datasets import Folder, each_record
 from synthesis.core.records import Trajectory
 from synthesis.core.terminal import printable
 
@@ -25,7 +25,8 @@ def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int,
     """
     out = out or sys.stdout
     colour = not os.environ.get("NO_COLOR")
-    for trajectory in read_dataset(data, Trajectory)[:count]:
+    every = (one for trajectory in each_record(data, Trajectory) for one in by_round(trajectory, config))
+    for trajectory in itertools.islice(every, count):
         example = tokenise(trajectory, tokenizer, config)
         trained, total = int(example.loss_mask.sum()), len(example.tokens)
         state = f"dropped: {example.dropped}" if example.dropped else f"{trained} of {total} tokens are trained on"

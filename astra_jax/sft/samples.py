@@ -20,7 +20,7 @@ from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.device_steps import DecodeRows, decode
 from astra_jax.sft.data import DataConfig, shown
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render
+from synthesis.core.chat_format import NotInFormat
 from synthesis.core.records import Trajectory
 
 _CHUNK = 256
@@ -69,8 +69,11 @@ class Sampler:
             first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
             if not first:
                 continue
-            opened = render(messages[:first], tools, add_generation_prompt=True, thoughts=tokenizer.thoughts)
-            segments = render(messages[: first + 1], tools, thoughts=tokenizer.thoughts)
+            try:
+                opened = tokenizer.format.render(messages[:first], tools, add_generation_prompt=True)
+                segments = tokenizer.format.render(messages[: first + 1], tools)
+            except NotInFormat:
+                continue
             ids, _ = tokenizer.encode_segments(opened)
             if len(ids) + max_tokens <= data.seq_len:
                 wanted = "".join(segment.text for segment in segments if segment.trainable)

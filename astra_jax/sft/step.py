@@ -8,26 +8,43 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.head import summed_loss
+from astra_jax.mesh import BATCH, AnyMesh
+from astra_jax.models import adapters
 from astra_jax.models.layers.moe import RouterSums, router_metrics
+from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
 from astra_jax.run.compiler import program
 from astra_jax.run.gradients import accumulated
-from astra_jax.run.optimizers import apply_gradients, make_optimizer
+from astra_jax.run.optimizers import abstract_state, apply_gradients, make_optimizer
 from astra_jax.sft.config import SFTConfig
 
 
 def loss_sums(
-    params: Params, batch: PackedBatch, *, model: Model, remat: str = "none", mesh: Mesh | None = None
+    params: Params,
+    batch: PackedBatch,
+    *,
+    model: Model,
+    base: Params | None = None,
+    lora: LoRA = FULL,
+    remat: str = "none",
+    matmul: str = "none",
+    mesh: AnyMesh | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
-    """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense)."""
+    """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense).
+
+    Args:
+        base: frozen weights, under `params` that are adapters; None: `params` are all weights.
+    """
+    params = adapters.joined(params, base, lora)
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = in_mesh_order(places, mesh)
-    x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, remat=remat, mesh=mesh)
-    loss, count = summed_loss(_objective, x_btd, model.head_weights(params), targets_bt, mask_bt, mesh=mesh)
+    how: dict[str, Any] = {"remat": remat, "matmul": matmul, "mesh": mesh}
+    x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, **how)
+    loss, count = summed_loss(_objective, x_btd, model.head_weights(params), targets_bt, mask_bt, mask_bt, mesh=mesh)
     return loss, (count, router)
 
 
@@ -63,15 +80,19 @@ def train_step(
     model: Model,
     config: SFTConfig,
     steps: int,
+    base: Params | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
     """One optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
 
+    Args:
+        base: see `loss_sums`; not donated.
+
     Returns:
         (params, optimizer state, metrics on the device); where `gradient_norm` is not finite nothing was changed.
     """
-    loss_of = partial(loss_sums, model=model, remat=config.remat, mesh=mesh)
-    gradients, (loss, (count, router)) = accumulated(loss_of, params, batch)
+    loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
+    gradients, (loss, (count, router)) = accumulated(loss_of, params, base, batch, mesh)
     optimizer = sft_optimizer(config, steps)
     params, opt_state, taken = apply_gradients(
         params, opt_state, gradients, count, optimizer=optimizer, rounding=config.rounding
@@ -80,3 +101,15 @@ def train_step(
     if router is not None:
         metrics |= router_metrics(router)
     return params, opt_state, metrics
+
+
+def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> tuple[Any, Any, PackedBatch]:
+    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base`."""
+    trained = adapters.abstract_trained(model, config.lora)
+    shardings = adapters.trained_shardings(model, config.lora, mesh)
+    optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
+    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
+    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
+    one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+    return params, opt_state, PackedBatch(one, one, one, one)

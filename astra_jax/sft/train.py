@@ -26,15 +26,19 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
+from astra_jax.models.adapters import abstract_base, joined, targeted
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, on_mesh, to_device
-from astra_jax.run.compiler import Program, check_options
-from astra_jax.run.identity import run_identity, settings_of
+from astra_jax.run.compiler import CompiledAhead, Program, check_options
+from astra_jax.run.frozen import Origin
+from astra_jax.run.identity import model_settings, run_identity, settings_of
+from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataStats, scan, steps_for_epochs
+from astra_jax.sft.data import BatchIterator, DataStats, steps_for_epochs
 from astra_jax.sft.samples import Sampler
-from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, train_step
+from astra_jax.sft.statistics import kept_statistics
+from astra_jax.sft.step import abstract_arguments, learning_rate, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text
@@ -50,7 +54,8 @@ class SFTResult:
     """What a run came to.
 
     Attributes:
-        params: after `steps` steps.
+        params: what was trained, the weights or the adapters, after `steps` steps.
+        base: the frozen weights under adapters.
         stopped: `finished`, or `preempted`: asked to stop; the same call goes on from there.
         final_loss: of the last step.
         stats: the dataset's.
@@ -58,6 +63,7 @@ class SFTResult:
     """
 
     params: Params
+    base: Params | None
     steps: int
     stopped: Stopped
     final_loss: float
@@ -74,6 +80,7 @@ def train(
     workdir: Folder,
     *,
     held_out: Folder | None = None,
+    origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
     profile: tuple[int, int] | None = None,
@@ -85,11 +92,13 @@ def train(
 
     Args:
         start: gives the starting weights; called where there is no checkpoint. They are taken over: a step donates
-            them, and nothing of them stays on the devices.
+            them, and nothing of them stays on the devices. With adapters it is called always, and they stay.
         dataset_path: a dataset of `Trajectory` records.
-        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `samples/` and `profile/`. All hosts share it.
+        workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `samples/`, `statistics/` and `profile/`. All
+            hosts share it.
         held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
             what samples answer.
+        origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices to train on; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         on_step: called with the step and its metrics after each logged step, before its checkpoint.
@@ -98,35 +107,54 @@ def train(
         DatasetError: a dataset is missing, corrupt, or has nothing to train on.
         NonFiniteError: a loss or gradient was not finite.
         ValueError: the loss mask of a batch is empty or full, the model's vocabulary is too small or its context too
-            short, or the mesh does not divide the batch.
+            short, it has none of the adapters' targets, or the mesh does not divide the batch.
         Exception: what `TrainingRun` raises.
     """
     tokenizer.check_fits(model.vocab_size)
     model.check_length(config.data.seq_len, "data.seq_len")
     check_options(config.compiler_options, mesh)
+    check_matmul(config.matmul, model, mesh)
+    targeted(model, config.lora)
     if mesh is not None:
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
         check_batch(mesh, config.rows_at_once, config.data.seq_len, "data.seq_len")
-    stats = scan(dataset_path, tokenizer, config.data)
+    stats = kept_statistics(dataset_path, tokenizer, config.data, workdir)
     steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs)
     settings = settings_of(config, free=_FREE) | {"steps": steps}
-    digest = read_card(dataset_path)["digest"]
+    card = read_card(dataset_path)
+    digest = card["digest"]
+    if len(stats.lengths) + sum(stats.dropped.values()) == card["count"]:
+        # No user speaks twice: rounds apart are rounds together, and runs of before there was a choice go on.
+        settings["data"] = {**settings["data"], "rounds": "together"}
     identity = run_identity(
-        model=dataclasses.asdict(model),
+        model=model_settings(model),
         sft=settings,
         dataset=digest,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.digest,
     )
     batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size)
-    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
+    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh, workdir)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
+
+    def compile_step() -> None:
+        arguments, base = abstract_arguments(model, config, steps, mesh), abstract_base(model, config.lora, mesh)
+        train_step.compile(*arguments, base=base, model=model, config=config, steps=steps, mesh=mesh)
 
     with (
         batches,
+        CompiledAhead({"train_step": compile_step}) as ahead,
         TrainingRun(
-            "SFT", config, model, workdir, steps=steps, identity=identity, profile=profile, progress=progress
+            "SFT",
+            config,
+            model,
+            workdir,
+            steps=steps,
+            identity=identity,
+            origin=origin,
+            profile=profile,
+            progress=progress,
         ) as run,
     ):
         step, params, opt_state, extra = run.begin(start, sft_optimizer(config, steps), mesh)
@@ -134,6 +162,7 @@ def train(
         if extra is not None:
             batches.set_state(extra["batches"])
             loss = extra["loss"]
+        ahead.wait("train_step")
         while step < steps and run.stopped is None:
             step += 1
             with run.traced(step):
@@ -141,9 +170,8 @@ def train(
                 run.meter.add(batch.segment_ids_bt)
                 shares = _shares(batch, step)
                 on_device = to_device(batch, mesh, micro_batches=config.micro_batches)
-                params, opt_state, metrics = train_step(
-                    params, opt_state, on_device, model=model, config=config, steps=steps, mesh=mesh
-                )
+                options: dict[str, Any] = {"model": model, "config": config, "steps": steps, "mesh": mesh}
+                params, opt_state, metrics = train_step(params, opt_state, on_device, base=run.base, **options)
             run.check(step, metrics)
             run.bar.update()
             run.notice(step)
@@ -157,13 +185,13 @@ def train(
                 row["learning_rate"] = float(learning_rate(config, steps)(step - 1))
                 row |= run.meter.read()
                 if evaluation is not None and evaluated:
-                    row["held_out_loss"] = evaluation.loss(params)
+                    row["held_out_loss"] = evaluation.loss(joined(params, run.base, config.lora))
                 row = run.log(step, row)
                 run.bar.set_postfix(loss=f"{loss:.4f}", tokens_per_second=f"{row['tokens_per_second']:.0f}")
                 if on_step is not None:
                     on_step(step, row)
             if sampler is not None and sampled:
-                text = "\n".join(map(str, sampler.draw(params)))
+                text = "\n".join(map(str, sampler.draw(joined(params, run.base, config.lora))))
                 if run.writer is not None:
                     run.writer.write_text(step, "samples", text)
                     write_text(run.folder / "samples" / f"{step:08d}.txt", text)
@@ -171,22 +199,27 @@ def train(
                 run.save(step, params, opt_state, {"batches": batches.get_state(), "loss": loss})
             if logged or sampled:
                 run.meter.start()
-    return SFTResult(params, step, run.stopped or "finished", loss, stats, run.history)
+    return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history)
 
 
 class _Evaluation:
     """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
 
     def __init__(
-        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
+        self,
+        path: Folder,
+        tokenizer: ChatTokenizer,
+        config: SFTConfig,
+        model: Model,
+        mesh: Mesh | None,
+        workdir: Folder,
     ) -> None:
         data = dataclasses.replace(config.data, rename_entities=0.0, workers=0)
-        count = min(
-            config.eval_batches, steps_for_epochs(scan(path, tokenizer, data), data, config.batch_size, epochs=1)
-        )
+        stats = kept_statistics(path, tokenizer, data, workdir)
+        count = min(config.eval_batches, steps_for_epochs(stats, data, config.batch_size, epochs=1))
         with BatchIterator(path, tokenizer, data, config.batch_size) as batches:
             self._batches = [next(batches) for _ in range(count)]
-        sums = partial(loss_sums, model=model, remat=config.remat, mesh=mesh)
+        sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
         self._micro_batches, self._mesh = config.micro_batches, mesh
 

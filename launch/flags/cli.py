@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import os
 import re
 import runpy
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +33,8 @@ from synthesis.core.terminal import printable, say
 if TYPE_CHECKING:
     from etils import epath
 
+    from synthesis.core.rate_limits import Spent
+
 Config = TypeVar("Config")
 
 _PREFIX = "--config."
@@ -41,6 +44,9 @@ _ABSL_HELPED = 1
 _MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
 _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 """A preset's file, as versions up to 0.1 had them."""
+_ENOUGH = 0.5
+"""Of what was asked for, the share with which a synthesis ends well: filters take some in any run."""
+_REASONS = 5
 _overrides: list[tuple[str, str]] = []
 
 
@@ -48,16 +54,22 @@ class UsageError(Refusal):
     """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
 
 
-def with_cpu_environment(module: str) -> None:
+def with_cpu_environment(module: str, *, large: bool = False) -> None:
     """Start this program again with `cpu_environment`; returns in the new process.
 
     The settings are read when a process starts, so they cannot be made later. Children do not inherit the malloc.
+
+    Args:
+        large: see `cpu_environment`.
     """
     if "ASTRA_CPU" not in os.environ and not any(one.startswith(("--help", "--version")) for one in sys.argv):
-        environment = cpu_environment(os.environ)
+        environment = cpu_environment(os.environ, large=large)
         if environment != os.environ:
             own = "malloc" if "GLIBC_TUNABLES" not in os.environ else "set"
-            os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment | {"ASTRA_CPU": own})
+            # -P: the current folder, which may have a `launch/` of its own, is not looked at before PYTHONPATH.
+            paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            added = {"ASTRA_CPU": own, "PYTHONPATH": os.pathsep.join(paths)}
+            os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment | added)
     if os.environ.pop("ASTRA_CPU", None) == "malloc":
         del os.environ["GLIBC_TUNABLES"]
 
@@ -179,11 +191,14 @@ def _without_overrides(argv: Sequence[str]) -> list[str]:
 
 def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
     """The token in the file that a flag names, or None. Raises `UsageError`."""
-    if not flag.value:
-        return None
-    path = Path(flag.value)
+    return token_in(flag.value, f"--{flag.name}") if flag.value else None
+
+
+def token_in(file: str, named: str) -> str:
+    """The token in a file. Raises `UsageError`: there is none; it names what `named` is."""
+    path = Path(file)
     if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
-        raise UsageError(f"--{flag.name}={path} is no file with a token on its first line")
+        raise UsageError(f"{named}={path} is no file with a token on its first line")
     return token
 
 
@@ -235,36 +250,41 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
 
 
 def load_config(name: str, *kinds: str) -> Any:
-    """A preset of `configs/training.py`, for example `sft:14b`, or the `CONFIG` of a user's own file.
+    """A preset of `configs`, for example `sft:14b`, or the `CONFIG` of a user's own file.
 
     Args:
-        kinds: `sft`, `grpo`, or both: what the program can use.
+        kinds: `sft`, `grpo`, or both; or `trajectories` or `environments`: what the program can use.
 
     Raises:
         UsageError: it is neither (names the nearest preset, or the one that an earlier version's file became), or the
             file fails, defines no `CONFIG`, or one of settings that there are not, or it is of another kind.
     """
-    from configs.training import PRESETS, GRPORun, SFTRun  # here, so that --help does not wait for it
-
-    found = PRESETS[name]() if name in PRESETS else _config_of_file(name)
-    classes = {"sft": SFTRun, "grpo": GRPORun}
+    # Here, so that --help does not wait for them; and a program that only writes data never imports jax.
+    classes: Mapping[str, type]
+    presets: Mapping[str, Callable[[], Any]]
+    if set(kinds) & {"trajectories", "environments"}:
+        from configs.synthesis import KINDS as classes
+        from configs.synthesis import PRESETS as presets
+    else:
+        from configs.training import KINDS as classes
+        from configs.training import PRESETS as presets
     wanted = {kind: classes[kind] for kind in kinds or classes}
+    found = presets[name]() if name in presets else _config_of_file(name, presets, wanted.values())
     if not isinstance(found, tuple(wanted.values())):
-        needs = " or ".join(f"{one.__name__}, such as {kind}:14b" for kind, one in wanted.items())
+        such = {kind: "14b" if f"{kind}:14b" in presets else "paper" for kind in wanted}
+        needs = " or ".join(f"{one.__name__}, such as {kind}:{such[kind]}" for kind, one in wanted.items())
         raise UsageError(f"--config={name} is of type {type(found).__name__}; this program takes one of {needs}")
     return found
 
 
-def _config_of_file(name: str) -> Any:
-    from configs.training import PRESETS
-
+def _config_of_file(name: str, presets: Mapping[str, Any], wanted: Iterable[type]) -> Any:
     file = Path(name)
     if not file.is_file():
         old = _OLD_PRESET.fullmatch(file.name)
         renamed = f"{old[1]}:{old[2].replace('p', '.').replace('_', '-')}" if old else ""
-        if renamed in PRESETS:
+        if renamed in presets:
             raise UsageError(f"--config={name}: presets have names now; use --config={renamed}")
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(name, presets, n=1, cutoff=0.0)[0]
         raise UsageError(f"--config={name} is neither a preset nor a file; the nearest preset is {near}")
     try:
         defined = runpy.run_path(str(file))
@@ -272,7 +292,7 @@ def _config_of_file(name: str) -> Any:
         said = endings.told_by(error, in_file=str(file))
         raise UsageError(f"--config={name}: {said}; docs/architecture.md says what is where") from error
     if "CONFIG" not in defined:
-        raise UsageError(f"--config={name} defines no CONFIG, an SFTRun or a GRPORun of configs/training.py")
+        raise UsageError(f"--config={name} defines no CONFIG, of type {' or '.join(one.__name__ for one in wanted)}")
     return defined["CONFIG"]
 
 
@@ -296,7 +316,12 @@ _Tree = dict[str, "tuple[str, Any] | _Tree"]
 
 
 def _put(wanted: _Tree, config: Any, name: str, text: str) -> None:
-    *outer, last = name.split(".")
+    for whole in _whole_names(config, name):
+        _put_whole(wanted, config, whole, name, text)
+
+
+def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> None:
+    *outer, last = whole.split(".")
     at = config
     for part in [*outer, last]:
         if not _is_config(at) or part not in {field.name for field in dataclasses.fields(at)}:
@@ -311,8 +336,19 @@ def _put(wanted: _Tree, config: Any, name: str, text: str) -> None:
         if not isinstance(branch, dict):
             raise UsageError(f"{_PREFIX}{name}: the whole of {part} is replaced too; give one of the two")
         wanted = branch
-    value = _convert(text, typing.get_type_hints(type(holder))[last], name)
+    annotation = typing.get_type_hints(type(holder))[last]
+    # A model's class is its family's, which the configuration leaves open.
+    value = _convert(text, type(at) if inspect.isabstract(annotation) else annotation, name)
     wanted[last] = (f"{_PREFIX}{name}={text}", value)
+
+
+def _whole_names(config: Any, name: str) -> list[str]:
+    """Of a setting that may be written without the part that it is of: `lora.rank`, which is `sft.lora.rank` or
+    `grpo.lora.rank`, or both where a configuration has both parts."""
+    group, dot, _ = name.partition(".")
+    parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    holders = [part for part, value in parts.items() if _is_config(value) and _is_config(getattr(value, group, None))]
+    return [f"{part}.{name}" for part in holders] if dot and group not in parts and holders else [name]
 
 
 def _replaced(config: Any, wanted: _Tree) -> Any:
@@ -366,9 +402,39 @@ def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[
             say(f"rejected by {stage}: {count} {reason}{shown}")
 
 
-def made(count: int, noun: str, *, wanted: int) -> int:
-    """The exit code of a synthesis: 1, with a line, where all that was wanted was rejected."""
-    if count or not wanted:
+def print_table(rows: Mapping[str, str], preset: str) -> None:
+    """Print a dataset's figures, a row a line; beside the paper's where the run is of a preset that has them, with what
+    makes it another one."""
+    from configs.synthesis import DIFFERS, PAPER
+
+    paper = PAPER.get(preset, {})
+    for name, value in rows.items():
+        say(f"{name:<32} {value}")
+        if name in paper:
+            say(f"{'':<32} paper: {paper[name]}")
+    for line in DIFFERS.get(preset, ()):
+        say(f"differs: {line}")
+
+
+def print_costs(stages: Mapping[str, Spent], records: int) -> None:
+    """Say what each stage of a synthesis has asked of the teacher's endpoint; nothing where there is none."""
+    every = sum(one.tokens for one in stages.values())
+    for name, one in sorted(stages.items(), key=lambda item: -item[1].tokens):
+        each = f", {one.tokens / records:,.0f} for each stored record" if records else ""
+        say(f"asked for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}")
+
+
+def made(count: int, noun: str, *, wanted: int, rejected: Mapping[str, Mapping[str, int]]) -> int:
+    """The exit code of a synthesis: `endings.FELL_SHORT`, with a line of the reasons, where less than half of what was
+    wanted was made.
+
+    Args:
+        rejected: stage → reason → how many.
+    """
+    if count >= wanted * _ENOUGH:
         return 0
-    say(f"error: none of {wanted:,} became {noun}; the reasons are above", file=sys.stderr)
-    return 1
+    reasons = [(number, f"{reason} in {stage}") for stage, of in rejected.items() for reason, number in of.items()]
+    most = [f"{number:,} {what}" for number, what in sorted(reasons, key=lambda one: -one[0])[:_REASONS]]
+    said = f"; rejected most of all were {', '.join(most)}; examples are above" if most else ""
+    say(f"error: {f'{count:,}' if count else 'none'} of {wanted:,} became {noun}{said}", file=sys.stderr)
+    return endings.FELL_SHORT

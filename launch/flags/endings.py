@@ -1,6 +1,7 @@
 """How programs end that do not end well: a refusal in one line, Ctrl-C in another, and a bug as what it is.
 
 2     refused: the line names what, and the remedy. So are errors of a disk, which name the path.
+4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
 1     a bug: the traceback, and a line that says so.
 """
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from logging import LogRecord
+from logging import LogRecord, getLogger
 from pathlib import Path
 from typing import TextIO
 
@@ -23,7 +24,7 @@ from absl import logging
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable, say
 
-REFUSED, INTERRUPTED, BROKEN = 2, 130, 1
+REFUSED, FELL_SHORT, INTERRUPTED, BROKEN = 2, 4, 130, 1
 
 _DISK = {
     errno.ENOSPC: "make room there",
@@ -62,20 +63,47 @@ def prepare() -> None:
         if hasattr(stream, "reconfigure"):  # pytest's has not
             stream.reconfigure(errors="backslashreplace")
     logging.get_absl_handler().setFormatter(_PrintableFormatter())
+    getLogger("asyncio").addFilter(_is_news)
     sys.excepthook = _outside
+    sys.unraisablehook = _unheard
     # Shared memory that data workers leave where a run is interrupted is unlinked by Python's tracker, a process of its
     # own that would say so behind the last line. It takes its filters from here.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
 
 
 def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:
-    """An exception that no program catches: one that came before it, or of a library's callback in a thread of its
-    own, such as tensorstore's, for whom there is nobody to tell any more."""
+    """An exception that no program catches: one that came before it, or of a library's code in a thread of its own."""
     del kind, trace
     if threading.current_thread() is threading.main_thread():
         code(error)
     else:
         say(f"a library's thread failed: {told_by(error)}", file=sys.stderr)
+
+
+def _unheard(raised: sys.UnraisableHookArgs) -> None:
+    """An exception where there is nobody to raise it to: of a destructor, or of a callback from a library's thread.
+
+    tensorstore tells an event loop what became of each write. On a full disk Orbax closes the loop at the first one
+    that failed, which it raises, and the others, dozens of them, raise this.
+    """
+    error = raised.exc_value
+    if error is None:
+        return
+    if logging.get_verbosity() > logging.WARNING:
+        say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
+    elif not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        where = "" if raised.object is None else f" in {raised.object!r}"
+        say(f"an error that could be raised to nobody{where}: {told_by(error)}", file=sys.stderr)
+
+
+def _is_news(record: LogRecord) -> bool:
+    """False for what asyncio says, whenever it is collected, of a write that failed on a disk and that nobody awaits.
+
+    Orbax raises the first one of a checkpoint; the others would be told of behind the last line.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    of_a_disk = isinstance(error, ValueError) and "[os_error_code=" in str(error)  # so tensorstore writes them
+    return not of_a_disk or logging.get_verbosity() > logging.WARNING
 
 
 class _PrintableFormatter(logging.PythonFormatter):

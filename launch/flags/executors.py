@@ -35,6 +35,11 @@ _WORKERS = number_flag(
 )
 
 
+REPLACE = flags.DEFINE_bool(
+    "replace", False, "Write a finished workdir's datasets anew, where the seed, a setting or the teacher is another."
+)
+
+
 @asynccontextmanager
 async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     """The executor, with the teacher, the embedder and the sandbox of their flags.

@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from launch.flags import cli, meshes
+from launch.flags import cli, hub, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Seconds
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
     from astra_jax.models.model import Model, Params
+    from astra_jax.run.config import TrainingConfig
+    from astra_jax.run.frozen import Origin
+    from astra_jax.run.model_card import TrainedOn
     from astra_jax.tokenizer import ChatTokenizer
+
+Config = TypeVar("Config", bound="TrainingConfig")
 
 CONFIG = flags.DEFINE_string("config", None, "A preset, such as sft:14b, or a file that defines CONFIG.", required=True)
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run, or gs://BUCKET/FOLDER; made if it is not there.", required=True
 )
 _WEIGHTS = flags.DEFINE_string(
-    "weights", None, "The model to start from: a Hugging Face folder, or one of Orbax checkpoints.", required=True
+    "weights",
+    None,
+    "The model to start from: a folder of either kind, or a name on the Hub, such as Qwen/Qwen3-0.6B.",
+    required=True,
 )
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
+)
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
-_MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as fsdp=8,context=2; by default one device.")
+_MESH = flags.DEFINE_list(
+    "mesh",
+    [],
+    "Sizes of mesh axes, such as fsdp=8,context=2; of several TPU slices data is a multiple. By default one device.",
+)
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
 _HOSTS = number_flag("hosts", None, Count, "How many; with --coordinator.")
 _HOST = number_flag("host", None, CountOrZero, "This one's number, from 0; with --coordinator.")
 _DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign of life after which a host is gone.")
+_STEP_DEADLINE = number_flag(
+    "host_step_deadline", 1800.0, Seconds, "Seconds by which a host may be behind the others before it is called hung."
+)
+_MEETING = number_flag("host_meeting_deadline", 300.0, Seconds, "Seconds in which all hosts are to come, at the start.")
 
 _LATER = 60.0
 """Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
@@ -47,27 +67,38 @@ def hosts() -> Iterator[None]:
 
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
+        MeetingError: not all of them came.
     """
     import jax
 
     from astra_jax.run.hosts import HostWatch
+    from astra_jax.run.meeting import Meeting, meet
 
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
         raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
     if given and _HOST.value >= _HOSTS.value:
         raise cli.UsageError(f"--host={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below")
-    if given or _MULTIHOST.value:
+    if not given and not _MULTIHOST.value:
+        yield
+        return
+    if _COORDINATOR.value is not None:
+        meet(
+            _COORDINATOR.value,
+            _HOSTS.value,
+            _HOST.value,
+            _MEETING.value,
+            lambda line: say(f"host {_HOST.value} {line}"),
+        )
+    with Meeting(_MEETING.value):
         jax.distributed.initialize(
             _COORDINATOR.value,
             _HOSTS.value,
             _HOST.value,
+            initialization_timeout=int(_MEETING.value + _LATER),
             heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
         )
-    else:
-        yield
-        return
-    with HostWatch(_DEADLINE.value):
+    with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
         if jax.process_count() > 1 and not _MESH.value:
             raise cli.UsageError("several hosts want a --mesh of all their devices")
         yield
@@ -93,7 +124,7 @@ def workdir() -> epath.Path:
 
 def tokenizer_folder() -> epath.Path:
     """The folder of --tokenizer, or --weights."""
-    return cli.folder(_TOKENIZER if _TOKENIZER.value else _WEIGHTS)
+    return hub.model_folder(_TOKENIZER if _TOKENIZER.value else _WEIGHTS)
 
 
 def mesh() -> Mesh | None:
@@ -126,8 +157,10 @@ def held(folder: epath.Path) -> Iterator[None]:
         yield
 
 
-def checked(model: Model) -> ChatTokenizer:
-    """The tokenizer; all that can be known without reading the weights is looked at, before a device is.
+def checked(model: Model) -> tuple[ChatTokenizer, Model]:
+    """The tokenizer, and the model, which has more rows where the tokenizer gets tokens that the weights have none for.
+
+    All that can be known without reading the weights is looked at, before a device is.
 
     Raises:
         UsageError: the weights are of another model than the configuration's.
@@ -135,21 +168,73 @@ def checked(model: Model) -> ChatTokenizer:
         InputError: the tokenizer has more tokens than the model.
     """
     from astra_jax.models import hf_checkpoint
+    from astra_jax.models.families import difference
     from astra_jax.run import weights
-    from astra_jax.tokenizer import ChatTokenizer
+    from astra_jax.tokenizer import ChatTokenizer, padded
 
-    source = cli.folder(_WEIGHTS)
+    source = hub.model_folder(_WEIGHTS)
     stored = hf_checkpoint.read_config(source)
-    # Training may stretch the context and choose dtypes; all else is the model, and so is a context that is stretched.
-    free = {"max_positions", "dtype", "param_dtype"} | (set() if vars(stored).get("yarn") else {"yarn"})
-    for name, found in vars(stored).items():
-        wanted = getattr(model, name)
-        if found != wanted and name not in free:
-            raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
+    if stored.family != model.family:
+        raise cli.UsageError(
+            f"--weights={source} is of the family {stored.family}, --config={CONFIG.value} of {model.family}; "
+            "give weights and a configuration of one model"
+        )
+    if differs := difference(stored, model, but=("vocab_size",)):
+        name, found, wanted = differs
+        raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
     weights.check_stored(source)
     tokenizer = ChatTokenizer.load(tokenizer_folder())
-    tokenizer.check_fits(model.vocab_size)
-    return tokenizer
+    rows = tokenizer.rows(stored.vocab_size)
+    # A configuration may say how many rows there are, will be, or were before tokens were added in an earlier run.
+    were_added = model.vocab_size < tokenizer.vocab_size and stored.vocab_size == padded(tokenizer.vocab_size)
+    if model.vocab_size not in (stored.vocab_size, rows) and not were_added:
+        raise cli.UsageError(
+            f"--weights={source} has vocab_size {stored.vocab_size}, --config={CONFIG.value} says {model.vocab_size}"
+        )
+    tokenizer.check_fits(rows)
+    return tokenizer, dataclasses.replace(model, vocab_size=rows)
+
+
+def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
+    """The configuration of a run; where it has adapters, rows of tokens that the weights have none for are trained."""
+    from astra_jax.models import hf_checkpoint
+
+    stored = hf_checkpoint.read_config(hub.model_folder(_WEIGHTS)).vocab_size
+    if config.lora.rank is None or tokenizer.vocab_size <= stored:
+        return config
+    tokens = sorted({*config.lora.tokens, *range(stored, tokenizer.vocab_size)})
+    return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(tokens)))
+
+
+def origin(config: TrainingConfig, model: Model) -> Origin | None:
+    """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
+    from astra_jax.models import hf_checkpoint
+    from astra_jax.run import weights
+    from astra_jax.run.frozen import Origin
+    from astra_jax.tokenizer import ChatTokenizer
+
+    if config.lora.rank is None:
+        return None
+    source = hub.model_folder(_WEIGHTS)
+    found = Origin(str(source), weights.stored_step(source))
+    if (rows := hf_checkpoint.read_config(source).vocab_size) >= model.vocab_size:
+        return found
+    return dataclasses.replace(found, rows=rows, spelled=ChatTokenizer.load(tokenizer_folder()).spelled(rows))
+
+
+def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
+    """Put tokenizer, chat template and generation configuration beside a run's checkpoints."""
+    from astra_jax.run import model_card
+
+    model_card.complete(workdir / model_card.CHECKPOINTS, tokenizer, tokenizer_folder())
+
+
+def write_card(workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn]) -> None:
+    """Write the model card of a run that has come to its end."""
+    from astra_jax.run import model_card
+
+    base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX)
+    model_card.write_card(workdir, method, config, datasets, base=base, weights=hub.model_folder(_WEIGHTS))
 
 
 def load(model: Model, mesh: Mesh | None) -> Params:
@@ -158,7 +243,12 @@ def load(model: Model, mesh: Mesh | None) -> Params:
     Raises:
         WeightsError, CheckpointError: they cannot be read.
     """
+    from astra_jax.models import hf_checkpoint
     from astra_jax.run import weights
+    from astra_jax.tokenizer import ChatTokenizer
 
     shardings = None if mesh is None else model.param_shardings(mesh)
-    return weights.load(cli.folder(_WEIGHTS), model, shardings=shardings)
+    source = hub.model_folder(_WEIGHTS)
+    rows = hf_checkpoint.read_config(source).vocab_size
+    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows)
+    return weights.load(source, model, shardings=shardings, rows=rows, spelled=spelled)

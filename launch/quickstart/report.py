@@ -114,11 +114,12 @@ def tool_graph(paths: Sequence[Path], servers: Sequence[ToolServer]) -> Figure:
 
 
 def loss_curves(workdir: Path) -> Figure:
-    """The two parts of SFT, one after the other."""
+    """The parts of SFT, one after the other."""
     figure, axis = plt.subplots(figsize=(5.2, 2.8))
     offset = 0
-    for part, label in (("dialogue", "without tool documents"), ("tools", "with tool documents")):
-        rows = read_metrics(workdir / "sft" / part / "metrics")
+    parts = {"dialogue": "without tool documents", "tools": "with tool documents"}
+    for folder in sorted((workdir / "sft").iterdir()):
+        rows, label = read_metrics(folder / "metrics"), parts[folder.name]
         axis.plot([offset + row["step"] for row in rows], [row["loss"] for row in rows], label=label)
         offset += rows[-1]["step"] if rows else 0
     axis.set(xlabel="SFT step", ylabel="loss per trained token", ylim=(0, None))

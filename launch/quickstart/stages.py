@@ -3,6 +3,8 @@
     trajectories ─ environments ─ tokenizer ─ evaluate_untrained ─ sft_dialogue ─ sft_tools ─ evaluate_sft
         ─ grpo ─ evaluate_grpo
 
+A run from real weights (`pretrained.py`) reads them first (weights) and has its tokenizer from there.
+
 A stage that was killed goes on from its own journal or checkpoint; a finished one is never run again.
 """
 
@@ -23,20 +25,23 @@ import msgspec
 
 import synthesis.environments.pipeline
 import synthesis.trajectories.pipeline
-from astra_jax.evaluation.episodes import evaluate
+from astra_jax.evaluation.episodes import answers_rightly, evaluate
 from astra_jax.grpo import train as grpo
 from astra_jax.models.copying import copying_params
 from astra_jax.models.model import Params
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import Episode
-from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run import model_card, weights
+from astra_jax.run.frozen import Origin
+from astra_jax.run.model_card import TrainedOn, trained_on
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs.quickstart import QuickstartConfig
+from launch.quickstart import pretrained
 from launch.quickstart.ledger import Ledger
 from sandbox import Sandbox
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_dataset
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
@@ -57,13 +62,21 @@ class Quickstart:
     def __init__(self, config: QuickstartConfig, workdir: Path, ledger: Ledger) -> None:
         self.config, self.workdir, self.ledger = config, workdir, ledger
         self.teacher = OfflineTeacher()
+        start: dict[str, Callable[[], Awaitable[Result]]] = {"tokenizer": self.train_tokenizer}
+        if config.pretrained:
+            start = {"weights": self.read_weights, "tokenizer": self.take_tokenizer}
+        first: dict[str, Callable[[], Awaitable[Result]]] = {}
+        before_tools = self.untrained
+        if config.dialogue is not None:
+            first = {"sft_dialogue": partial(self.sft, "dialogue", self.untrained)}
+            before_tools = partial(self.trained, "sft/dialogue")
         self.stages: dict[str, Callable[[], Awaitable[Result]]] = {
             "trajectories": self.trajectories,
             "environments": self.environments,
-            "tokenizer": self.train_tokenizer,
+            **start,
             "evaluate_untrained": partial(self.evaluate, self.untrained, "untrained"),
-            "sft_dialogue": partial(self.sft, "dialogue", self.untrained),
-            "sft_tools": partial(self.sft, "tools", lambda: self.trained("sft/dialogue")),
+            **first,
+            "sft_tools": partial(self.sft, "tools", before_tools),
             "evaluate_sft": partial(self.evaluate, lambda: self.trained("sft/tools"), "SFT"),
             "grpo": self.grpo,
             "evaluate_grpo": partial(self.evaluate, lambda: self.trained("grpo"), "GRPO"),
@@ -115,7 +128,15 @@ class Quickstart:
 
     async def train_tokenizer(self) -> Result:
         texts = self._texts(read_dataset(self.trajectories_dir, Trajectory), self.environments_of("train"))
-        tokenizer = ChatTokenizer.train(texts, self.config.vocab_size, self.workdir / "tokenizer")
+        return self._described(ChatTokenizer.train(texts, self.config.vocab_size, self.workdir / "tokenizer"))
+
+    async def read_weights(self) -> Result:
+        return pretrained.read(self.config, self.weights_dir)
+
+    async def take_tokenizer(self) -> Result:
+        return self._described(pretrained.take_tokenizer(self.config, self.weights_dir, self.workdir / "tokenizer"))
+
+    def _described(self, tokenizer: ChatTokenizer) -> Result:
         digest = hashlib.sha256((self.workdir / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest()
         return {"vocab_size": tokenizer.vocab_size, "digests": {"tokenizer": digest}}
 
@@ -124,19 +145,27 @@ class Quickstart:
         thinking = self.config.tools.data.thinking
         for one in trajectories:
             messages = one.messages if thinking else [msgspec.structs.replace(m, reasoning="") for m in one.messages]
-            yield "".join(segment.text for segment in render(messages, one.tools))
+            yield "".join(segment.text for segment in QWEN3.render(messages, one.tools))
         for environment in environments:
             offered = [*environment.tools, *(tool for band in environment.distractors.values() for tool in band)]
             question = Message("user", environment.question)
-            yield "".join(segment.text for segment in render([question], [tool.spec for tool in offered]))
+            yield "".join(segment.text for segment in QWEN3.render([question], [tool.spec for tool in offered]))
 
     # ------------------------------------------------------------------------------------------------------- training
 
     async def sft(self, part: str, start: Callable[[], Params]) -> Result:
         config: SFTConfig = getattr(self.config, part)
+        origin: Origin | None = Origin(str(self.checkpoints_of("sft/dialogue")))
+        if part == "dialogue" or self.config.dialogue is None:  # without real weights there are no adapters to them
+            origin = pretrained.origin(self.weights_dir) if self.config.pretrained else None
+            config = pretrained.with_added_tokens(config, self.weights_dir) if self.config.pretrained else config
         workdir = self.workdir / "sft" / part
-        result = sft.train(config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
+        arguments = (config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
+        result = sft.train(*arguments, origin=origin)
         _unless_preempted(result.stopped)
+        before = self.ledger.result("sft_dialogue") if part == "tools" else None
+        base = "the dialogue stage" if before is not None else self._origin
+        self._complete(workdir, "SFT", config, [trained_on("data", self.trajectories_dir)], base)
         stats = result.stats
         return {
             "steps": result.steps,
@@ -160,21 +189,35 @@ class Quickstart:
                 self.sandbox,
                 self.workdir / "grpo",
                 policy=engine,
+                origin=Origin(str(self.checkpoints_of("sft/tools"))),
             )
         _unless_preempted(result.stopped)
+        data = [trained_on("environments", self.workdir / "environments" / "train")]
+        self._complete(self.workdir / "grpo", "GRPO", self.config.grpo, data, "the SFT stage")
         return {"updates": result.steps, "stopped": result.stopped}
 
-    async def evaluate(self, weights: Callable[[], Params], description: str) -> Result:
+    @property
+    def _origin(self) -> str:
+        return "the weights of a release" if self.config.pretrained else "weights made to copy (quickstart)"
+
+    def _complete(self, workdir: Path, method: str, config: Any, data: list[TrainedOn], base: str) -> None:
+        """Make a training stage's folder a whole model."""
+        model_card.complete(workdir / model_card.CHECKPOINTS, self.tokenizer, self.workdir / "tokenizer")
+        weights = self.weights_dir if self.config.pretrained else None
+        model_card.write_card(workdir, method, config, data, base=base, weights=weights)
+
+    async def evaluate(self, start: Callable[[], Params], description: str) -> Result:
         environments = self.environments_of("held_out")
         sampled = {environment.id for environment in environments[:SAMPLES]}
         episodes: dict[str, Any] = {}
 
         def keep(environment: ToolEnvironment, number: int, episode: Episode) -> None:
             if environment.id in sampled and number == 0:
-                shown = {"messages": episode.messages, "finish": episode.finish, "score": episode.score}
+                right = answers_rightly(episode, environment)
+                shown = {"messages": episode.messages, "finish": episode.finish, "score": episode.score, "right": right}
                 episodes[environment.id] = msgspec.to_builtins(shown)
 
-        async with Engine(weights(), self.config.model, self.config.engine) as engine:
+        async with Engine(start(), self.config.model, self.config.engine) as engine:
             result = await evaluate(
                 engine,
                 environments,
@@ -192,6 +235,10 @@ class Quickstart:
     def trajectories_dir(self) -> Path:
         return self.workdir / "trajectories" / "trajectories"
 
+    @property
+    def weights_dir(self) -> Path:
+        return self.workdir / "weights"
+
     @cached_property
     def tokenizer(self) -> ChatTokenizer:
         return ChatTokenizer.load(self.workdir / "tokenizer")
@@ -201,16 +248,16 @@ class Quickstart:
         return read_dataset(self.workdir / "environments" / split, ToolEnvironment)
 
     def untrained(self) -> Params:
+        if self.config.pretrained:
+            return pretrained.load(self.config.model, self.weights_dir)
         return copying_params(self.config.model.init(jax.random.key(self.config.seed)), self.config.model)
+
+    def checkpoints_of(self, part: str) -> Path:
+        return self.workdir / part / "checkpoints"
 
     def trained(self, part: str) -> Params:
         """The last weights of a training stage."""
-        checkpointer = Checkpointer(self.workdir / part / "checkpoints")
-        try:
-            like = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), self.untrained())
-            return checkpointer.restore_params(checkpointer.params_steps()[-1], like)
-        finally:
-            checkpointer.close()
+        return weights.load_orbax(self.checkpoints_of(part), self.config.model)
 
 
 def _unless_preempted(stopped: str) -> None:

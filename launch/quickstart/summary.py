@@ -13,7 +13,7 @@ import msgspec
 
 import astra_jax
 from astra_jax.models.model import parameters
-from astra_jax.run.identity import run_identity
+from astra_jax.run.identity import model_settings, run_identity
 from configs.quickstart import QuickstartConfig
 from launch.quickstart.ledger import Ledger, write_json
 from synthesis.core.datasets import read_dataset
@@ -25,7 +25,8 @@ _MEASURED = ("seconds", "peak_rss_bytes", "sandbox")  # what every stage has bes
 
 def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
     """What the workdir must share with this run: version, profile, seed and every setting."""
-    settings = msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
+    settings = dataclasses.asdict(config) | {"model": model_settings(config.model)}
+    settings = msgspec.to_builtins(settings, str_keys=True)
     return run_identity(version=astra_jax.__version__, profile=profile, config=settings)
 
 
@@ -33,7 +34,8 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
     """Write `workdir/summary.json` atomically and return its content.
 
     `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets'
-    content and of the tokenizer; `seconds` is the stages' sum, over all processes that took part in the run.
+    content, of the tokenizer, and of the file of weights, if the run started from one; `seconds` is the stages' sum,
+    over all processes that took part in the run.
     """
     stages = ledger.results()
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
@@ -43,7 +45,8 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
             result.pop(name)
     digests = {
         name: digest
-        for stage in ("trajectories", "environments", "tokenizer")
+        for stage in ("trajectories", "environments", "weights", "tokenizer")
+        if stage in stages
         for name, digest in stages[stage]["digests"].items()
     }
     summary = {
@@ -63,7 +66,7 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
         "sandbox": stages["environments"]["sandbox"],
         "parameters": parameters(config.model),
         "stages": {name: {"seconds": stage["seconds"]} for name, stage in stages.items()},
-        "training": {name: _scalars(stages[name]) for name in ("sft_dialogue", "sft_tools", "grpo")},
+        "training": {name: _scalars(stages[name]) for name in ("sft_dialogue", "sft_tools", "grpo") if name in stages},
         "machine": {
             "cpus": len(os.sched_getaffinity(0)),
             "architecture": platform.machine(),
@@ -84,12 +87,16 @@ def _scalars(result: dict[str, Any]) -> dict[str, Any]:
 
 def table(summary: dict[str, Any]) -> str:
     """The result for a terminal."""
-    lines = [f"{'held-out':<10} {'F1':>6} {'recall':>7} {'precision':>10} {'episodes':>9}"]
+    lines = [f"{'held-out':<10} {'F1':>6} {'recall':>7} {'precision':>10} {'answers':>8} {'episodes':>9}"]
     for name in MODELS:
         row = summary["held_out"][name]
         lines.append(
-            f"{name:<10} {row['f1']:>6.3f} {row['recall']:>7.3f} {row['precision']:>10.3f} {row['episodes']:>9}"
+            f"{name:<10} {row['f1']:>6.3f} {row['recall']:>7.3f} {row['precision']:>10.3f} "
+            f"{row['answer_accuracy']:>8.3f} {row['episodes']:>9}"
         )
+    lines.append(
+        "F1 is the paper's reward: it pays for calls that find what was asked, not for words; answers are words."
+    )
     lines.append(
         f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB, "
         f"sandbox tier {summary['sandbox']['tier']}, {summary['servers']} servers with {summary['tools']} tools"

@@ -210,6 +210,8 @@ def _of_environments(statistics: Mapping[str, Any]) -> list[tuple[str, list[Char
                 _chart("Languages", statistics, "languages", shares=True),
                 _chart("Where questions come from", statistics, "modes", shares=True),
                 _chart("Rules by which outputs hold answers", statistics, "rules", shares=True),
+                _chart("Worlds with state, by domain", _at(statistics, "worlds"), "domains"),
+                _chart("States asked for in a task", _at(statistics, "worlds"), "states_asked_for"),
             ],
         ),
     ]

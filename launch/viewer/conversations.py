@@ -32,7 +32,8 @@ class TrajectoryFilter:
     """Which trajectories to list; what is empty lets all pass.
 
     Attributes:
-        text: in the question, the id, the server's id or the name of a called tool, whatever its case.
+        text: in the question, the id, the server's id, the name of a called tool or what the conversation teaches
+            beside calling tools, whatever its case.
         reward: the least one.
         failures: `with` or `without` injected failures.
     """
@@ -48,7 +49,7 @@ class TrajectoryFilter:
         return (
             self.domain in ("", entry.domain)
             and self.language in ("", entry.language)
-            and (self.reward is None or entry.reward >= self.reward)
+            and (self.reward is None or (entry.reward is not None and entry.reward >= self.reward))
             and self.failures in ("", "with" if entry.injected_failures else "without")
             and self.text.strip().casefold() in entry.searched
         )
@@ -56,17 +57,19 @@ class TrajectoryFilter:
 
 @dataclass(frozen=True)
 class TrajectoryEntry:
-    """A line of the list. `searched` is the text that a filter looks in."""
+    """A line of the list. `searched` is the text that a filter looks in; `conduct` what it teaches beside calling
+    tools, or ""."""
 
     id: str
     question: str
     server_id: str
     domain: str
     language: str
-    reward: float
+    reward: float | None
     injected_failures: int
     calls: int
     searched: str
+    conduct: str = ""
 
 
 class Conversations:
@@ -114,7 +117,8 @@ def _entry(one: Trajectory) -> TrajectoryEntry:
     question = next((message.content for message in one.messages if message.role == "user"), "")
     names = [call.name for message in one.messages for call in message.tool_calls]
     # A line break stands in no form's field: nothing matches across two of these.
-    searched = "\n".join([question, one.id, one.server_id, *dict.fromkeys(names)]).casefold()
+    conduct = one.dialogue.conduct.replace("_", " ") if one.dialogue else ""
+    searched = "\n".join([question, one.id, one.server_id, conduct, *dict.fromkeys(names)]).casefold()
     return TrajectoryEntry(
         id=one.id,
         question=question,
@@ -125,6 +129,7 @@ def _entry(one: Trajectory) -> TrajectoryEntry:
         injected_failures=one.injected_failures,
         calls=len(names),
         searched=searched,
+        conduct=conduct,
     )
 
 

@@ -135,7 +135,8 @@ def _text(sub: SubQuestion, tool: str) -> list[tuple[str, str]]:
     """(text, kind) of each line of a box."""
     width = _BOX_WIDTH - 2 * _PADDING
     used = tool or ("no reference call" if sub.needs_tool else "no tool needed")
-    parts = ((f"sub-question {sub.id}", "number"), (sub.question, "question"), (shown_answer(sub.answer), "answer"))
+    answer = "a state of the world" if sub.asks_state else shown_answer(sub.answer)
+    parts = ((f"sub-question {sub.id}", "number"), (sub.question, "question"), (answer, "answer"))
     return [(line, kind) for text, kind in (*parts, (used, "tool")) for line in wrap(text, width / FONT_SIZE)]
 
 

@@ -25,6 +25,8 @@ from launch.viewer.pages import CALL, page, short
 from sandbox import SandboxError
 from sandbox.http_service import HttpRefusal
 from sandbox.interface import Sandbox
+from synthesis.core.records import World
+from synthesis.core.worlds import EpisodeCalls
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'
 
@@ -102,10 +104,15 @@ class EnvironmentPages:
             raise HttpRefusal(404, f"tool {short(call.tool)} is none of {environment.id}'s; its tools are {known}")
         arguments = _arguments(call.arguments) if isinstance(call.arguments, str) else call.arguments
         try:
-            result = await self._sandbox.call(tools[call.tool].code, call.tool, arguments)
+            run = EpisodeCalls(self._sandbox, environment)
+            result = await run.call(tools[call.tool], arguments)
+            changes = await run.changes()
         except SandboxError as error:
             raise HttpRefusal(503, str(error)) from None
         answer = {**vars(result), "infrastructure": result.is_infrastructure, "solves": [], "note": ""}
+        if isinstance(environment.world, World) and not tools[call.tool].code:
+            changed = ", ".join(f"{one.table} {one.id}" for one in changes) or "nothing"
+            answer["note"] = f"Each call here begins with the world's own rows; this one changed {changed}."
         if result.ok:
             # As text too: JavaScript would show 1.0 as 1 and round long integers.
             answer["shown"] = json.dumps(result.value, ensure_ascii=False, indent=2)

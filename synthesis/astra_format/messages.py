@@ -52,24 +52,6 @@ def to_qwen(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return every
 
 
-def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """OpenAI's messages; thinking is `reasoning_content`, as compatible servers call it."""
-    every: list[dict[str, Any]] = []
-    for message in messages:
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.reasoning:
-            one["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            one["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json(call.arguments)}}
-                for call in message.tool_calls
-            ]
-        if message.role == "tool":
-            one |= {"tool_call_id": message.tool_call_id, "name": message.name}
-        every.append(one)
-    return every
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -91,14 +73,17 @@ class _Call(msgspec.Struct):
 class _Given(msgspec.Struct):
     """A message of either form."""
 
-    role: Literal["system", "user", "assistant", "function", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "function", "tool"]
     content: str | list[Any] | None = None
     reasoning_content: str | list[Any] | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
     function_call: _Function | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     extra: dict[str, Any] | None = None
+    weight: float | None = None
 
     def function_id(self) -> str:
         given = (self.extra or {}).get("function_id")
@@ -127,10 +112,13 @@ class _Reader:
             self._result(given)
         else:
             self.close()
-            self.messages.append(Message("system" if given.role == "system" else "user", _text(given.content)))
+            self.messages.append(Message("user" if given.role == "user" else "system", _text(given.content)))
 
     def _assistant(self, given: _Given) -> None:
-        content, reasoning = _text(given.content), _text(given.reasoning_content)
+        if given.weight == 0:
+            raise Rejected("bad_record", "a turn of weight 0, and every turn is trained on; leave the row out")
+        content = _text(given.content)
+        reasoning = _text(given.reasoning_content) or given.reasoning or given.thinking or ""
         if not reasoning and (thought := _THINKING.match(content)):
             content, reasoning = content[thought.end() :], thought[1].strip()
         last = self.messages[-1] if self.messages else None
@@ -210,6 +198,8 @@ def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
             reader.add(msgspec.convert(one, _Given))
         except msgspec.ValidationError as error:
             raise Rejected("bad_record", f"message {index}: {error}") from None
+        except Rejected as rejection:
+            raise Rejected(rejection.reason, f"message {index}: {rejection.detail}") from None
     reader.close()
     messages, defects = reader.messages, reader.defects
     if not any(message.role == "user" and message.content.strip() for message in messages):
@@ -234,6 +224,10 @@ def _text(content: str | list[Any] | None) -> str:
     for one in content:
         text = one.get("text") if isinstance(one, dict) else one
         if not isinstance(text, str):
-            raise Rejected("bad_record", f"the content has an item that is no text: {one!r:.100}")
+            kind = str(one.get("type", "")) if isinstance(one, dict) else ""
+            named = f", of type {kind!r:.40}" if kind else ""
+            raise Rejected(
+                "bad_record", f"the content has an item that is no text{named}, as an image is not: {one!r:.100}"
+            )
         texts.append(text)
     return "".join(texts)

@@ -10,17 +10,19 @@ The record has neither the reference calls nor the sub-questions; `astra_rl` fin
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from synthesis.core.files import read_unpacked, unpacked_lines
 from synthesis.core.matching import contains
 from synthesis.core.quantities import quantities
 from synthesis.core.records import Answer, ToolSpec
@@ -31,6 +33,10 @@ from synthesis.environments.implement import check_source
 
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+_ROWS_AT_ONCE = 256
+"""Of a .parquet file; a row of the paper's length is some 100 kB."""
+
+T = TypeVar("T")
 
 Scalar = str | int | float | bool
 Value = Scalar | list[str]
@@ -51,6 +57,35 @@ class Defect(msgspec.Struct, frozen=True):
 
     name: str
     detail: str
+
+
+@dataclass(frozen=True)
+class Imported(Generic[T]):
+    """What became of a file of records.
+
+    Attributes:
+        records: of those rows that were kept, in their order.
+        rejected: how many rows were dropped, by reason, such as a defect's name; `bad_record` for those that are no
+            record.
+        details: one example for each reason.
+        defects: in how many rows each named defect is, kept rows included.
+        rows: all rows of the file.
+    """
+
+    records: list[T]
+    rejected: Counter[str]
+    details: dict[str, str]
+    defects: Counter[str]
+    rows: int
+
+    def account(self) -> dict[str, Any]:
+        """For a dataset's card: how many rows there were, and what was wrong with which."""
+        return {
+            "rows": self.rows,
+            "defects": dict(sorted(self.defects.items())),
+            "rejected": dict(sorted(self.rejected.items())),
+            "examples": self.details,
+        }
 
 
 class _Message(msgspec.Struct):
@@ -82,10 +117,15 @@ def read_records(path: Path | str) -> list[AstraRecord]:
 
 
 def read_rows(path: Path | str) -> list[bytes]:
-    """The rows of a file as JSON, unchecked; for a reader that counts broken rows.
+    """All rows of `each_row`."""
+    return list(each_row(path))
+
+
+def each_row(path: Path | str) -> Iterator[bytes]:
+    """The rows of a file as JSON, unchecked, for a reader that counts broken rows; one at a time, but for .json.
 
     Raises:
-        ValueError: there is no such file, its name has none of the suffixes, or it is no such file inside.
+        InputError: there is no such file, its name has none of the suffixes, or it is no such file inside.
     """
     path = Path(path)
     if not path.name.endswith(SUFFIXES):
@@ -94,17 +134,25 @@ def read_rows(path: Path | str) -> list[bytes]:
         raise InputError(f"{path}: there is no such file; give the released records as one file")
     try:
         if path.suffix == ".parquet":
-            rows = parquet(path).read_table(path).to_pylist()
-            return [msgspec.json.encode(row) for row in rows]
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if path.suffix == ".json":
-            return [bytes(row) for row in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        return [line for line in data.split(b"\n") if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
+            with parquet(path).ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+                    yield from (msgspec.json.encode(_without_filling(row)) for row in batch.to_pylist())
+        elif path.suffix == ".json":
+            yield from (bytes(row) for row in msgspec.json.decode(read_unpacked(path), type=list[msgspec.Raw]))
+        else:
+            yield from (line.rstrip(b"\n") for line in unpacked_lines(path) if line.strip())
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         # msgspec's and pyarrow's errors are ValueErrors; so is our own about pyarrow, which says enough.
         if str(path) in str(error):
             raise
         raise InputError(f"{path} cannot be read ({error}); fetch or write it again") from None
+
+
+def _without_filling(value: Any) -> Any:
+    """A value of a columnar file, whose objects have the fields of all rows: those that are null here are taken out."""
+    if isinstance(value, dict):
+        return {name: _without_filling(one) for name, one in value.items() if one is not None}
+    return [_without_filling(one) for one in value] if isinstance(value, list) else value
 
 
 def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:

@@ -2,7 +2,7 @@
 
     write_records("rl.jsonl", environments, seed=0)                       # export
     imported = await import_dataset("rl.jsonl", pool, journal)            # import
-    imported.environments, imported.rejected, imported.defects
+    imported.records, imported.rejected, imported.defects
 
 The released record has gold answers, but not the calls that give them. On import these are searched
 (`reference_search`) and proven in the sandbox as our own are; a record with an answer that no call reaches is rejected.
@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from synthesis.astra_format.candidates import leaves, names_value
 from synthesis.astra_format.records import (
     AstraRecord,
     Defect,
+    Imported,
     answer_text,
     defects,
     parse,
@@ -36,7 +36,8 @@ from synthesis.astra_format.records import (
 )
 from synthesis.astra_format.reference_search import Found, SearchConfig, find_calls
 from synthesis.core.matching import contains
-from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
+from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, World
+from synthesis.core.refusals import InputError
 from synthesis.core.reward import sub_tasks_by_tool
 from synthesis.core.stages import Journal, Rejected, rng_for, run_stage
 from synthesis.environments import dependency_graph
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AstraRecord",
     "Defect",
-    "ImportedEnvironments",
+    "Imported",
     "SearchConfig",
     "defects",
     "import_dataset",
@@ -72,8 +73,13 @@ def to_record(environment: ToolEnvironment, *, seed: int) -> dict[str, Any]:
     """The four columns. Needed and irrelevant tools are shuffled together.
 
     Raises:
-        ValueError: the environment cannot be scored: a sub-question without a reference call, or none that needs one.
+        InputError: it has a world, or cannot be scored: a sub-question without a reference call, or none needs one.
     """
+    if isinstance(environment.world, World):
+        raise InputError(
+            f"environment {environment.id} has a world, which the released record has no place for; export a dataset "
+            "that was made with stateful_share=0"
+        )
     tools = [*environment.tools, *(tool for band in environment.distractors.values() for tool in band)]
     rng_for(seed, "astra_rl", environment.id).shuffle(tools)
     answers = sub_tasks_by_tool(environment)
@@ -102,25 +108,6 @@ def _json(value: Any) -> str:
 # Import
 
 
-@dataclass(frozen=True)
-class ImportedEnvironments:
-    """What became of a file.
-
-    Attributes:
-        environments: in the order of the rows.
-        rejected: how many rows were dropped, by reason; `bad_record` for those that are no record.
-        details: one example for each reason.
-        defects: in how many rows each named defect is.
-        rows: all rows of the file.
-    """
-
-    environments: list[ToolEnvironment]
-    rejected: Counter[str]
-    details: dict[str, str]
-    defects: Counter[str]
-    rows: int
-
-
 async def import_dataset(
     path: Path | str,
     sandbox: Sandbox,
@@ -128,7 +115,7 @@ async def import_dataset(
     config: SearchConfig | None = None,
     *,
     concurrency: int = 8,
-) -> ImportedEnvironments:
+) -> Imported[ToolEnvironment]:
     """Every row of a file as an environment, or counted with the reason why it is none.
 
     Args:
@@ -166,7 +153,7 @@ async def import_dataset(
         concurrency=concurrency,
         description="astra_rl: import",
     )
-    return ImportedEnvironments(result.outputs, result.rejected, result.details, found, len(rows))
+    return Imported(result.outputs, result.rejected, result.details, found, len(rows))
 
 
 async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchConfig | None = None) -> ToolEnvironment:

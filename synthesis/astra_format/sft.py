@@ -2,8 +2,9 @@
 
     write_records("sft.jsonl", trajectories, servers=servers, tasks=tasks)       # export, Qwen-Agent's messages
     write_records("chat.jsonl", trajectories, form="openai")                     # export, {tools, messages}
-    imported = import_dataset("sft.jsonl")                                       # import of either
-    imported.trajectories, imported.rejected, imported.defects
+    write_records("train.parquet", trajectories, form="trl")                     # the same, as TRL's trainers read it
+    imported = import_dataset("sft.jsonl")                                       # import, of any of `forms`
+    imported.records, imported.rejected, imported.defects
 
 The released columns are JSON strings: `query_info` (the task), `mcp_info` (`base_info` with the server and its tools,
 `call_info`, `features`) and `trajectory` (Qwen-Agent's messages). On export the seven axes stand in a column `reward`
@@ -15,17 +16,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from synthesis.astra_format.messages import read_messages, to_openai, to_qwen
-from synthesis.astra_format.records import Defect, read_rows, spec_of, write_rows
+from synthesis.astra_format.forms import columns
+from synthesis.astra_format.messages import read_messages, to_qwen
+from synthesis.astra_format.records import Defect, Imported, read_rows, spec_of, write_rows
+from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import (
     AxisScore,
     CallError,
+    Dialogue,
     EmulatedExecution,
     InjectedFailure,
     Language,
@@ -39,7 +42,10 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.languages import language_of
 
-__all__ = ["ImportedTrajectories", "import_dataset", "import_record", "to_chat_record", "to_record", "write_records"]
+__all__ = [
+    "FORMS", "Imported", "import_dataset", "import_record", "to_chat_record", "to_record", "to_trl_record",
+    "write_records",
+]  # fmt: skip
 
 AXIS_NAMES: Mapping[str, str] = {
     "query_understanding": "query_understand",
@@ -53,7 +59,7 @@ AXIS_NAMES: Mapping[str, str] = {
 """Our axis → the original's."""
 MENDED = ("repeated_call_id",)
 """Defects that an import repairs."""
-_BEYOND_REPAIR = ("bad_arguments", "no_question")
+BEYOND_REPAIR = ("bad_arguments", "no_question")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,7 +70,7 @@ def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task:
     """The released columns; without the server or the task, what the trajectory knows of them."""
     query = {
         "have_plan": task is not None and task.mode == "chain",
-        "mode": "single_server",
+        "mode": "several_servers" if trajectory.servers else "single_server",
         "target_tools": task.tools if task else [],
         "generated_question": _question(trajectory.messages),
     }
@@ -83,6 +89,9 @@ def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task:
         "injected_failures": trajectory.injected_failures,
         "failures": msgspec.to_builtins(trajectory.failures),
         "errors": msgspec.to_builtins(trajectory.errors),
+        "needs": trajectory.needs,
+        **({"dialogue": msgspec.to_builtins(trajectory.dialogue)} if trajectory.dialogue else {}),
+        **({"servers": trajectory.servers} if trajectory.servers else {}),
     }
     emulated = server is not None and isinstance(server.execution, EmulatedExecution)
     info = {
@@ -100,25 +109,56 @@ def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task:
 
 
 def to_chat_record(trajectory: Trajectory) -> dict[str, Any]:
-    """`{tools, messages}` in OpenAI's form, the input of the original's scorer; it has nothing else."""
+    """`{tools, messages}` in OpenAI's form, the input of the original's scorer; it has nothing else.
+
+    A row has its tools once: of a conversation in which a tool is only there later, it holds what was before.
+    """
+    trajectory = _of_first_tools(trajectory)
     return {
         "tools": [tool.to_openai() for tool in trajectory.tools],
         "messages": to_openai(trajectory.messages),
     }
 
 
+def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
+    """`messages` and `tools` as TRL's trainers read them, of one schema for all rows.
+
+    A column of `datasets` has one schema: of tools and arguments as objects it would make objects with the fields of
+    all rows, null where a row has none. So `tools` is JSON text, which TRL opens, and so are arguments, which templates
+    take as they are. Each message has the same fields; those that it does not need are null.
+    """
+    trajectory = _of_first_tools(trajectory)
+    fields = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+    messages = [{field: one.get(field) for field in fields} for one in to_openai(trajectory.messages)]
+    tools = json.dumps([tool.to_openai() for tool in trajectory.tools], ensure_ascii=False)
+    return {"messages": messages, "tools": tools}
+
+
+def _of_first_tools(trajectory: Trajectory) -> Trajectory:
+    """The conversation as long as its tools are those of the beginning."""
+    if not trajectory.dialogue or not trajectory.dialogue.returned:
+        return trajectory
+    users = [index for index, message in enumerate(trajectory.messages) if message.role == "user"]
+    end = users[trajectory.dialogue.returned - 1]
+    return msgspec.structs.replace(trajectory, messages=trajectory.messages[:end], tools=trajectory.tools_once(1))
+
+
+Form = Literal["qwen", "openai", "trl"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
 def write_records(
     path: Path | str,
     trajectories: Iterable[Trajectory],
     *,
-    form: Literal["qwen", "openai"] = "qwen",
+    form: Form = "qwen",
     servers: Mapping[str, ToolServer] | None = None,
     tasks: Mapping[str, Task] | None = None,
 ) -> int:
     """Write trajectories as a .jsonl or .parquet file, whole or not at all; returns how many.
 
     Args:
-        form: `qwen`: the released record; `openai`: `{tools, messages}`.
+        form: `qwen`: the released record; `openai`: `{tools, messages}`; `trl`: these as TRL reads them.
         servers: by id, for the record's title, description and execution.
         tasks: by id, for the record's target tools.
 
@@ -130,8 +170,10 @@ def write_records(
         if Path(path).suffix == ".parquet":  # a column has one schema; tools have one each
             chats = ({name: json.dumps(value, ensure_ascii=False) for name, value in one.items()} for one in chats)
         return write_rows(path, chats)
+    if form == "trl":
+        return write_rows(path, map(to_trl_record, trajectories))
     if form != "qwen":
-        raise InputError(f"form: unknown {form!r}; use qwen or openai")
+        raise InputError(f"form: unknown {form!r}; use {', '.join(FORMS)}")
     by_server, by_task = servers or {}, tasks or {}
     return write_rows(
         path,
@@ -145,26 +187,6 @@ def _question(messages: Iterable[Message]) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Import
-
-
-@dataclass(frozen=True)
-class ImportedTrajectories:
-    """What became of a file.
-
-    Attributes:
-        trajectories: in the order of the rows.
-        rejected: how many rows were dropped, by the first defect that was not accepted; `bad_record` for those that
-            are no record.
-        details: one example for each reason.
-        defects: in how many rows each named defect is, kept rows included.
-        rows: all rows of the file.
-    """
-
-    trajectories: list[Trajectory]
-    rejected: Counter[str]
-    details: dict[str, str]
-    defects: Counter[str]
-    rows: int
 
 
 class _Group(msgspec.Struct):
@@ -185,6 +207,9 @@ class _Features(msgspec.Struct):
     injected_failures: int = 0
     failures: list[InjectedFailure] = []
     errors: list[CallError] = []
+    needs: list[str] | None = None
+    dialogue: Dialogue | msgspec.UnsetType = msgspec.UNSET
+    servers: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Info(msgspec.Struct):
@@ -200,8 +225,8 @@ class _Row(msgspec.Struct):
     reward: str | dict[str, Any] | None = None
 
 
-def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> ImportedTrajectories:
-    """The records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in either form, as trajectories.
+def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Imported[Trajectory]:
+    """The records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in any of `forms`, as trajectories.
 
     Args:
         accept: defects that do not reject a record; see `import_record`.
@@ -219,7 +244,7 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
             trajectory, defects = import_record(data, row)
             named.update({defect.name for defect in defects})
             for defect in defects:
-                unusable = defect.name in _BEYOND_REPAIR
+                unusable = defect.name in BEYOND_REPAIR
                 if unusable or (defect.name not in accept and defect.name not in MENDED):
                     raise Rejected(defect.name, defect.detail)
         except Rejected as rejection:
@@ -227,7 +252,7 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
             details.setdefault(rejection.reason, f"{path}: row {row}: {rejection.detail}")
         else:
             found.append(trajectory)
-    return ImportedTrajectories(found, rejected, details, named, len(rows))
+    return Imported(found, rejected, details, named, len(rows))
 
 
 def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
@@ -235,18 +260,16 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
 
     The defects are those of `messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
     not list), `colliding_names` (two tools share one; the first is kept) and `bad_schema` (a tool that is left out).
-    A record without scores has none, and the reward 0.
+    A record without scores has none, and no reward.
 
     Raises:
-        Rejected: `bad_record`: it is no record; the detail names the column.
+        Rejected: `bad_record`: it is no record; the detail names the column, or the forms that are known.
     """
     try:
-        given = msgspec.json.decode(data, type=_Row)
-    except (msgspec.DecodeError, RecursionError) as error:
+        given = msgspec.convert(columns(msgspec.json.decode(data, type=dict[str, Any])), _Row)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"no record ({error})") from None
     column = "messages" if given.trajectory is None else "trajectory"
-    if getattr(given, column) is None:
-        raise Rejected("bad_record", "it has neither the column trajectory nor messages")
     info: _Info = _opened(given, "mcp_info", _Info) or _Info()
     features = info.features or _Features()
     tools, defects = _tools([*info.base_info.tool_list, *(_opened(given, "tools", list[Any]) or [])])
@@ -271,6 +294,9 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
         reward=reward,
         failures=features.failures,
         errors=features.errors,
+        needs=features.needs,
+        dialogue=features.dialogue,
+        servers=features.servers,
     )
     return trajectory, defects
 
@@ -309,7 +335,7 @@ def _tools(schemas: Iterable[Any]) -> tuple[list[ToolSpec], list[Defect]]:
     return list(tools.values()), defects
 
 
-def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float]:
+def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float | None]:
     scores: dict[str, AxisScore] = {}
     for axis, name in AXIS_NAMES.items():
         one = given.get(name)
@@ -319,4 +345,4 @@ def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float]:
         reason = extra.get("reason", "") if isinstance(extra, Mapping) else ""
         scores[axis] = AxisScore(float(score), str(reason))
     overall = given.get("overall_score")
-    return scores, float(overall) if isinstance(overall, int | float) else 0.0
+    return scores, float(overall) if isinstance(overall, int | float) else None

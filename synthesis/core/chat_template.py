@@ -1,6 +1,6 @@
 """Which of the chat formats that are rendered here a model folder's own chat template writes.
 
-A template is a program, so it is not compared as text: it renders probes, and so does `chat_format`. Released templates
+A template is a program, so it is not compared as text: it renders probes, and so do the formats. Released templates
 that differ in their text alone are one format; one that renders a probe otherwise is refused, because a model would be
 trained on conversations that whoever serves it never writes.
 """
@@ -8,7 +8,9 @@ trained on conversations that whoever serves it never writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,7 +18,9 @@ from etils import epath
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from synthesis.core.chat_format import render
+from synthesis.core.chat_format import ChatFormat, NotInFormat, written
+from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, TURN_END, TURN_START, ChatML
+from synthesis.core.llama3_chat import LLAMA3, TODAY
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.refusals import Refusal
 
@@ -28,31 +32,66 @@ class TemplateError(Refusal):
     """A folder's chat template cannot be read, or writes no format that is rendered here; the message says which."""
 
 
-def writes_thoughts(folder: epath.Path) -> bool:
-    """Whether conversations of a folder's model hold thoughts: the `thoughts` of `chat_format.render`.
+@dataclass(frozen=True)
+class FoundFormat:
+    """What a folder's chat template writes.
 
-    A folder without a template, such as that of a tokenizer made here, is of Qwen3's format, with thoughts.
+    Attributes:
+        format: in which its model's conversations are rendered and parsed.
+        knows_tools: False where the template leaves tools and calls out, and the format adds them.
+    """
+
+    format: ChatFormat
+    knows_tools: bool = True
+
+
+def format_of(folder: epath.Path) -> FoundFormat:
+    """The chat format of a folder's model.
+
+    A folder without a template, such as that of a tokenizer made here, is of Qwen3's format. A template of ChatML that
+    leaves tools out, such as SmolLM2's, becomes ChatML with calls in tags, with the system's turn that it has.
 
     Raises:
         TemplateError: the template cannot be read or rendered, or a probe comes out in none of the formats.
     """
-    templates = _templates(folder)
-    if not templates:
-        return True
-    differences = []
-    for thoughts in (True, False):
-        difference = _difference(templates, folder, thoughts=thoughts)
+    template = _Template(folder)
+    if not template:
+        return FoundFormat(QWEN3)
+    plain = ChatML(default_system=_default_system(template))
+    differences: list[tuple[int, str, str]] = []
+    for one in (QWEN3, QWEN3_INSTRUCT, plain, LLAMA3):
+        difference = _difference(template, one, _PROBES)
         if difference is None:
-            return thoughts
+            return FoundFormat(one)
         differences.append(difference)
-    # The nearer of the two is the one that comes further.
-    _, found, wanted = nearer = max(differences, key=lambda one: (one[0], _shared(one)))
-    at = max(0, _shared(nearer) - 20)
+    if template.ignores_tools() and _difference(template, plain, _WITHOUT_TOOLS) is None:
+        return FoundFormat(plain, knows_tools=False)
+    # The nearest is the one that comes furthest.
+    _, found, wanted = nearest = max(differences, key=lambda one: (one[0], _shared(one)))
+    at = max(0, _shared(nearest) - 20)
     raise TemplateError(
-        f"{folder}: its chat template is neither Qwen3's nor Qwen3-Instruct-2507's: it writes {found[at : at + 60]!r} "
-        f"where Qwen3 has {wanted[at : at + 60]!r}. Give a folder with Qwen3's template (--tokenizer), or take the "
-        "template out of it (chat_template.jinja, and chat_template in tokenizer_config.json) to train Qwen3's format"
+        f"{folder}: its chat template is of no format that is trained here: it writes {found[at : at + 60]!r} "
+        f"where the nearest has {wanted[at : at + 60]!r}. Give a folder with Qwen3's, Qwen2.5's, Llama 3.1's or "
+        "plain ChatML's (--tokenizer), or take the template out of it (chat_template.jinja, and chat_template in "
+        "tokenizer_config.json) to train Qwen3's format"
     )
+
+
+def template_of(chat_format: ChatML) -> str:
+    """A template that writes what a format of ChatML renders, for a folder whose own leaves tools out or has none."""
+    text = (Path(__file__).parent / "chatml.jinja").read_text(encoding="utf-8")
+    system = chat_format.default_system
+    thoughts = "true" if chat_format.thoughts else "false"
+    text = text.replace("WRITES_THOUGHTS", thoughts, 1)
+    return text.replace("DEFAULT_SYSTEM", "none" if system is None else written(system), 1)
+
+
+def _default_system(template: _Template) -> str | None:
+    """What stands in a system's turn that no message asked for; None: there is none."""
+    opening, behind = f"{TURN_START}system\n", f"{TURN_END}\n{TURN_START}user\n"
+    found = template.render(_TALK[1:2], (), opened=False)
+    text, divided, _ = found.removeprefix(opening).partition(behind)
+    return text if found.startswith(opening) and divided else None
 
 
 def _shared(difference: tuple[int, str, str]) -> int:
@@ -88,6 +127,21 @@ def _templates(folder: epath.Path) -> Mapping[str, str]:
     return templates
 
 
+def _tokens(folder: epath.Path) -> dict[str, str]:
+    """The special tokens that a template may name, as `tokenizer_config.json` has them."""
+    try:
+        content = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return {}
+    found = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = content.get(name) if isinstance(content, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
 class _Generation(Extension):
     """`{% generation %}`, with which templates mark what a model writes; it changes no text."""
 
@@ -107,7 +161,7 @@ def _environment() -> jinja2.Environment:
     extensions = [_Generation, loopcontrols]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: ""}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: TODAY}
     return environment
 
 
@@ -131,41 +185,72 @@ _MORE = (
     Message("tool", "haze"),
     Message("assistant", "Haze.", reasoning="It said so."),
 )
-_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...], bool], ...] = (
+Probe = tuple[tuple[Message, ...], tuple[ToolSpec, ...], bool]
+_PROBES: tuple[Probe, ...] = (
     (_TALK[1:2], (), True),
     (_TALK[:2], (), True),
     (_TALK[1:2], (_WEATHER,), True),
     (_TALK[:2], (_WEATHER, _WEATHER), True),
     (_TALK[:5], (_WEATHER,), True),
     (_TALK, (_WEATHER,), False),
+    ((*_TALK[:2], *_MORE[1:]), (_WEATHER, _WEATHER), False),
     (_TALK[1:2] + _MORE[-1:], (), False),
+    ((*_TALK[:2], *_TALK[5:], *_MORE[:1], Message("system", "Be briefer."), Message("user", "\n北京?\n")), (), True),
     (_TALK + _MORE, (_WEATHER,), False),
     ((*_TALK, *_MORE, Message("system", "Be briefer."), Message("user", "\n北京?\n")), (), True),
 )
 """Messages, tools and whether the assistant's turn is opened. No text of them holds a tag, which only we escape."""
+_WITHOUT_TOOLS = tuple(probe for probe in _PROBES if not probe[1] and not any(one.tool_calls for one in probe[0]))
 
 
-def _difference(templates: Mapping[str, str], folder: epath.Path, *, thoughts: bool) -> tuple[int, str, str] | None:
-    """The first probe that comes out otherwise: its number, what the template writes, and what is written here."""
-    for number, (messages, tools, opened) in enumerate(_PROBES):
-        name = "tool_use" if tools and "tool_use" in templates else "default"
+class _Template:
+    """A folder's chat templates; renders as transformers does."""
+
+    def __init__(self, folder: epath.Path) -> None:
+        self._folder, self._texts = folder, _templates(folder)
+        self._tokens = _tokens(folder)
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, opened: bool) -> str:
+        """Raises `TemplateError`: it cannot."""
+        name = "tool_use" if tools and "tool_use" in self._texts else "default"
         try:
-            found = (
-                _environment()
-                .from_string(templates[name])
-                .render(
-                    messages=[_openai(message) for message in messages],
-                    tools=[tool.to_openai() for tool in tools] or None,
-                    documents=None,
-                    add_generation_prompt=opened,
-                )
+            if name not in self._compiled:
+                self._compiled[name] = _environment().from_string(self._texts[name])
+            text = self._compiled[name].render(
+                messages=[_openai(message) for message in messages],
+                tools=[tool.to_openai() for tool in tools] or None,
+                documents=None,
+                add_generation_prompt=opened,
+                **self._tokens,
             )
+            text.encode("utf-8")  # half of a character is none
+            return text
         except Exception as error:  # a template may divide by zero: Jinja has no base for what one raises
             raise TemplateError(
-                f"{folder}: its chat template {name!r} cannot be rendered ({type(error).__name__}: {error}); copy the "
-                "folder again"
+                f"{self._folder}: its chat template {name!r} cannot be rendered ({type(error).__name__}: {error}); "
+                "copy the folder again"
             ) from None
-        segments = render(messages, tools, add_generation_prompt=opened, thoughts=thoughts)
+
+    def ignores_tools(self) -> bool:
+        """Whether it writes the same with tools as without, and of a call nothing."""
+        called, plain = _TALK[2], Message("assistant", _TALK[2].content)
+        return self.render(_TALK[:2], (_WEATHER,), opened=True) == self.render(_TALK[:2], (), opened=True) and (
+            self.render([*_TALK[:2], called], (), opened=False) == self.render([*_TALK[:2], plain], (), opened=False)
+        )
+
+
+def _difference(template: _Template, chat_format: ChatFormat, probes: Sequence[Probe]) -> tuple[int, str, str] | None:
+    """The first probe that comes out otherwise: its number, what the template writes, and what is written here."""
+    for number, (messages, tools, opened) in enumerate(probes):
+        try:
+            segments = chat_format.render(messages, tools, add_generation_prompt=opened)
+        except NotInFormat:
+            continue
+        found = template.render(messages, tools, opened=opened)
         if found != (wanted := "".join(segment.text for segment in segments)):
             return number, found, wanted
     return None

@@ -7,81 +7,25 @@ aiohttp is spoken to directly: the `openai` package takes 2 ms of processor time
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 import urllib.parse
 import urllib.request
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from sandbox.answers import AnswerTooLarge, read_answer
-from sandbox.settings import Amount, Count, Length, Rate, Seconds, SettingError, Settings, Temperature, TotalOrZero
+from sandbox.answers import AnswerTooLarge, read_answer, without_keys
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.progress import TRAFFIC
-from synthesis.core.rate_limits import Budget, Spent, TokenBucket, Usage, backoff, retry_after
+from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, TokenBucket, Usage, backoff, retry_after
 from synthesis.core.recording import Recording
 from synthesis.core.stages import Stopped
-
-
-@dataclass(frozen=True)
-class OpenAITeacherConfig(Settings):
-    """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
-
-    Attributes:
-        base_url: ends in `/v1`.
-        model: the served model's name.
-        api_key: sent as a bearer token; local servers take any.
-        temperature: of sampling.
-        max_tokens: of one answer, thinking included.
-        timeout_seconds: of one request.
-        tries: how many bad answers (truncated, malformed, not of the schema) before `TeacherError`.
-        concurrency: requests in flight at most.
-        requests_per_minute: None is no limit.
-        tokens_per_minute: of prompts and answers; estimated before a request and corrected by the answer's `usage`.
-            None is no limit.
-        backoff_seconds: first pause after a failure (429, 5xx, a timeout, a dropped connection, a body that is no
-            completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
-        longest_backoff_seconds: see there.
-        failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
-        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`.
-        token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
-        money_budget: the same in money; wants prices.
-        price_prompt: of a million prompt tokens, in any one currency.
-        price_completion: of a million completion tokens.
-
-    Raises:
-        SettingError: a number is out of range, or a budget in money has no prices.
-    """
-
-    base_url: str
-    model: str
-    api_key: str = "EMPTY"
-    temperature: Temperature = 1.0
-    max_tokens: Length = 16_384
-    timeout_seconds: Seconds = 300.0
-    tries: Count = 4
-    concurrency: Count = 256
-    requests_per_minute: Rate | None = None
-    tokens_per_minute: Rate | None = None
-    backoff_seconds: Seconds = 0.5
-    longest_backoff_seconds: Seconds = 60.0
-    failures: Count = 12
-    outage_seconds: Seconds = 3600.0
-    token_budget: TotalOrZero | None = None
-    money_budget: Amount | None = None
-    price_prompt: Amount = 0.0
-    price_completion: Amount = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.money_budget is not None and not (self.price_prompt or self.price_completion):
-            raise SettingError(
-                f"OpenAITeacherConfig.money_budget is {self.money_budget}: without price_prompt and "
-                "price_completion nothing costs anything; give the prices of a million tokens"
-            )
 
 
 class EndpointDown(Stopped):
@@ -126,12 +70,22 @@ class EndpointReply(msgspec.Struct, frozen=True):
 
 
 class _Failure(Exception):
-    """A try that another may mend."""
+    """A try that another may mend. `lost`: the model may have written an answer all the same, which is paid for."""
 
-    def __init__(self, problem: str, *, busy: bool = False, wait: float | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        busy: bool = False,
+        wait: float | None = None,
+        lost: bool = False,
+        used: Usage | None = None,
+    ) -> None:
         super().__init__(problem)
         self.busy = busy
         self.wait = wait
+        self.lost = lost
+        self.used = used  # where the endpoint said it
 
 
 class _Refusal(Exception):
@@ -161,6 +115,20 @@ class _Completion(msgspec.Struct):
     usage: _Counts | None = None
 
 
+class _Counted(msgspec.Struct):
+    """Of a body that is otherwise of no use."""
+
+    usage: _Counts
+
+
+class _Limit(msgspec.Struct):
+    """Of a request's body."""
+
+    max_tokens: int
+
+
+_counted = msgspec.json.Decoder(_Counted)
+_limits = msgspec.json.Decoder(_Limit)
 _completions = msgspec.json.Decoder(_Completion)
 _messages = msgspec.json.Decoder(_Message)
 
@@ -175,7 +143,6 @@ class _Line:
     judging: asyncio.Lock
     requests: TokenBucket | None
     tokens: TokenBucket | None
-    budget: Budget
 
 
 class Endpoint:
@@ -183,6 +150,12 @@ class Endpoint:
 
     Args:
         recording: keeps what was spent; without it a restart counts from zero.
+        budget: that other endpoints share; None: one of its own, as the settings say.
+
+    Attributes:
+        spent: in all, on this model.
+        spent_by_stage: of it, by `rate_limits.STAGE`.
+        watch: called with each request that was answered, its reply, and what it cost in money.
     """
 
     BYTES_PER_TOKEN = 4
@@ -191,33 +164,54 @@ class Endpoint:
     TRANSIENT = frozenset({408, 409, 425, 429})
     """Statuses below 500 that another try may mend."""
 
+    OF_GATEWAYS = frozenset({502, 504})
+    """Statuses with which a gateway says that it lost the answer; with other ones nothing was written."""
+
     OF_THE_CALLER = frozenset({401, 402, 407, *range(300, 400)})
     """Statuses that are about the key, the account, the proxy or the address: no other request would fare better."""
 
     OF_THE_ENDPOINT = frozenset({403, 404, 405, 410})
     """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
 
-    def __init__(self, config: OpenAITeacherConfig, recording: Recording | None = None) -> None:
+    def __init__(
+        self, config: OpenAITeacherConfig, recording: Recording | None = None, budget: Budget | None = None
+    ) -> None:
         self.config = config
         self.spent = recording.spent(config.model) if recording else Spent()
+        self.spent_by_stage = recording.spent_by_stage(config.model) if recording else {}
+        self._budget = budget or Budget(tokens=config.token_budget, money=config.money_budget)
+        self._budget.count(self.spent)
+        self._prices = Prices(config.price_prompt, config.price_completion)
+        self.watch: Callable[[bytes, EndpointReply, float], None] | None = None
         self._recording = recording
         self._url = f"{config.base_url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {config.api_key}", "Content-Type": "application/json"}
         self._proxy = _proxy_of(config.base_url)
         self._opened: _Line | None = None
         self._mean: dict[str, float] = {}
+        self._densest = 0.0  # most prompt tokens a byte of an answered request
         self._paused_until = 0.0
         self._answered = 0.0
         self._probed = 0.0
         self._refusal: _Refusal | None = None
 
-    async def complete(self, kind: str, body: bytes, rng: random.Random) -> EndpointReply:
+    async def complete(
+        self,
+        kind: str,
+        body: bytes,
+        rng: random.Random,
+        *,
+        timeout_seconds: float | None = None,
+        trying: bool = False,
+    ) -> EndpointReply:
         """Send a request until it is answered.
 
         Args:
             kind: of the answer; answers of a kind are about as long.
             body: the request, JSON.
             rng: of the jitter of pauses.
+            timeout_seconds: instead of the configured time.
+            trying: it asks what the endpoint can do; a refusal says that it cannot, whatever else it could mean.
 
         Raises:
             RequestRefused: this request is refused while others would not be; or it fails again and again while others
@@ -231,8 +225,10 @@ class Endpoint:
         failures = faults = 0
         while True:
             try:
-                return await self._try(kind, body)
+                return await self._try(kind, body, timeout_seconds)
             except _Refusal as refusal:
+                if trying and refusal.status not in self.OF_THE_CALLER:
+                    raise RequestRefused(str(refusal)) from None
                 failure = await self._judged(refusal, body)
             except _Failure as problem:
                 failure = problem
@@ -262,7 +258,7 @@ class Endpoint:
             await self._opened.session.close()
             self._opened = None
 
-    async def _try(self, kind: str, body: bytes) -> EndpointReply:
+    async def _try(self, kind: str, body: bytes, timeout_seconds: float | None = None) -> EndpointReply:
         line = self._line()
 
         def expected() -> Usage:
@@ -272,8 +268,8 @@ class Endpoint:
         async with line.slots:
             if self._refusal is not None:
                 raise self._refuses(self._refusal)
-            reserved = await line.budget.reserve(expected)
-            reply: EndpointReply | None = None
+            reserved = await self._budget.reserve(expected, self._prices)
+            used: Usage | None = None
             try:
                 while (wait := self._paused_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
@@ -281,42 +277,73 @@ class Endpoint:
                     await line.requests.take(lambda: 1)
                 taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
                 try:
-                    reply = await self._send(body)
+                    reply = await self._send(body, timeout_seconds)
+                    used = reply.usage
+                except _Failure as failure:
+                    used = failure.used or (self._at_most(body) if failure.lost else None)
+                    raise
+                except asyncio.CancelledError:
+                    used = self._at_most(body)
+                    raise
                 finally:
                     if line.tokens is not None:
-                        line.tokens.give_back(taken - (reply.usage.tokens if reply else 0))
+                        line.tokens.give_back(taken - (used.tokens if used else 0))
             finally:
-                line.budget.settle(reserved, reply.usage if reply else None)
-        used = reply.usage
+                if used is not None:
+                    self._book(used)
+                self._budget.settle(reserved, self._prices)
+        self._densest = max(self._densest, used.prompt / len(body))
+        if self.watch is not None:
+            self.watch(body, reply, self._prices.of(used))
         self._answered = time.monotonic()
         TRAFFIC.tokens += used.tokens
         seen = self._mean.get(kind, float(used.completion))
         self._mean[kind] = seen + (used.completion - seen) / 32
-        if self._recording is not None:
-            self._recording.touch()
         return reply
 
-    async def _send(self, body: bytes) -> EndpointReply:
+    def _book(self, used: Usage) -> None:
+        money = self._prices.of(used)
+        self.spent.add(used, money)
+        self.spent_by_stage.setdefault(STAGE.get(), Spent()).add(used, money)
+        if self._recording is not None:
+            self._recording.touch()
+
+    def _at_most(self, body: bytes) -> Usage:
+        """What a request can have cost whose answer was lost: its prompt, as dense as any so far, and its limit.
+
+        Before any was answered a byte counts as a token.
+        """
+        try:
+            limit = _limits.decode(body).max_tokens
+        except msgspec.DecodeError:
+            limit = self.config.max_tokens
+        return Usage(math.ceil(len(body) * (self._densest or 1.0)), limit)
+
+    async def _send(self, body: bytes, timeout_seconds: float | None) -> EndpointReply:
         import aiohttp
 
         TRAFFIC.requests += 1
+        seconds = timeout_seconds or self.config.timeout_seconds
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._line().session.post(
-                self._url, data=body, headers=self._headers, proxy=self._proxy, allow_redirects=False
+                self._url, data=body, headers=self._headers, proxy=self._proxy, allow_redirects=False, timeout=timeout
             ) as response:
                 status, data = response.status, await read_answer(response)
-                elsewhere = response.headers.get("Location", "")
+                elsewhere = without_keys(response.headers.get("Location", "").encode(), self._headers).decode()
                 asked_wait = retry_after(response.headers.get("Retry-After")) if status != 200 else None
         except TimeoutError:
-            raise _Failure(f"no answer in {self.config.timeout_seconds:g} s") from None
+            raise _Failure(f"no answer in {seconds:g} s", lost=True) from None
         except aiohttp.InvalidURL:
             raise EndpointUnusable(
                 f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
             ) from None
         except (aiohttp.ClientError, OSError, AnswerTooLarge) as error:
-            raise _Failure(f"{type(error).__name__}: {error}") from None
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            raise _Failure(f"{type(error).__name__}: {error}", lost=reached) from None
         if status in self.TRANSIENT or status >= 500:
-            raise _Failure(f"status {status}: {_shown(data)}", busy=status == 429, wait=asked_wait)
+            busy, lost = status == 429, status in self.OF_GATEWAYS
+            raise _Failure(f"status {status}: {_shown(data)}", busy=busy, wait=asked_wait, lost=lost)
         if 300 <= status < 400:
             raise _Refusal(status, f"it sends us to {elsewhere[:200]!r}; give that as base_url if you trust it")
         if status != 200:
@@ -326,7 +353,8 @@ class Endpoint:
             choice = completion.choices[0]
             text = _messages.decode(choice.message).content or ""
         except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
-            raise _Failure(f"the body is no chat completion ({error}): {_shown(data)}") from None
+            said = f"the body is no chat completion ({error}): {_shown(data)}"
+            raise _Failure(said, lost=True, used=_said_used(data)) from None
         counts = completion.usage or _Counts()
         prompt, written = counts.prompt_tokens, counts.completion_tokens
         used = Usage(
@@ -416,12 +444,6 @@ class Endpoint:
                 asyncio.Lock(),
                 TokenBucket(config.requests_per_minute) if config.requests_per_minute else None,
                 TokenBucket(config.tokens_per_minute) if config.tokens_per_minute else None,
-                Budget(
-                    tokens=config.token_budget,
-                    money=config.money_budget,
-                    prices=(config.price_prompt, config.price_completion),
-                    spent=self.spent,
-                ),
             )
         return self._opened
 
@@ -445,6 +467,17 @@ def _hang_up(session: Any) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, but has closed them already
             if asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
                 waiting.close()
+
+
+def _said_used(data: bytes) -> Usage | None:
+    """What a body says was used that is of no other use."""
+    try:
+        usage = _counted.decode(data).usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
+    return Usage(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _shown(data: bytes) -> str:

@@ -7,12 +7,14 @@ and its files are copied up (`copy_files`).
 from __future__ import annotations
 
 import contextlib
+import gzip
 import importlib.util
 import os
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from etils import epath
 
@@ -24,8 +26,21 @@ _PATIENCE = 60.0
 """Seconds; by itself tensorstore tries for much longer."""
 
 
+MOST_BYTES = 2 << 30
+"""Of a file that is read whole."""
+MOST_LINE_BYTES = 64 << 20
+
+
 class StorageError(Refusal):
     """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
+
+
+def may_be_storage(error: Exception, folder: Folder) -> bool:
+    """Whether an error of a library that writes there may be of the disk or the bucket, and not only a bug.
+
+    tensorstore raises a disk's as ValueError, Orbax as RuntimeError; what clients of buckets say has no common base.
+    """
+    return in_bucket(folder) or isinstance(error, (OSError, ValueError, RuntimeError))
 
 
 def in_bucket(path: Folder) -> bool:
@@ -53,6 +68,11 @@ def location(path: Folder) -> epath.Path:
     # Other hosts write there too, and so does tensorstore: a listing that is kept hides what they wrote.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
     return epath.Path(text)
+
+
+def user_cache(name: str) -> Path:
+    """A folder of what can be made again, in the user's cache; it need not be there."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astra-jax" / name
 
 
 def check_writable(folder: epath.Path) -> None:
@@ -91,6 +111,38 @@ def check_writable(folder: epath.Path) -> None:
             f"{folder} cannot be used ({first_line(error)}); see that the service can be reached from here, and that "
             "the account has roles/storage.objectUser and roles/storage.legacyBucketReader on the bucket"
         ) from error
+
+
+def unpacked(path: Path) -> IO[bytes]:
+    """A file on disk, opened for reading; gunzipped where its name ends in .gz."""
+    return gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+
+
+def read_unpacked(path: Path) -> bytes:
+    """All of such a file: of `MOST_BYTES` at most, since a few packed megabytes may be any number.
+
+    Raises:
+        InputError: it has more.
+        OSError, EOFError, zlib.error: it cannot be read, or is no such file inside.
+    """
+    with unpacked(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path} has more than {MOST_BYTES >> 20:,} MiB unpacked; cut it into several files")
+    return data
+
+
+def unpacked_lines(path: Path) -> Iterator[bytes]:
+    """The lines of such a file, one after another, each of `MOST_LINE_BYTES` at most. Raises as `read_unpacked`."""
+    with unpacked(path) as file:
+        number = 0
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MOST_LINE_BYTES:
+                raise InputError(
+                    f"{path}, line {number} has more than {MOST_LINE_BYTES >> 20} MiB; a record has a line of its own"
+                )
+            yield line
 
 
 def write_text(path: Path | epath.Path, text: str) -> None:

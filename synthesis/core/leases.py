@@ -81,14 +81,14 @@ class _Lease:
         self.taken_by: str | None = None
         self._blob, self._file, self._state, self._remedy = blob, file, state, remedy
         self._holder, self._token = f"process {os.getpid()} of {socket.gethostname()}", uuid.uuid4().hex
-        self._generation, self._mine = 0, False
+        self._generation = 0
 
     def take(self) -> None:
         """Make the object, or take it over from who renews it no longer."""
         try:
-            while not self._written(over=0):
-                generation, holder = self._found()
-                if generation and self._abandoned(generation, holder) and self._written(over=generation):
+            while (found := self._refused(over=0)) is not None:
+                generation, holder = found
+                if generation and self._abandoned(generation, holder) and self._refused(over=generation) is None:
                     return
         except Refusal:
             raise
@@ -102,11 +102,11 @@ class _Lease:
         """Renew the object until the hold ends, or is another's."""
         while not self.ended.wait(LEASE_SECONDS / 4):
             try:
-                if self._written(over=self._generation):
+                if (found := self._refused(over=self._generation)) is None:
                     continue
-                generation, holder = self._found()
+                generation, holder = found
                 # It is gone where somebody removed it by hand; then whoever wants it next may have it.
-                if not generation and self._written(over=0):
+                if not generation and self._refused(over=0) is None:
                     continue
                 self.taken_by = holder
             except Exception:  # such as of a network that is gone for a while: the next renewal will tell
@@ -120,37 +120,36 @@ class _Lease:
             with contextlib.suppress(Exception):  # who comes next waits for the lease's end
                 self._blob.delete(if_generation_match=self._generation, timeout=LEASE_SECONDS / 4)
 
-    def _written(self, over: int) -> bool:
-        """Write the object if its generation is `over` (0: there is none); whether it is now this hold's."""
+    def _refused(self, over: int) -> tuple[int, str] | None:
+        """Write the object if its generation is `over` (0: there is none). None: it is this hold's now; else what is
+        there, as `_found` says it."""
         from google.api_core.exceptions import PreconditionFailed
 
         text = f"{self._holder}\n{self._token}\n{time.time():.0f}\n"
         try:
             self._blob.upload_from_string(text, if_generation_match=over, timeout=LEASE_SECONDS / 4)
         except PreconditionFailed:
-            generation, _ = self._found()
-            if not self._mine:
-                return False
+            generation, holder, mine = self._found()
+            if not mine:
+                return generation, holder
             self._generation = generation
-            return True
+            return None
         self._generation = int(self._blob.generation)
-        return True
+        return None
 
-    def _found(self) -> tuple[int, str]:
-        """The object's generation, 0 if there is none, and who wrote it."""
+    def _found(self) -> tuple[int, str, bool]:
+        """The object's generation, 0 if there is none, who wrote it, and whether this hold did."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
-        self._mine = False
         try:
             self._blob.reload(timeout=LEASE_SECONDS / 4)
             generation = int(self._blob.generation)
             lines = self._blob.download_as_bytes(if_generation_match=generation).decode(errors="replace").splitlines()
         except NotFound:
-            return 0, "nobody"
+            return 0, "nobody", False
         except PreconditionFailed:  # written between the two questions
             return self._found()
-        self._mine = self._token in lines[1:2]
-        return generation, (lines or ["another process"])[0][:200]
+        return generation, (lines or ["another process"])[0][:200], self._token in lines[1:2]
 
     def _abandoned(self, generation: int, holder: str) -> bool:
         """Watch a holder for as long as its lease holds. False: it ended properly meanwhile.
@@ -161,7 +160,7 @@ class _Lease:
         said, until = False, time.monotonic() + LEASE_SECONDS
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, LEASE_SECONDS / 20))
-            seen, _ = self._found()
+            seen, _, _ = self._found()
             if not seen:
                 return False
             if seen != generation:

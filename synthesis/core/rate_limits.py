@@ -7,10 +7,14 @@ import datetime
 import email.utils
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from synthesis.core.stages import Stopped
+
+STAGE: ContextVar[str] = ContextVar("stage", default="")
+"""For which stage of a run a request is made: what is spent is also counted by it. "" where no stage is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,29 @@ class Spent:
         self.prompt_tokens += usage.prompt
         self.completion_tokens += usage.completion
         self.money += money
+
+
+def summed(accounts: Iterable[Spent]) -> Spent:
+    """All of it."""
+    every = Spent()
+    for one in accounts:
+        every.requests += one.requests
+        every.prompt_tokens += one.prompt_tokens
+        every.completion_tokens += one.completion_tokens
+        every.money += one.money
+    return every
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a million prompt tokens, and of a million completion tokens, in any one currency."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+    def of(self, usage: Usage) -> float:
+        """What it costs."""
+        return (usage.prompt * self.prompt + usage.completion * self.completion) / 1e6
 
 
 class BudgetSpent(Stopped):
@@ -88,59 +115,62 @@ class TokenBucket:
 
 
 class Budget:
-    """A cap on all that is spent, requests in flight counted as expected.
+    """A cap on all that is spent, requests in flight counted as expected; several endpoints may share one.
 
-    It is overrun by at most one request and what those in flight cost above what was expected. A request that failed
-    without saying what it used is taken to have cost nothing.
+    It is overrun by at most one request and what those in flight cost above what was expected. A request whose answer
+    was lost on its way is taken to have cost what it can have: its prompt and its `max_tokens`.
 
     Args:
         tokens: cap; None is none.
         money: cap, in the currency of the prices; None is none.
-        prices: of a million prompt tokens and a million completion tokens.
-        spent: what was spent before; is counted up.
     """
 
-    def __init__(self, *, tokens: int | None, money: float | None, prices: tuple[float, float], spent: Spent) -> None:
-        self.spent = spent
+    def __init__(self, *, tokens: int | None, money: float | None) -> None:
         self._tokens = float("inf") if tokens is None else tokens
         self._money = float("inf") if money is None else money
-        self._prices = prices
+        self._counted: list[Spent] = []
         self._flying_tokens, self._flying_money, self._flying = 0, 0.0, 0
         self._landed = asyncio.Event()
 
-    def money(self, usage: Usage) -> float:
-        return (usage.prompt * self._prices[0] + usage.completion * self._prices[1]) / 1e6
+    def count(self, spent: Spent) -> None:
+        """Count what an account holds, now and whenever it grows; each once."""
+        if not any(one is spent for one in self._counted):
+            self._counted.append(spent)
 
-    async def reserve(self, expected: Callable[[], Usage]) -> Usage:
+    @property
+    def spent(self) -> Spent:
+        """Of all accounts."""
+        return summed(self._counted)
+
+    async def reserve(self, expected: Callable[[], Usage], prices: Prices) -> Usage:
         """Set aside what a request is expected to cost; waits while requests in flight may leave too little for it.
 
         Raises:
             BudgetSpent: nothing is left.
         """
         while True:
+            spent = self.spent
             # A sum of prices falls short of its cap by a rounding error.
-            if self.spent.tokens >= self._tokens or self.spent.money >= self._money * (1 - 1e-9):
+            if spent.tokens >= self._tokens or spent.money >= self._money * (1 - 1e-9):
                 raise self._exhausted()
             usage = expected()
-            tokens = self.spent.tokens + self._flying_tokens + usage.tokens
-            money = self.spent.money + self._flying_money + self.money(usage)
+            tokens = spent.tokens + self._flying_tokens + usage.tokens
+            money = spent.money + self._flying_money + prices.of(usage)
             if not self._flying or (tokens <= self._tokens and money <= self._money):
                 break
-            self._landed.clear()
             await self._landed.wait()
         self._flying += 1
         self._flying_tokens += usage.tokens
-        self._flying_money += self.money(usage)
+        self._flying_money += prices.of(usage)
         return usage
 
-    def settle(self, reserved: Usage, used: Usage | None) -> None:
-        """The request is over: it used so much, or None where that is not known and nothing is counted."""
+    def settle(self, reserved: Usage, prices: Prices) -> None:
+        """The request is over; what it used is in its account."""
         self._flying -= 1
         self._flying_tokens -= reserved.tokens
-        self._flying_money -= self.money(reserved)
-        if used is not None:
-            self.spent.add(used, self.money(used))
+        self._flying_money -= prices.of(reserved)
         self._landed.set()
+        self._landed = asyncio.Event()  # whoever waits from now on waits for the next
 
     def _exhausted(self) -> BudgetSpent:
         spent = self.spent

@@ -30,12 +30,15 @@ class Recording(Store):
         "answers (digest BLOB PRIMARY KEY, answer TEXT, problem TEXT)",
         "spent (model TEXT PRIMARY KEY, requests INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, "
         "money REAL)",
+        "spent_by_stage (model TEXT, stage TEXT, requests INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, "
+        "money REAL, PRIMARY KEY (model, stage))",
     )
     CAUSE = True
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self._spent: dict[str, Spent] = {}
+        self._by_stage: dict[str, dict[str, Spent]] = {}
 
     def answer(self, digest: bytes) -> tuple[str, str] | None:
         """The answer's text and "", or "" and why no answer was valid; None where it was not recorded."""
@@ -56,6 +59,16 @@ class Recording(Store):
             self._spent[model] = Spent(*(asked.fetchone() or ()))
         return self._spent[model]
 
+    def spent_by_stage(self, model: str) -> dict[str, Spent]:
+        """The same by stage, as far as it is known; what recordings of older versions hold is not."""
+        if model not in self._by_stage:
+            asked = self._db.execute(
+                "SELECT stage, requests, prompt_tokens, completion_tokens, money FROM spent_by_stage WHERE model = ?",
+                (model,),
+            )
+            self._by_stage[model] = {stage: Spent(*counts) for stage, *counts in asked}
+        return self._by_stage[model]
+
     def touch(self) -> None:
         """Something was spent: see to it that it is committed."""
         self._written()
@@ -63,3 +76,6 @@ class Recording(Store):
     def _flush(self) -> None:
         for model, spent in self._spent.items():
             self._db.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?)", (model, *astuple(spent)))
+        for model, stages in self._by_stage.items():
+            rows = [(model, stage, *astuple(spent)) for stage, spent in stages.items()]
+            self._db.executemany("INSERT OR REPLACE INTO spent_by_stage VALUES (?, ?, ?, ?, ?, ?)", rows)

@@ -7,16 +7,66 @@ random). Messages and tools follow OpenAI's chat-completions format. Reading and
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from sandbox.settings import Bound
+from synthesis.core.executions import CodeExecution as CodeExecution
+from synthesis.core.executions import EmulatedExecution as EmulatedExecution
+from synthesis.core.executions import Execution as Execution
+from synthesis.core.executions import GroupExecution as GroupExecution
+from synthesis.core.executions import HttpExecution as HttpExecution
+from synthesis.core.executions import McpExecution as McpExecution
+from synthesis.core.executions import ServedPrompt as ServedPrompt
+from synthesis.core.executions import ServedResource as ServedResource
+from synthesis.core.executions import StdioExecution as StdioExecution
+from synthesis.core.executions import ToolOrigin as ToolOrigin
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a record changes in a way that old readers would misread."""
 
-Language = Literal["en", "zh"]
+Language = Literal[
+    "af", "ar", "az", "be", "bg", "bn", "bs", "ca", "cs", "cy", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi",
+    "fr", "ga", "gl", "gu", "he", "hi", "hr", "hu", "hy", "id", "is", "it", "ja", "ka", "kk", "km", "kn", "ko", "ky",
+    "lo", "lt", "lv", "mk", "ml", "mn", "mr", "ms", "my", "ne", "nl", "no", "pa", "pl", "ps", "pt", "ro", "ru", "si",
+    "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "tr", "uk", "ur", "uz", "vi", "zh",
+]  # fmt: skip
+"""By ISO 639-1 code; the offline teacher and the facts know `en` and `zh`."""
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who made a record, of what, with which code; what does not apply is left out.
+
+    Attributes:
+        teacher: the type of the teacher that answered.
+        model: its name, as it is served.
+        endpoint: where it was asked, without what may be secret.
+        prompts: digest of all prompts.
+        temperature: of sampling.
+        max_tokens: of one answer.
+        licence: of the source that the record is about, as its document or the settings name it.
+        code: commit or version of this code.
+        models: by role, who of several models it was; the judge is that of what the record is made of.
+    """
+
+    teacher: str
+    model: str = ""
+    endpoint: str = ""
+    prompts: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    licence: str = ""
+    code: str = ""
+    models: dict[str, str] = {}
+
+    @property
+    def judged_its_own(self) -> bool:
+        """Whether the judge is the model that wrote the record: the agent where there is one, else the author."""
+        writer = self.models.get("agent", self.models.get("author"))
+        return writer is not None and self.models.get("judge") == writer
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tools and servers
@@ -41,48 +91,15 @@ class CodeTool(msgspec.Struct, frozen=True):
     """A tool together with the Python module that implements it.
 
     The module defines a function of the tool's name that takes the schema's properties as keyword arguments and returns
-    a JSON value. It runs in the sandbox only.
+    a JSON value. It runs in the sandbox only. Without code it is a function of its environment's world.
     """
 
     spec: ToolSpec
     code: str
 
 
-class StdioExecution(msgspec.Struct, tag="mcp_stdio", frozen=True):
-    """Calls go to a real MCP server, started over stdio; `command[0]` is found on PATH or beside the interpreter."""
-
-    command: list[str]
-    env: dict[str, str] = {}
-
-
-class HttpExecution(msgspec.Struct, tag="mcp_http", frozen=True):
-    """Calls go to a real MCP server over streamable HTTP (MCP specification, transports).
-
-    `url` and the values of `headers` may name environment variables, `Bearer ${TOKEN}`: they are filled in when the
-    connection is opened, so a dataset never holds the secret itself.
-    """
-
-    url: str
-    headers: dict[str, str] = {}
-
-
-class CodeExecution(msgspec.Struct, tag="code", frozen=True):
-    """Calls run in the sandbox: one module implements all tools of the server."""
-
-    code: str
-
-
-class EmulatedExecution(msgspec.Struct, tag="emulated", frozen=True):
-    """Only a document exists: a stateful emulator (the teacher) answers the calls."""
-
-
-McpExecution = StdioExecution | HttpExecution
-"""A running MCP server, which all runs share."""
-Execution = StdioExecution | HttpExecution | CodeExecution | EmulatedExecution
-
-
 class ToolServer(msgspec.Struct, frozen=True):
-    """Tools of one origin, normalised (paper §2.1.1). Chains never cross servers."""
+    """Tools of one origin, normalised (paper §2.1.1); or those of a group of servers, for tasks over several."""
 
     id: str
     title: str
@@ -91,6 +108,21 @@ class ToolServer(msgspec.Struct, frozen=True):
     language: Language
     tools: list[ToolSpec]
     execution: Execution
+    licence: str = ""
+    """Of the server or its document, as that names it; "" where it does not."""
+    resources: list[ServedResource] | msgspec.UnsetType = msgspec.UNSET
+    """Of a running server; not there where it offers none. Nothing reads them: tasks are about tools."""
+    prompts: list[ServedPrompt] | msgspec.UnsetType = msgspec.UNSET
+
+    def origin(self, tool: str) -> ToolOrigin:
+        """Whose a tool is: this server's, or that of one of its group; a name that it has not is its own."""
+        own = ToolOrigin(self.id, tool)
+        return self.execution.tools.get(tool, own) if isinstance(self.execution, GroupExecution) else own
+
+    @property
+    def servers(self) -> list[str]:
+        """The ids of the servers that its tools are of, in the order of the tools: of more than one for a group."""
+        return list(dict.fromkeys(self.origin(tool.name).server_id for tool in self.tools))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -126,17 +158,83 @@ class TaskScores(msgspec.Struct, frozen=True):
     tool_necessity: Score
 
 
+Conduct = Literal[
+    "missing_tool", "irrelevant_tools", "missing_parameter", "infeasible", "refused", "confirmation", "done",
+    "dialogue", "later_tool",
+]  # fmt: skip
+"""What a conversation teaches beside calling tools: not to call where the tool that is needed is not there, where all
+that are there are about something else, where no tool can do it, or where the agent is told not to; to ask for what is
+missing; to have a change confirmed; to stop when the user has all; to serve a user over several turns; and to go on
+once the tool that was not there is."""
+
+
+class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that a simulated user wants.
+
+    Attributes:
+        says: how it is asked for.
+        tools: that it needs; none may be called for one without any.
+        when_asked: what the user says of it only when the agent asks, one at a time: a value, a yes, another wish.
+    """
+
+    says: str
+    tools: list[str] = []
+    when_asked: list[str] = []
+
+
+class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is settled about a conversation before it begins.
+
+    Attributes:
+        goals: of the user, in order; the first one's `says` opens the conversation.
+        user_turns: most messages of the user; 1: nobody answers the agent.
+        persona: who the user is.
+        policy: what the agent is told, in its system message.
+        writes: tools that change something, which the user must have agreed to.
+        withheld: tools of the server that the agent is not offered,
+        returned: before the user speaks for this time, from 2 on; 0: ever.
+        thanks: the user says at the end that it has all.
+    """
+
+    conduct: Conduct
+    goals: list[Goal]
+    user_turns: int = 1
+    persona: str = ""
+    policy: str = ""
+    writes: list[str] = []
+    withheld: list[str] = []
+    thanks: bool = False
+    returned: int = 0
+
+    def lacks(self, spoken: int) -> list[str]:
+        """The tools that the agent is not offered once the user has spoken so often."""
+        return [] if self.returned and spoken >= self.returned else self.withheld
+
+
 class Task(msgspec.Struct, frozen=True):
-    """A user request for one server; `tools` is the chain it needs (mode `chain`) or the expected set (`server`)."""
+    """A user request for one server, or for a group of them.
+
+    `tools` is the chain it needs (mode `chain`), the expected set (`server`; of all goals: `dialogue`), or empty where
+    it is deliberately about none of them (`no_tool`).
+    """
 
     id: str
     server_id: str
     language: Language
-    mode: Literal["chain", "server"]
+    mode: Literal["chain", "server", "no_tool", "dialogue"]
     augmentation: Literal["original", "diverse", "complicate", "persona"]
     question: str
     tools: list[str]
     scores: TaskScores
+    dialogue: Dialogue | msgspec.UnsetType = msgspec.UNSET
+    """Of a conversation with more to it than a request and its answer."""
+    servers: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+
+    @property
+    def family(self) -> str:
+        """The id of its original: one draws its models, whatever becomes of it."""
+        return self.id.removesuffix(f"-{self.augmentation}")
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -193,12 +291,28 @@ class Trajectory(msgspec.Struct, frozen=True):
     messages: list[Message]
     injected_failures: int
     scores: dict[str, AxisScore]
-    reward: float
-    """Mean of the seven axis scores."""
+    """Of the axes that were judged: one without a call has no results to understand. Records of older versions have 1
+    there."""
+    reward: float | None
+    """Mean of the axis scores; None where nothing was judged."""
     failures: list[InjectedFailure] = []
     """Which calls the injected failures were; records of older versions have only their number."""
     errors: list[CallError] = []
     """Which calls failed by themselves; records of older versions do not say."""
+    needs: list[str] | None = None
+    """The tools that its task names: the run called all of them. Empty: the task is deliberately for none, and the run
+    called none. None: records of older versions, and foreign ones, do not say."""
+    dialogue: Dialogue | msgspec.UnsetType = msgspec.UNSET
+    """What it teaches beside calling tools, and what its user wanted; not there where that was one request."""
+    servers: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+    provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
+    """Not there in records of older versions, and foreign ones."""
+
+    def tools_once(self, spoken: int) -> list[ToolSpec]:
+        """Those of `tools` that the agent had when the user had spoken so often."""
+        lacks = self.dialogue.lacks(spoken) if self.dialogue and self.dialogue.returned else ()
+        return [tool for tool in self.tools if tool.name not in lacks] if lacks else self.tools
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -217,9 +331,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 Structure = Literal["single_hop", "parallel_single_hop", "multi_hop", "parallel_multi_hop"]
 
-Mode = Literal["unconditional", "question", "augmented", "imported"]
-"""Where a question comes from: a domain or a text, a given question, the tools of another environment, or a foreign
-record."""
+Mode = Literal["unconditional", "question", "augmented", "imported", "world"]
+"""Where a question comes from: a domain or a text, a given question, the tools of another environment, a foreign
+record, or a world with state. Versions that know no worlds refuse those by this name."""
 
 
 class SubQuestion(msgspec.Struct, frozen=True):
@@ -233,19 +347,29 @@ class SubQuestion(msgspec.Struct, frozen=True):
     needs_tool: bool
     intent: str
     """Sub-questions of one intent ask the same relation of different subjects; `merge` makes one tool of them."""
+    check: str | msgspec.UnsetType = msgspec.UNSET
+    """Source of a function `check(before, after)` over the rows of the environment's world: whether the state that was
+    asked for is there. It runs in the sandbox only. Such a sub-task is solved by what calls leave behind, not by what
+    they return; its `answer` is true, and is looked for nowhere."""
+
+    @property
+    def asks_state(self) -> bool:
+        return self.check is not msgspec.UNSET
 
 
 class QualityScores(msgspec.Struct, frozen=True):
-    """The paper's four indicators (eq. 13-21), each in [0, 1]."""
+    """The paper's four indicators (eq. 13-21), each in [0, 1]; None: there was nothing to judge."""
 
-    dependency_consistency: float
+    dependency_consistency: float | None
     atomicity: float
     sequential_rationality: float
     completeness: float
 
     @property
     def mean(self) -> float:
-        return (self.dependency_consistency + self.atomicity + self.sequential_rationality + self.completeness) / 4
+        """Of those that were judged."""
+        every = (self.dependency_consistency, self.atomicity, self.sequential_rationality, self.completeness)
+        return fmean(one for one in every if one is not None)
 
 
 class Decomposition(msgspec.Struct, frozen=True):
@@ -268,7 +392,8 @@ class Decomposition(msgspec.Struct, frozen=True):
 class ReferenceCall(msgspec.Struct, frozen=True):
     """The call that answers one sub-question, proven in the sandbox.
 
-    `rule` is the rule of `synthesis.core.matching` by which the output holds the answer (`number`, `date`, `string` …).
+    `rule` is the rule of `synthesis.core.matching` by which the output holds the answer (`number`, `date`, `string` …),
+    or `state`, where the sub-question's own check decides.
     """
 
     sub_question: int
@@ -293,11 +418,41 @@ class Difficulty(msgspec.Struct, frozen=True):
     """Which policy that was."""
 
 
+Cell = str | int | float | bool
+Rows = dict[str, dict[str, dict[str, Cell]]]
+"""A world's state: table → id → column → value."""
+ColumnType = Literal["string", "integer", "number", "boolean"]
+
+
+class StateChange(msgspec.Struct, frozen=True):
+    """A row that is otherwise than at the beginning; None where it was not there, or is there no more."""
+
+    table: str
+    id: str
+    before: dict[str, Cell] | None
+    after: dict[str, Cell] | None
+
+
+class World(msgspec.Struct, frozen=True):
+    """A small database that an episode's calls read and write; each episode begins with its own `rows`."""
+
+    tables: dict[str, dict[str, ColumnType]]
+    """The schema: table → column → type. Every row has every column."""
+    rows: Rows
+    code: str
+    """A module, over the global `STATE` (the rows): a function for each of the tools, and `broken()`, the list of the
+    invariants that do not hold."""
+    changes: list[StateChange]
+    """What differs after any of the reference calls: all else that an episode changes does harm."""
+    open: list[str] = []
+    """`table.column` of what the task leaves open, or what follows from other columns: no harm is seen in it."""
+
+
 class ToolEnvironment(msgspec.Struct, frozen=True):
     """An executable, self-checking world for one question (paper §2.2).
 
-    `tools` are the needed ones; `distractors` are irrelevant but executable, by band of embedding similarity
-    (`high`, `medium`, `low`). Tool names are unique over both.
+    `tools` are the needed ones, or all of its world; `distractors` are irrelevant but executable, by band of embedding
+    similarity (`high`, `medium`, `low`). Tool names are unique over both.
     """
 
     id: str
@@ -316,6 +471,10 @@ class ToolEnvironment(msgspec.Struct, frozen=True):
     mode: Mode = "unconditional"
     quality: QualityScores | None = None
     difficulty: Difficulty | None = None
+    provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
+    """Not there in records of older versions, and foreign ones."""
+    world: World | msgspec.UnsetType = msgspec.UNSET
+    """What the calls of an episode share and change; not there where each call stands alone."""
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

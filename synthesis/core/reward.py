@@ -4,13 +4,18 @@ Decided by rules from the sandbox's outputs alone. A sub-task is solved when its
 sub-task, appears in the output of a successful call to its own tool; the words of the final answer are not rewarded. So
 a call solves one sub-task at most, and both parts and the reward lie in [0, 1]. Who makes a tool list what it knows has
 not found anything: to count one of the listed answers, or all, would pay for a call that needs none of the question.
+
+A sub-task that asks for a state (`SubQuestion.check`) is solved when its check holds of the state that the episode
+leaves (`synthesis.core.worlds`). What else the episode changed is harm: a row that no reference call leaves so counts
+in the precision as one more call, beside the call that changed it. So whoever reaches the goal and does damage has less
+than 1, and less than whoever reads too much.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -23,7 +28,11 @@ RewardKind = Literal["f1", "recall", "precision"]
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """A scored episode: `value` is trained on; `recall` = solved/needed, `precision` = solved/(calls + epsilon)."""
+    """A scored episode: `value` is trained on.
+
+    `recall` = solved/needed, `precision` = solved/(calls + harm + epsilon). `unevaluated`: sub-tasks whose check could
+    not be evaluated; they count as not solved.
+    """
 
     value: float
     recall: float
@@ -31,15 +40,51 @@ class Reward(msgspec.Struct, frozen=True):
     solved: int
     needed: int
     calls: int
+    harm: int = 0
+    unevaluated: int = 0
+
+    @property
+    def f1(self) -> float:
+        """The F1 reward of the same counts, whatever `value` is."""
+        return f1_reward(solved=self.solved, needed=self.needed, calls=self.calls, harm=self.harm).value
 
 
-def f1_reward(*, solved: int, needed: int, calls: int, epsilon: float = 1e-6, kind: RewardKind = "f1") -> Reward:
-    """Score an episode from three counts.
+class Grade(NamedTuple):
+    """What the state that an episode left says: see `synthesis.core.worlds`.
+
+    Attributes:
+        met: ids of the sub-questions whose check holds.
+        harm: rows that are otherwise than any reference call leaves them.
+        unevaluated: checks that raised, came to no end or could not be asked.
+    """
+
+    met: frozenset[int] = frozenset()
+    harm: int = 0
+    unevaluated: int = 0
+
+
+STATELESS: Final = Grade()
+"""Of an episode without a world."""
+
+
+def f1_reward(
+    *,
+    solved: int,
+    needed: int,
+    calls: int,
+    harm: int = 0,
+    unevaluated: int = 0,
+    epsilon: float = 1e-6,
+    kind: RewardKind = "f1",
+) -> Reward:
+    """Score an episode from its counts.
 
     Args:
         solved: distinct sub-tasks solved.
         needed: sub-tasks that need a tool, >= 1.
         calls: all calls the policy made: failed, malformed and irrelevant ones too.
+        harm: rows that it left otherwise than it should, >= 0.
+        unevaluated: only noted.
         epsilon: keeps the precision of an episode without calls finite; >= 0.
         kind: `f1`, or one of its two parts alone (the paper's ablation).
 
@@ -55,13 +100,36 @@ def f1_reward(*, solved: int, needed: int, calls: int, epsilon: float = 1e-6, ki
         raise ValueError(f"solved is {solved}, which is not in 0..{needed} (needed)")
     if solved > calls:
         raise ValueError(f"solved is {solved} with {calls} calls; a call solves one sub-task at most")
+    if harm < 0:
+        raise ValueError(f"harm is {harm}; use a count of rows")
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon is {epsilon}; use a finite number from 0 on")
     recall = solved / needed
-    precision = solved / (calls + epsilon) if solved else 0.0
+    precision = solved / (calls + harm + epsilon) if solved else 0.0
     f1 = 2 * recall * precision / (recall + precision) if solved else 0.0
     value = {"f1": f1, "recall": recall, "precision": precision}[kind]
-    return Reward(value=value, recall=recall, precision=precision, solved=solved, needed=needed, calls=calls)
+    return Reward(value, recall, precision, solved, needed, calls, harm, unevaluated)
+
+
+def graded_reward(
+    sub_tasks: Mapping[str, Sequence[SubQuestion]],
+    found: Iterable[int],
+    calls: int,
+    grade: Grade = STATELESS,
+    *,
+    epsilon: float = 1e-6,
+    kind: RewardKind = "f1",
+) -> Reward:
+    """The reward of an episode whose calls found these sub-tasks' answers and left a state of this grade.
+
+    A call solves one sub-task at most, also one that leaves what two of them ask for.
+    """
+    needed = sum(map(len, sub_tasks.values()))
+    solved = min(len({*found, *grade.met}), calls)
+    return f1_reward(
+        solved=solved, needed=needed, calls=calls, harm=grade.harm, unevaluated=grade.unevaluated,
+        epsilon=epsilon, kind=kind,
+    )  # fmt: skip
 
 
 def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestion]]:
@@ -89,7 +157,7 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestio
 
 def answered_by(sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any) -> list[int]:
     """Ids of the sub-questions of the called tool whose answers its output holds; see `solved_by`."""
-    asked = sub_tasks.get(tool, ())
+    asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
     reading = Reading(output) if asked else None
     return [sub.id for sub in asked if contains(reading, sub.answer)]
 
@@ -114,12 +182,14 @@ class MadeCall(NamedTuple):
     output: Any = None
 
 
-def score(environment: ToolEnvironment, calls: Sequence[MadeCall], *, epsilon: float = 1e-6) -> Reward:
-    """The F1 reward of an episode that made these calls.
+def score(
+    environment: ToolEnvironment, calls: Sequence[MadeCall], grade: Grade = STATELESS, *, epsilon: float = 1e-6
+) -> Reward:
+    """The F1 reward of an episode that made these calls and left a state of this grade.
 
     Raises:
         ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
     """
     sub_tasks = sub_tasks_by_tool(environment)
     solved = {id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output)}
-    return f1_reward(solved=len(solved), needed=sum(map(len, sub_tasks.values())), calls=len(calls), epsilon=epsilon)
+    return graded_reward(sub_tasks, solved, len(calls), grade, epsilon=epsilon)

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from synthesis.core.records import CodeTool, ToolEnvironment
+from synthesis.core.records import CodeTool, Decomposition, ToolEnvironment
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.proof import Case, check_arguments, leaked, prove
+from synthesis.environments.leaks import leaked
+from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
 
 
@@ -33,7 +34,7 @@ async def augment(
         Transient: the sandbox itself failed.
     """
     environment = environments[seed.environment]
-    config = context.config
+    config, context = context.config, context.cast(seed.id)
 
     async def check(given: AugmentedQuestionAnswer) -> Built:
         draft = drafted(given.question, given.answer, given.domain, given.sub_questions, seed, config)
@@ -45,7 +46,7 @@ async def augment(
         tools = {tool.spec.name: tool for tool in environment.tools}
         by_tool: dict[str, list[AugmentedStep]] = {}
         for step in given.sub_questions:
-            _check_call(step, tools)
+            _check_call(step, tools, one)
             by_tool.setdefault(step.tool, []).append(step)
         needed = []
         for name, steps in by_tool.items():
@@ -63,14 +64,14 @@ async def augment(
     return [msgspec.structs.replace(built, draft=on_a_side(built.draft, config))]
 
 
-def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool]) -> None:
+def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decomposition) -> None:
     if step.tool not in tools:
         raise Rejected("unknown_tool", f"sub-question {step.id} wants {step.tool!r}; the tools are {', '.join(tools)}")
     tool = tools[step.tool]
     for given in (step.arguments, step.other_arguments):
         check_arguments(tool.spec, arguments(given))
-    if text := leaked(tool.spec, step.answer):
-        raise Rejected("answer_leaked", f"the document of {step.tool} gives sub-question {step.id} away: {text!r}")
+    if text := leaked(tool.spec, [of.answer, *(one.answer for one in of.sub_questions)]):
+        raise Rejected("answer_leaked", f"the document of {step.tool} gives an answer away: {text!r}; ask otherwise")
 
 
 def validated(built: Built, draft: Draft) -> Built:

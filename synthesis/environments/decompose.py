@@ -17,8 +17,10 @@ from synthesis.environments import dependency_graph
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Draft
+from synthesis.environments.leaks import check_questions
 from synthesis.environments.sources import sources_of
-from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
+from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer, WorldStep
+from synthesis.pipeline.languages import check_language
 from synthesis.pipeline.partition import Split
 
 Choice = TypeVar("Choice", bound=str)
@@ -42,7 +44,10 @@ class QuestionSeed(msgspec.Struct, frozen=True, rename={"split": "side"}):  # jo
 
 
 def question_seeds(
-    config: EnvironmentsConfig, seed: int, environments: Sequence[ToolEnvironment] = ()
+    config: EnvironmentsConfig,
+    seed: int,
+    environments: Sequence[ToolEnvironment] = (),
+    worlds_in: Language | None = None,
 ) -> list[QuestionSeed]:
     """`config.count` seeds, each of a source if the configuration names any, every source as often as every other.
 
@@ -50,6 +55,7 @@ def question_seeds(
 
     Args:
         environments: those whose tools new questions shall need, each as often as it has tools.
+        worlds_in: the one language of worlds; None: as all others.
 
     Raises:
         SourceError: see `sources.sources_of`.
@@ -73,6 +79,8 @@ def question_seeds(
             )
             for one, of in zip(seeds, chosen, strict=True)
         ]
+    if config.split_by == "source":  # a teacher's own ideas have none, and train
+        seeds = [msgspec.structs.replace(one, split="train") for one in seeds]
     sources = sources_of(config)
     rng.shuffle(sources)
     for index, one in enumerate(seeds if sources else ()):
@@ -81,6 +89,9 @@ def question_seeds(
         if source.examples and rng.random() >= config.mask_examples:
             knowledge += f"\n{rng.choice(source.examples)}"
         given: dict[str, Any] = {"mode": "question", "structure": ""} if source.question else {}
+        if config.split_by == "source":
+            row = "\x1f".join((source.domain, source.question, source.knowledge))
+            given["split"] = config.partition.split_of_source(row, config.held_out_fraction)
         seeds[index] = msgspec.structs.replace(
             one,
             language=source.language or one.language,
@@ -89,6 +100,10 @@ def question_seeds(
             knowledge=knowledge,
             **given,
         )
+    stateful = rng_for(seed, "stateful").sample(range(n), round(n * config.stateful_share))
+    for index in stateful:
+        one = seeds[index]
+        seeds[index] = QuestionSeed(one.id, worlds_in or one.language, "", domains[index], one.split, "world")
     return seeds
 
 
@@ -104,9 +119,9 @@ async def decompose(seed: QuestionSeed, context: EnvironmentContext) -> list[Dra
 
     Raises:
         Rejected: see `dependency_graph.check`; or `other_question` where a given question came back as another,
-            `no_subject`, `straddles_split`, `teacher_failed`.
+            `no_subject`, `answer_in_question`, `wrong_language`, `straddles_split`, `teacher_failed`.
     """
-    config = context.config
+    config, context = context.config, context.cast(seed.id)
 
     async def check(given: DecompositionAnswer) -> Draft:
         if seed.question and fold(given.question) != fold(seed.question):
@@ -131,6 +146,7 @@ def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
         # A model cannot use these two (it does not know the hash); what it puts into neither split is dropped.
         "split": seed.split,
         "partition": config.partition,
+        "informative_joins": config.informative_joins,
     }
 
 
@@ -145,13 +161,17 @@ def drafted(
     """The teacher's answer as a draft, checked as a graph.
 
     Raises:
-        Rejected: see `dependency_graph.check`; `no_subject` for a step that names nothing it is about.
+        Rejected: see `dependency_graph.check`; `no_subject` for a step that names nothing it is about;
+            `answer_in_question`; `wrong_language`.
     """
     structure = dependency_graph.check(
         steps, answer, seed.structure or None, min_hops=config.min_hops, max_hops=config.max_hops, question=question
     )
     if nameless := [step.id for step in steps if not any(subject.strip() for subject in step.subjects)]:
         raise Rejected("no_subject", f"sub-questions {nameless} have no subjects; name what each is about")
+    check_questions(question, steps)
+    check_language([question], seed.language, "the question")
+    check_language((step.question for step in steps), seed.language, "a sub-question")
     subjects = (subject for step in steps for subject in step.subjects)
     decomposition = Decomposition(
         id=seed.id,
@@ -170,6 +190,7 @@ def drafted(
                 # Until `validate` has asked, every step needs one.
                 needs_tool=True,
                 intent=step.intent,
+                check=step.check if isinstance(step, WorldStep) and step.check else msgspec.UNSET,
             )
             for step in steps
         ],
@@ -178,7 +199,7 @@ def drafted(
         entities=list(dict.fromkeys(subjects)),
         signature=dependency_graph.signature_of(steps),
     )
-    return Draft(decomposition, [step.domain for step in steps], mode=seed.mode)
+    return Draft(decomposition, [step.domain for step in steps], seed.split, seed.mode)
 
 
 def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
@@ -188,6 +209,8 @@ def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
         Rejected: `straddles_split`; asking again would give no better chance than another question.
     """
     one = draft.decomposition
+    if config.partition.by == "source":
+        return draft
     split = config.partition.split(one.entities, one.signature)
     if split is None:
         raise Rejected("straddles_split", f"{one.signature} of {one.entities}")

@@ -3,7 +3,8 @@
 For each needed tool the cosine similarities to all candidates of other domains are min-max normalised; above `high_cut`
 a candidate is `high`, below `low_cut` it is `low`, else `medium`. A candidate in different bands for different needed
 tools belongs to the closest. None does a needed tool's work: not of its intent, and not answering one of its reference
-calls when it is executed. Where intents are held out, training environments are offered none of the held-out ones.
+calls when it is executed; and no document gives an answer away. Where intents are held out, training environments are
+offered none of the held-out ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.fact_tools import fact_tool, table_subjects
+from synthesis.environments.leaks import answers_of, leaked
 from synthesis.environments.proof import play, translated
+from synthesis.facts.catalog import LANGUAGES
 from synthesis.facts.relations import all_relations
 from synthesis.pipeline.embedding import Embedder, document_text
 from synthesis.pipeline.partition import Split
@@ -193,17 +196,20 @@ async def build_indices(
     built: Sequence[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
 ) -> dict[tuple[Language, Split], Index]:
     """One index for each language and split that occurs, over the tools of all environments and, if so configured, all
-    relations; but where intents are held out, over those of the same split.
+    relations; but where intents or sources are held out, over those of the same split.
 
     Of several tools with one name the first is the candidate: names have to be unique in an environment.
     """
     indices: dict[tuple[Language, Split], Index] = {}
     for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
         own = [one for one in built if one.draft.decomposition.language == language]
+        if config.partition.by == "source":
+            own = [one for one in own if one.draft.split == split]
         candidates: dict[str, Candidate] = {}
-        for tool in (tool for one in own for tool in one.tools):
+        # A world's tools are nothing without it.
+        for tool in (tool for one in own for tool in one.tools if tool.tool.code):
             candidates.setdefault(tool.tool.spec.name, Candidate(tool.intent, tool.domain, tool.tool))
-        if config.fact_distractors:
+        if config.fact_distractors and language in LANGUAGES:
             for relation in all_relations().values():
                 if relation.id not in candidates:
                     first = rng_for(seed, "distractor", relation.id).choice(list(relation.rows))
@@ -225,20 +231,23 @@ async def distract(
     built: Built, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
 ) -> list[Built]:
     """The environment with up to the configured number of irrelevant tools of each band, none a functional twin of a
-    needed one: each is executed, and one that answers a reference call makes room for another.
+    needed one: each is executed, and one that answers a reference call, or says an answer, makes room for another.
 
     Raises:
         Transient: the sandbox itself failed.
     """
     decomposition = built.draft.decomposition
     index = indices[decomposition.language, built.draft.split]
+    answers = answers_of(decomposition)
     checked: set[str] = set()
     twins: set[str] = set()
     while True:
         rng = rng_for(context.seed, "distract", decomposition.id)
         bands = index.draw(built.tools, context.config.distractors, rng, without=twins)
         chosen = [one for band in bands.values() for one in band]
-        found = await twins_of(built, [one.tool for one in chosen if one.tool.spec.name not in checked], context)
+        unchecked = [one.tool for one in chosen if one.tool.spec.name not in checked]
+        found = {one.spec.name for one in unchecked if leaked(one.spec, answers)}
+        found |= await twins_of(built, [one for one in unchecked if one.spec.name not in found], context)
         if not found:
             break
         twins |= found
@@ -254,14 +263,14 @@ async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Enviro
     Raises:
         Transient: the sandbox itself failed.
     """
-    answers = {step.id: step.answer for step in built.draft.decomposition.sub_questions}
+    answers = {step.id: step.answer for step in built.draft.decomposition.sub_questions if not step.asks_state}
     asked: list[tuple[str, dict[str, Any]]] = []
     wanted: list[Answer] = []
     for candidate in candidates:
         for tool in built.tools:
             for reference in tool.calls:
                 arguments = translated(reference.arguments, tool.tool.spec, candidate.spec)
-                if arguments is not None:
+                if arguments is not None and reference.sub_question in answers:
                     asked.append((candidate.spec.name, arguments))
                     wanted.append(answers[reference.sub_question])
     async with context.proofs:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from synthesis.core.records import CodeTool, Decomposition, Mode, ReferenceCall
+from synthesis.core.records import CodeTool, Decomposition, Mode, ReferenceCall, World
 from synthesis.pipeline.partition import Split
 
 
@@ -22,7 +22,8 @@ class Draft(msgspec.Struct, frozen=True, rename={"split": "side"}):  # as journa
 class NeededTool(msgspec.Struct, frozen=True):
     """A proven tool of an environment.
 
-    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer.
+    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer. A
+    world's tool may have none: a world is offered whole.
     """
 
     intent: str
@@ -33,7 +34,7 @@ class NeededTool(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A decomposition with its tools, later with its distractors by band.
+    """A decomposition with its tools and their world, if they have one; later with its distractors by band.
 
     `closeness` is the largest cosine similarity of a distractor's document to a needed tool's.
     """
@@ -42,3 +43,4 @@ class Built(msgspec.Struct, frozen=True):
     tools: list[NeededTool]
     distractors: dict[str, list[CodeTool]] = {}
     closeness: float = 0.0
+    world: World | msgspec.UnsetType = msgspec.UNSET

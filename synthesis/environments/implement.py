@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolSpec
+from synthesis.core.records import CodeTool, Decomposition, ReferenceCall, SubQuestion, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.proof import Case, check_arguments, leaked, prove
+from synthesis.environments.leaks import answers_of, leaked, prose
+from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import (
     HarderToolDocumentAnswer,
     ReferenceCallAnswer,
@@ -26,6 +27,7 @@ from synthesis.environments.teacher_answers import (
     arguments,
     to_spec,
 )
+from synthesis.pipeline.languages import check_language
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
@@ -34,9 +36,10 @@ async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
     """The draft with one proven tool for each sub-question that needs one.
 
     Raises:
-        Rejected: `bad_document`, `answer_leaked`, `not_compatible`, `not_harder`, `bad_call`, `bad_code`, a reason of
-            `proof.prove`, or `teacher_failed`.
+        Rejected: `bad_document`, `answer_leaked`, `wrong_language`, `not_compatible`, `not_harder`, `bad_call`,
+            `bad_code`, a reason of `proof.prove`, or `teacher_failed`.
     """
+    context = context.cast(draft.decomposition.id)
     steps = zip(draft.decomposition.sub_questions, draft.domains, strict=True)
     needed = [(step, domain) for step, domain in steps if step.needs_tool]
     tools = await asyncio.gather(*(_implement_step(draft, step, domain, context) for step, domain in needed))
@@ -63,14 +66,14 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
         )
 
     async def check_document(given: ToolDocumentAnswer) -> ToolSpec:
-        return _checked_spec(given, step)
+        return checked_spec(given, decomposition)
 
     spec: ToolSpec = await ask(ToolDocumentAnswer, {}, check_document)
 
     if rng_for(context.seed, "harden", key).random() < context.config.hardened_share:
 
         async def check_harder(given: HarderToolDocumentAnswer, plain: ToolSpec = spec) -> ToolSpec:
-            harder = _checked_spec(given, step)
+            harder = checked_spec(given, decomposition)
             if problem := _not_harder(plain, harder):
                 raise problem
             return harder
@@ -107,7 +110,12 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, step: SubQuestion) -> ToolSpec:
+def checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, of: Decomposition) -> ToolSpec:
+    """The document as an OpenAI tool.
+
+    Raises:
+        Rejected: `bad_document`, `answer_leaked`, `wrong_language`.
+    """
     spec = to_spec(given)
     names = [one.name for one in given.parameters]
     for name in (spec.name, *names):
@@ -121,8 +129,10 @@ def _checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, step: Su
         raise Rejected("bad_document", "no parameter is required: the tool would give the answer to any call")
     if any(one.enum and one.type != "string" for one in given.parameters):
         raise Rejected("bad_document", "an enum needs the type string")
-    if text := leaked(spec, step.answer):
-        raise Rejected("answer_leaked", f"the document gives the answer away: {text!r}; use no example values")
+    # A policy sees the documents of all tools beside each other.
+    if text := leaked(spec, answers_of(of)):
+        raise Rejected("answer_leaked", f"the document gives an answer away: {text!r}; use no example values")
+    check_language(prose(spec), of.language, "the document")
     return spec
 
 

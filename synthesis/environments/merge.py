@@ -11,7 +11,8 @@ from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.implement import check_source
-from synthesis.environments.proof import Case, check_arguments, leaked, prove
+from synthesis.environments.leaks import leaked
+from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
 from synthesis.pipeline.embedding import document_text
 
@@ -24,7 +25,7 @@ async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
             `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the whole environment:
             half of it could not be answered.
     """
-    tools = built.tools
+    tools, context = built.tools, context.cast(built.draft.decomposition.id)
     if len(tools) > 1:
         clusters = await _clusters(built, context)
         by_step = {tool.calls[0].sub_question: tool for tool in tools}
@@ -61,12 +62,13 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
     decomposition = built.draft.decomposition
     steps = {step.id: step for step in decomposition.sub_questions}
     members = [steps[tool.calls[0].sub_question] for tool in group]
-    # The document with the most parameters is kept, so that what was made harder stays so; but none that gives away the
-    # answer of another member.
+    # The document with the most parameters is kept, so that what was made harder stays so; but none that gives away an
+    # answer.
     documents = sorted((tool.tool.spec for tool in group), key=lambda spec: -len(spec.parameters["properties"]))
-    base = next((spec for spec in documents if not any(leaked(spec, member.answer) for member in members)), None)
+    answers = [decomposition.answer, *(step.answer for step in decomposition.sub_questions)]
+    base = next((spec for spec in documents if not leaked(spec, answers)), None)
     if base is None:
-        raise Rejected("answer_leaked", f"every document of {documents[0].name} gives an answer of the group away")
+        raise Rejected("answer_leaked", f"every document of {documents[0].name} gives an answer away")
 
     async def check(given: MergedToolAnswer) -> NeededTool:
         if len(given.calls) != len(members):

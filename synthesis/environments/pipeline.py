@@ -1,5 +1,7 @@
 """The RL track from configuration to datasets: decompose → validate → implement → merge → distract → verify.
 
+Worlds with state (`stateful_share`) are made by a stage of their own, and join the others before `distract`.
+
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(workdir / "journal.sqlite") as journal:
             config = EnvironmentsConfig(count=600)
@@ -20,7 +22,8 @@ from typing import TypeVar
 import msgspec
 
 from synthesis.core.datasets import read_dataset
-from synthesis.core.records import ToolEnvironment
+from synthesis.core.records import Language, Provenance, ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
@@ -34,12 +37,18 @@ from synthesis.environments.sources import SourceError
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate_draft
 from synthesis.environments.verify import finish
-from synthesis.pipeline.executors import Executor, Workers
+from synthesis.environments.worlds import make_world
+from synthesis.pipeline.executors import Executor, Workers, check_spoken
 from synthesis.pipeline.partition import Split
-from synthesis.pipeline.track import Summary, Track, resolved
+from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.track import Summary, Track, digests_of_files, resolved
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
+
+
+_LATER = ("licence", "stateful_share", "informative_joins")
+"""Settings that came later: where they are empty, a run's name is what it was before."""
 
 
 async def synthesize(
@@ -49,6 +58,8 @@ async def synthesize(
     journal: Journal,
     out_dir: Path | str,
     seed: int,
+    replace: bool = False,
+    preview: Preview | None = None,
 ) -> Summary:
     """Make environments and write them as `out_dir/train` and `out_dir/held_out`.
 
@@ -56,15 +67,21 @@ async def synthesize(
 
     Args:
         executor: where its stages are worked on, with which teacher, sandbox and embedder; where changes no byte.
+        replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
+        preview: see `Track`.
         journal: of this run; another configuration or seed in the same journal starts anew, under other stage names.
 
     Raises:
+        InputError: the teacher does not speak a language that is wanted.
         SourceError: a file that the configuration names cannot be used, or `tools_of` holds no environment.
+        InputError: `out_dir` has datasets of another seed, setting or teacher, and they are not to be replaced.
         DatasetError: `tools_of` is no dataset of environments.
     """
+    config = config.asked_of(by_rules=executor.by_rules)
+    check_spoken(config.languages, by_rules=executor.by_rules)
     make_context = partial(open_context, config=config, seed=seed)
     async with executor.workers(make_context) as workers:
-        return await _synthesize(config, executor, workers, journal, Path(out_dir), seed)
+        return await _synthesize(config, executor, workers, journal, Path(out_dir), seed, replace, preview)
 
 
 async def _synthesize(
@@ -74,21 +91,31 @@ async def _synthesize(
     journal: Journal,
     out_dir: Path,
     seed: int,
+    replace: bool,
+    preview: Preview | None,
 ) -> Summary:
-    given = {one.id: one for one in read_dataset(config.tools_of, ToolEnvironment)} if config.tools_of else {}
+    of_others = read_dataset(config.tools_of, ToolEnvironment) if config.tools_of else []
+    given = {one.id: one for one in of_others if one.world is msgspec.UNSET}
     if config.tools_of and not given:
-        raise SourceError(f"tools_of: {config.tools_of} holds no environment; give a dataset that does")
-    seeds = question_seeds(config, seed, list(given.values()))
+        raise SourceError(f"tools_of: {config.tools_of} holds no environment without a world; give a dataset that does")
+    if config.stateful_share and executor.by_rules and not config.languages.get("en"):
+        raise InputError("stateful_share: the offline teacher's worlds are English; give `en` a weight in languages")
+    worlds_in: Language | None = "en" if executor.by_rules else None
+    seeds = question_seeds(config, seed, list(given.values()), worlds_in)
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-    what = [{**resolved(config), **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
+    settings = {key: value for key, value in resolved(config).items() if key not in _LATER or value}
+    what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
     identity = msgspec.json.encode(what, order="deterministic")
     run = hashlib.sha256(identity).hexdigest()[:8]
 
     track = Track(
         workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
         prefix=f"environments/{run}/",
+        files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
+        preview=preview,
     )  # fmt: skip
+    track.claim("held_out", grows=("count",), free=("concurrency",), replace=replace)
 
     async def stage(
         name: str,
@@ -119,13 +146,23 @@ async def _synthesize(
         drafts = {id_of(draft): draft for draft in await judged([one.draft for one in built])}
         built = [validated(one, drafts[id_of(one)]) for one in built if id_of(one) in drafts]
     else:
-        drafted = await stage("decompose", decompose, seeds, seed_id, Draft)
+        asked_for = [one for one in seeds if one.mode != "world"]
+        drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
         built = await stage("implement", implement, await judged(drafted), id_of, Built)
         built = await stage("merge", merge, built, id_of, Built)
+        if len(asked_for) < len(seeds):
+            worlds = [one for one in seeds if one.mode == "world"]
+            made = await stage("worlds", make_world, worlds, seed_id, Built)
+            kept, repeated = distinct([one.draft for one in made])
+            track.reject("distinct", repeated)
+            ids = {id_of(one) for one in kept}
+            built = sorted([*built, *(one for one in made if id_of(one) in ids)], key=id_of)
     indices = await build_indices(built, config, executor.embedder, seed)
     built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
+    made_of = (one.provenance for one in environments)
+    track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
     splits: tuple[Split, ...] = ("train", "held_out")
     for split in splits:
         of_split = [one for one in environments if one.split == split]

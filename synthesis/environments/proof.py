@@ -199,15 +199,6 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
         raise Rejected("bad_call", f"{spec.name}: {problem}")
 
 
-def leaked(spec: ToolSpec, answer: Answer) -> str:
-    """The string of a tool's document that gives an answer away; "" when none does."""
-    texts = [spec.description]
-    for schema in spec.parameters["properties"].values():
-        texts += [schema.get("description", ""), *map(str, schema.get("enum", []))]
-        texts += [str(schema["default"])] if "default" in schema else []
-    return next((text for text in texts if contains(text, answer)), "")
-
-
 _MOST_TIMEOUTS = 2
 _PLAY = "play"
 # The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module

@@ -9,14 +9,15 @@ Texts and questions are JSON lines, gzipped or not, in the original's columns; a
 
 from __future__ import annotations
 
-import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from synthesis.core.files import unpacked_lines
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
 from synthesis.environments.config import EnvironmentsConfig
@@ -83,7 +84,7 @@ def _knowledge(path: Path) -> Iterator[Source]:
 def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """The rows of a file of JSON lines, each with the place where it stands."""
     found = False
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             where, found = f"{path}, line {number}", True
             try:
@@ -95,17 +96,17 @@ def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
         raise SourceError(f"{path} holds no rows")
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[str]:
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        for line in unpacked_lines(path):
+            yield line.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, InputError) as error:
         raise SourceError(f"{path} cannot be read: {error}") from None
 
 
 def _taxonomy(path: Path) -> Iterator[Source]:
     try:
-        root = json.loads(_text(path))
+        root = json.loads("".join(_lines(path)))
     except json.JSONDecodeError as error:
         raise SourceError(f"{path} is not JSON: {error}") from None
     if not isinstance(root, dict) or not root:

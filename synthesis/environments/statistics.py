@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
-from synthesis.core.records import ToolEnvironment
+from synthesis.core.records import ToolEnvironment, World
 
 
 def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
@@ -20,6 +20,8 @@ def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
     levels = [Counter(step.hop for step in one.sub_questions) for one in environments]
     parallel = sum(count for level in levels for count in level.values() if count > 1)
     tools = [tool for one in environments for tool in one.tools]
+    plain = [one for one in environments if not isinstance(one.world, World)]
+    merged_of = sum(len(one.reference_calls) for one in plain)
     return {
         "samples": n,
         "languages": _shares(one.language for one in environments),
@@ -44,7 +46,8 @@ def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
         "tools": {
             "total": len(tools),
             "unique_names": len({tool.spec.name for tool in tools}),
-            "share_merged": round(1 - len(tools) / sum(calls), 4),
+            # A world is offered whole, whatever its task needs.
+            "share_merged": round(1 - sum(len(one.tools) for one in plain) / merged_of, 4) if merged_of else 0.0,
             "share_with_optional_parameters": round(
                 sum(len(t.spec.parameters["properties"]) > len(t.spec.parameters["required"]) for t in tools)
                 / len(tools),
@@ -66,6 +69,21 @@ def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
         ),
         "signatures": len({one.signature for one in environments}),
         "entities": len({entity for one in environments for entity in one.entities}),
+        **({"worlds": _worlds(environments)} if len(plain) < n else {}),
+    }
+
+
+def _worlds(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
+    """Of the environments with state: how many of each domain, and what their tasks ask for."""
+    stateful = [one for one in environments if isinstance(one.world, World)]
+    states = [sum(step.asks_state for step in one.sub_questions) for one in stateful]
+    rows = [sum(map(len, one.world.rows.values())) for one in stateful if isinstance(one.world, World)]
+    return {
+        "samples": len(stateful),
+        "domains": dict(sorted(Counter(one.domain for one in stateful).items())),
+        "states_asked_for": {"mean": round(mean(states), 4), "histogram": _histogram(states)},
+        "tools": {"mean": round(mean(len(one.tools) for one in stateful), 4)},
+        "rows": {"mean": round(mean(rows), 4)},
     }
 
 
@@ -73,11 +91,6 @@ def _mean(values: Iterable[float]) -> float | None:
     """The mean, or None of nothing."""
     known = list(values)
     return round(mean(known), 4) if known else None
-
-
-def table(statistics: Mapping[str, Any]) -> str:
-    """The paper's table (A.1.2) of a dataset's statistics, a row a line."""
-    return "\n".join(f"{name:<32} {value}" for name, value in table_rows(statistics).items())
 
 
 def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
@@ -103,7 +116,13 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         "steps parallel / serial": f"{steps['share_parallel']:.1%} / {steps['share_serial']:.1%}",
         "tools, merged": f"{statistics['tools']['total']:,}, {statistics['tools']['share_merged']:.1%}",
         "irrelevant tools a sample": ", ".join(f"{band} {n:.2f}" for band, n in statistics["distractors"].items()),
+        **({"worlds with state": _worlds_row(statistics["worlds"])} if "worlds" in statistics else {}),
     }
+
+
+def _worlds_row(worlds: Mapping[str, Any]) -> str:
+    domains = ", ".join(f"{name} {count}" for name, count in worlds["domains"].items())
+    return f"{worlds['samples']:,}: {domains}"
 
 
 def _shares(values: Iterable[str]) -> dict[str, float]:

@@ -6,10 +6,11 @@ values, not free-form objects: strict structured output allows no open objects.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from synthesis.core.endpoint_settings import Role
 from synthesis.core.records import Answer, ToolSpec
 
 ParameterType = Literal["string", "integer", "number", "boolean"]
@@ -73,11 +74,17 @@ class Necessity(msgspec.Struct, frozen=True):
 class ToolNecessityAnswer(msgspec.Struct, frozen=True):
     """One entry for each sub-question, in their order."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
     steps: list[Necessity]
 
 
 class DependencyConsistencyAnswer(msgspec.Struct, frozen=True):
     """Whether the argument_list dependencies supply exactly what one sub-question refers to."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
 
     reason: str
     verdict: Literal["matched", "missing", "redundant"]
@@ -92,11 +99,17 @@ class Atomicity(msgspec.Struct, frozen=True):
 class AtomicityAnswer(msgspec.Struct, frozen=True):
     """One entry for each sub-question, in their order."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
     steps: list[Atomicity]
 
 
 class SequentialRationalityAnswer(msgspec.Struct, frozen=True):
     """Steps that wait for others without need."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
 
     reason: str
     needlessly_sequential: list[int]
@@ -104,6 +117,9 @@ class SequentialRationalityAnswer(msgspec.Struct, frozen=True):
 
 class CompletenessAnswer(msgspec.Struct, frozen=True):
     """Whether the sub-questions cover all that the main question asks."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
 
     requirements: list[str]
     missing: list[str]
@@ -155,6 +171,9 @@ class Cluster(msgspec.Struct, frozen=True):
 class IntentClustersAnswer(msgspec.Struct, frozen=True):
     """Every sub-question in exactly one cluster; one cluster asks the same of different subjects."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
     clusters: list[Cluster]
 
 
@@ -163,6 +182,55 @@ class MergedToolAnswer(msgspec.Struct, frozen=True):
 
     code: str
     calls: list[list[Argument]]
+
+
+class WorldColumn(msgspec.Struct, frozen=True):
+    name: str
+    type: ParameterType
+
+
+class WorldTable(msgspec.Struct, frozen=True):
+    name: str
+    columns: list[WorldColumn]
+
+
+class WorldRow(msgspec.Struct, frozen=True):
+    """One row at the beginning; it has a cell for each column of its table."""
+
+    table: str
+    id: str
+    cells: list[Argument]
+
+
+class WorldStep(SubQuestionAnswer, frozen=True, kw_only=True):
+    """One step of a task in a world: a look-up, or a call that changes the state.
+
+    `check` is the source of a function `check(before, after)` over the tables, which says whether the change is there;
+    "" for a look-up. `other_arguments` are those of a valid call that looks up, or changes, something else.
+    """
+
+    tool: str
+    arguments: list[Argument]
+    other_arguments: list[Argument]
+    check: str
+
+
+class WorldAnswer(msgspec.Struct, frozen=True):
+    """A small database with tools that read and write it, and a task that asks for another state of it.
+
+    `code` is a Python module over the global `STATE` (table → id → column → value): a function for each tool, and
+    `broken()`, which lists the invariants that do not hold. `open` names as `table.column` what the task leaves open or
+    what follows from other columns.
+    """
+
+    question: str
+    domain: str
+    tables: list[WorldTable]
+    rows: list[WorldRow]
+    tools: list[ToolDocumentAnswer]
+    code: str
+    sub_questions: list[WorldStep]
+    open: list[str]
 
 
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
@@ -179,6 +247,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ToolCodeAnswer,
     IntentClustersAnswer,
     MergedToolAnswer,
+    WorldAnswer,
 )
 """Every request of this pipeline; each has a prompt in `prompts/en` and `prompts/zh`."""
 

@@ -35,6 +35,7 @@ async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draf
         Rejected: `tool_free_dependency` where a step that others need has no tool, `no_tools` where no step needs one,
             `low_quality` below the threshold, `wrong_ids` where a judge answers for other steps; or `teacher_failed`.
     """
+    context = context.cast(draft.decomposition.id)
     decomposition = await _with_necessity(draft.decomposition, context)
     quality = QualityScores(
         *await asyncio.gather(
@@ -68,8 +69,8 @@ async def _with_necessity(decomposition: Decomposition, context: EnvironmentCont
     return msgspec.structs.replace(decomposition, sub_questions=steps)
 
 
-async def _dependency_consistency(decomposition: Decomposition, context: EnvironmentContext) -> float:
-    """Mean over the sub-questions that have dependencies; 1 where none has (eq. 14 has nothing to average)."""
+async def _dependency_consistency(decomposition: Decomposition, context: EnvironmentContext) -> float | None:
+    """Mean over the sub-questions that have dependencies; None where none has (eq. 14 has nothing to average)."""
     by_id = {step.id: step for step in decomposition.sub_questions}
     dependent = [step for step in decomposition.sub_questions if step.depends_on]
 
@@ -86,7 +87,7 @@ async def _dependency_consistency(decomposition: Decomposition, context: Environ
         return given.verdict == "matched"
 
     verdicts = await asyncio.gather(*map(judge, dependent))
-    return sum(verdicts) / len(verdicts) if verdicts else 1.0
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 async def _atomicity(decomposition: Decomposition, context: EnvironmentContext) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from synthesis.core.matching import contains, match
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
@@ -19,6 +21,9 @@ from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built
 from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
+from synthesis.environments.world_proof import verify_world
+from synthesis.facts.relations import LICENCE
+from synthesis.pipeline.teacher import description
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -28,7 +33,7 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
     """The environment as it is stored, verified.
 
     Raises:
-        Rejected: `name_collision`, or see `verify`.
+        Rejected: `name_collision`, or see `verify` and `world_proof.verify_world`.
         Transient: the sandbox itself failed.
     """
     environment = assembled(built)
@@ -36,8 +41,14 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
         call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
     }
     async with context.proofs:
-        await verify(environment, others, context.sandbox)
-    return [environment]
+        await (verify if environment.world is msgspec.UNSET else verify_world)(environment, others, context.sandbox)
+    # Without a model every answer is computed from the tables.
+    licence = context.config.licence or (LICENCE if "model" not in description(context.teacher) else "")
+    return [
+        msgspec.structs.replace(
+            environment, provenance=context.provenance(licence, environment.id, ("author", "judge"))
+        )
+    ]
 
 
 def assembled(built: Built) -> ToolEnvironment:
@@ -70,6 +81,7 @@ def assembled(built: Built) -> ToolEnvironment:
         mode=built.draft.mode,
         quality=one.quality,
         difficulty=dependency_graph.difficulty_of(one.sub_questions, built.closeness),
+        world=built.world,
     )
 
 

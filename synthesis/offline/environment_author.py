@@ -40,7 +40,7 @@ from synthesis.environments.teacher_answers import (
 )
 from synthesis.facts.relations import Relation, all_relations, joinable
 from synthesis.facts.servers import tool_spec
-from synthesis.offline import grammar
+from synthesis.offline import grammar, sampling
 from synthesis.pipeline.partition import Partition, Split
 
 Variables = Mapping[str, Any]
@@ -115,6 +115,8 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
         )
         longest = max(len(relations) for _, relations in grammar.chains(plan))
         deep_enough = longest >= variables["min_hops"] or not structure.endswith("multi_hop")
+        if variables.get("informative_joins") and not sampling.informative(plan):
+            continue
         if deep_enough and partition.split_of_signature(grammar.signature(plan)) == split:
             return plan
     raise ValueError(f"no {structure} plan in the split {split} in {_DRAWS} draws; allow more relations")
@@ -142,6 +144,8 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
         ends = [str(grammar.evaluate(plan)[index]).casefold() for index in grammar.terminals(plan)]
         fits = grammar.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
         new = (grammar.signature(plan), set(_arguments(plan))) != asked
+        if variables.get("informative_joins") and not sampling.informative(plan):
+            continue
         if fits and new and partition.split_of_signature(grammar.signature(plan)) == variables["split"]:
             break
     else:

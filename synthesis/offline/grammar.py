@@ -36,8 +36,9 @@ from synthesis.offline.sampling import random_plan
 from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, listed, without_persona
 
 __all__ = [
-    "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "from_chains", "normal",
-    "parse", "question", "random_plan", "signature", "structure", "sub_question", "terminals",
+    "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "framed", "from_chains",
+    "normal", "parse", "phrase", "question", "random_plan", "signature", "structure", "sub_question", "terminals",
+    "unravel",
 ]  # fmt: skip
 
 Style = Literal["plain", "diverse", "persona", "complicate"]
@@ -61,9 +62,9 @@ def question(plan: Plan, rng: random.Random, language: Language, style: Style = 
         raise ValueError(f"style: unknown {style!r}; use one of {', '.join(STYLES)}")
     if not plan:
         raise ValueError("plan: empty; it needs at least one step")
-    phrases = [_phrase(relations, entity, rng, language) for entity, relations in chains(plan)]
+    phrases = [phrase(relations, entity, rng, language) for entity, relations in chains(plan)]
     frames = FRAMES[language]["diverse" if style == "diverse" else "plain"]
-    text = _framed(phrases, frames, rng, language)
+    text = framed(phrases, frames, rng, language)
     space = " " if language == "en" else ""
     if style == "persona":
         return f"{rng.choice(PERSONAS[language])}{space}{text}"
@@ -76,17 +77,19 @@ def sub_question(plan: Plan, index: int, rng: random.Random, language: Language)
     """The question for one step alone, with the actual value as argument: `What is the city population of Tokyo?`"""
     step = plan[index]
     argument = step.argument if isinstance(step.argument, str) else str(evaluate(plan)[step.argument])
-    return _framed([_phrase((step.relation,), argument, rng, language)], FRAMES[language]["plain"], rng, language)
+    return framed([phrase((step.relation,), argument, rng, language)], FRAMES[language]["plain"], rng, language)
 
 
-def _phrase(relations: Sequence[str], entity: str, rng: random.Random, language: Language) -> str:
+def phrase(relations: Sequence[str], entity: str, rng: random.Random, language: Language) -> str:
+    """The noun phrase of a chain; the wording is drawn from `rng`."""
     text = entity
     for relation in relations:
         text = rng.choice(all_relations()[relation].phrases[language]).replace("{x}", text)
     return text
 
 
-def _framed(phrases: list[str], frames: Sequence[Frame], rng: random.Random, language: Language) -> str:
+def framed(phrases: list[str], frames: Sequence[Frame], rng: random.Random, language: Language) -> str:
+    """A request for noun phrases, in one of the frames."""
     frame = rng.choice([f for f in frames if f.accepts(len(phrases))])
     return f"{frame.before}{listed(phrases, language)}{frame.after}"
 
@@ -146,20 +149,29 @@ def _heads(language: Language) -> tuple[re.Pattern[str], dict[str, str]]:
     return re.compile(pattern), words
 
 
-def _parse_phrase(phrase: str, language: Language) -> Chain:
+def unravel(phrase: str, language: Language) -> Chain:
+    """What stands innermost in a phrase, whatever it is, and the relations around it in order of evaluation.
+
+    Raises:
+        ValueError: there is no relation in it.
+    """
     pattern, relation_of = _heads(language)
     relations: list[str] = []
     rest = phrase
     while match := pattern.fullmatch(rest):
         relations.append(relation_of[match["head"]])
         rest = match["rest"]
-    relations.reverse()
     if not relations:
         raise ValueError(f"question: no relation is called {phrase!r}")
+    return rest, tuple(reversed(relations))
+
+
+def _parse_phrase(phrase: str, language: Language) -> Chain:
+    rest, relations = unravel(phrase, language)
     table = all_relations()
     if rest not in table[relations[0]].rows:
         raise ValueError(f"question: {relations[0]} has no row for {rest!r} in {phrase!r}")
     for first, second in zip(relations, relations[1:], strict=False):
         if not joinable(table[first], table[second]):
             raise ValueError(f"question: {second} does not apply to a value of {first} in {phrase!r}")
-    return rest, tuple(relations)
+    return rest, relations

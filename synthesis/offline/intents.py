@@ -13,7 +13,7 @@ from synthesis.core.records import Language, Message, ToolCall
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar, templates
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import COMPLICATIONS, without_persona
+from synthesis.offline.wording import BESIDES, COMPLICATIONS, without_persona
 
 ATTEMPTS = 3
 """How often the agent tries a call before it reports the failure."""
@@ -127,9 +127,52 @@ class TemplateIntent:
         return re.sub(r"\{(\w+)\}", lambda slot: known[slot[1]], text)
 
 
+@dataclass(frozen=True)
+class JointIntent:
+    """Two requests of one message; the second one's steps are counted after the first one's."""
+
+    first: FactIntent | TemplateIntent
+    second: FactIntent | TemplateIntent
+
+    @property
+    def tools(self) -> list[str]:
+        return [*self.first.tools, *self.second.tools]
+
+    def part(self, step: int) -> tuple[FactIntent | TemplateIntent, int]:
+        """Which of the two a step is of, and its number there."""
+        own = len(self.first.tools)
+        return (self.first, step) if step < own else (self.second, step - own)
+
+    def arguments(self, step: int, values: Mapping[int, Value]) -> dict[str, Any] | None:
+        part, own = self.part(step)
+        return part.arguments(own, self._values(step - own, values))
+
+    def read(self, step: int, content: str) -> Value | None:
+        part, own = self.part(step)
+        return part.read(own, content)
+
+    def terminals(self) -> list[int]:
+        return [*self.first.terminals(), *(len(self.first.tools) + step for step in self.second.terminals())]
+
+    def truth(self) -> dict[int, Value] | None:
+        first, second = self.first.truth(), self.second.truth()
+        if first is None or second is None:
+            return None
+        return {**first, **{len(self.first.tools) + step: value for step, value in second.items()}}
+
+    def phrase(self, step: int, values: Mapping[int, Value], language: Language) -> str:
+        part, own = self.part(step)
+        return part.phrase(own, self._values(step - own, values), language)
+
+    @staticmethod
+    def _values(start: int, values: Mapping[int, Value]) -> dict[int, Value]:
+        """As the part that begins at a step counts them."""
+        return {step - start: value for step, value in values.items() if step >= start}
+
+
 @functools.lru_cache(maxsize=65_536)
 def understand(question: str, language: Language) -> Intent:
-    """The intent of a request of the templates or of the grammar.
+    """The intent of a request of the templates or of the grammar, or of two in one message.
 
     Raises:
         ValueError: neither knows these words.
@@ -137,18 +180,16 @@ def understand(question: str, language: Language) -> Intent:
     text = without_persona(question.strip(), language)
     for complication in COMPLICATIONS[language]:
         text = text.removesuffix(complication)
+    first, besides, second = text.partition(BESIDES[language])
+    if besides:
+        return JointIntent(_single(first, language), _single(second, language))
+    return _single(text, language)
+
+
+def _single(text: str, language: Language) -> FactIntent | TemplateIntent:
     if found := templates.match(text.strip(), language):
         return TemplateIntent(found[0], tuple(found[1].items()))
-    return FactIntent(grammar.parse(question, language))
-
-
-def understand_run(messages: Sequence[Message], language: Language) -> Intent:
-    """The intent of a run's request.
-
-    Raises:
-        ValueError: it is not understood.
-    """
-    return understand(next(message.content for message in messages if message.role == "user"), language)
+    return FactIntent(grammar.parse(text, language))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from synthesis.core.records import Structure
@@ -148,6 +149,38 @@ def subjects(path: Path) -> tuple[str, ...]:
             if len({one.casefold() for one in trail}) == len(trail):
                 kept.append(subject)
     return tuple(kept) if 2 * len(kept) > reached else ()
+
+
+_CONSTANT = 0.9
+"""Share of one value among those of a join, above which it says nothing: every Easter is a Sunday."""
+
+
+@functools.lru_cache(maxsize=8192)
+def tells_nothing(first: str, second: str) -> bool:
+    """Whether nearly all values of the second relation, of what the first one leads to, are the same."""
+    one, two = all_relations()[first].rows, all_relations()[second].rows
+    values = Counter(str(two[str(one[subject])]) for subject in subjects((first, second)))
+    return values.total() > 0 and max(values.values()) > _CONSTANT * values.total()
+
+
+def can_skip(subject: str, path: Path) -> bool:
+    """Whether a step of the chain gives its value of an earlier subject too, so that a hop need not be made: the
+    continent of a neighbour is the country's own."""
+    trail = [subject]
+    for number, relation in enumerate(path):
+        rows = all_relations()[relation].rows
+        value = str(rows[trail[-1]])
+        if any(str(rows.get(earlier)) == value for earlier in trail[:number]):
+            return True
+        trail.append(value)
+    return False
+
+
+def informative(plan: Plan) -> bool:
+    """Whether each hop of its chains must be made, and tells something."""
+    return not any(
+        can_skip(subject, path) or any(map(tells_nothing, path, path[1:])) for subject, path in plans.chains(plan)
+    )
 
 
 @functools.lru_cache(maxsize=1024)

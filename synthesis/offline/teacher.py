@@ -7,14 +7,15 @@ it is true and can be checked. Each track keeps its rules beside this file, one 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from synthesis.core.records import Language
+from synthesis.core.chat_format import AssistantTurn
+from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import rng_for
-from synthesis.offline import environment_author, trajectory_author
+from synthesis.offline import conduct_author, environment_author, trajectory_author, world_author
 from synthesis.pipeline.teacher import TeacherError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -25,8 +26,15 @@ Handler = Callable[[Mapping[str, Any], Language, random.Random], msgspec.Struct]
 class OfflineTeacher:
     """Dispatches a request to the handler that is named after its answer type."""
 
+    BY_RULES = True
+
     def __init__(self) -> None:
-        self._handlers: dict[str, Handler] = {**trajectory_author.HANDLERS, **environment_author.HANDLERS}
+        self._handlers: dict[str, Handler] = {
+            **trajectory_author.HANDLERS,
+            **conduct_author.HANDLERS,
+            **environment_author.HANDLERS,
+            **world_author.HANDLERS,
+        }
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
         """See `pipeline.teacher.Teacher.ask`. A `ValueError` of a rule means that it has no true answer to give."""
@@ -41,3 +49,13 @@ class OfflineTeacher:
         if not isinstance(result, answer):
             raise TypeError(f"the rule for {answer.__name__} returned a {type(result).__name__}")
         return result
+
+    async def act(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
+    ) -> AssistantTurn:
+        """See `pipeline.teacher.Teacher.act`."""
+        try:
+            # "AgentTurn": how its draws have been named since the first version.
+            return trajectory_author.agent(messages, tools, language, rng_for(seed, "AgentTurn"))
+        except ValueError as error:
+            raise TeacherError(f"the agent: {error}") from error

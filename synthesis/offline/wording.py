@@ -109,6 +109,9 @@ def without_persona(text: str, language: Language) -> str:
     return text[found.end() :] if found else text
 
 
+BESIDES: Mapping[Language, str] = {"en": " Besides that: ", "zh": "除此之外："}
+"""Between two requests of one message: what different servers are asked for together."""
+
 COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
     "en": (
         "Give the result exactly as the tool reports it.",

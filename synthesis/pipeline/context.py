@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from synthesis.core.records import Language
+from synthesis.core.endpoint_settings import Role
+from synthesis.core.records import Language, Provenance
 from synthesis.core.stages import Rejected, rng_for
+from synthesis.core.versions import code_version
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.pipeline.teacher import Teacher, TeacherError, cast, description, models_of
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -47,6 +49,25 @@ class Context(Generic[S]):
     seed: int
     embedder: Embedder = field(default_factory=SentenceEmbedder)
 
+    def cast(self, record: str) -> Self:
+        """The context of one record's work: of several models those that are drawn for it are asked."""
+        return replace(self, teacher=cast(self.teacher, record))
+
+    def provenance(self, licence: str, record: str, roles: Sequence[Role]) -> Provenance:
+        """Of a record that this stage makes.
+
+        Args:
+            licence: of its source.
+            record: for which its models were drawn; see `cast`.
+            roles: that had a part in it; whoever is the first has its text judged.
+        """
+        found = description(self.teacher)
+        given = ("model", "endpoint", "prompts", "temperature", "max_tokens")
+        of_model = {name: found[name] for name in given if name in found}
+        drawn = models_of(self.teacher, record, roles[0])
+        models: dict[str, str] = {role: drawn[role] for role in roles if role in drawn}
+        return Provenance(found["name"], **of_model, licence=licence, code=code_version(), models=models)
+
     async def ask(
         self,
         answer: type[T],
@@ -69,27 +90,47 @@ class Context(Generic[S]):
         Raises:
             Rejected: `failed`, or what the check said of the last attempt.
         """
-        feedback = str(variables.get("feedback", ""))
-        for attempt in range(attempts or self.config.attempts):
-            seed = self.request_seed(answer, key, attempt)
-            try:
-                given = await self.teacher.ask(
-                    answer, {**variables, "feedback": feedback}, language=language, seed=seed
-                )
-            except TeacherError as error:
-                raise Rejected(failed, str(error)) from error
-            try:
-                return await check(given)
-            except Rejected as rejection:
-                if rejection.reason == "teacher_failed":  # of a request that the check made: nothing to mend here
-                    raise
-                last = rejection
-                feedback = rejection.detail or rejection.reason
-        raise last
+        seeds = (self.request_seed(answer, key, attempt) for attempt in range(attempts or self.config.attempts))
+        return await ask_until(
+            self.teacher, answer, variables, language=language, seeds=seeds, check=check, failed=failed
+        )
 
     def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
         """The seed of a request: of the run's seed, the answer's type, what it is about and the attempt."""
         return rng_for(self.seed, answer.__name__, key, attempt).getrandbits(31)
+
+
+async def ask_until(
+    teacher: Teacher,
+    answer: type[T],
+    variables: Mapping[str, Any],
+    *,
+    language: Language,
+    seeds: Iterable[int],
+    check: Callable[[T], Awaitable[R]],
+    failed: str,
+) -> R:
+    """See `Context.ask`.
+
+    Args:
+        seeds: of the attempts, one at least.
+    """
+    feedback = str(variables.get("feedback", ""))
+    last: Rejected | None = None
+    for seed in seeds:
+        try:
+            given = await teacher.ask(answer, {**variables, "feedback": feedback}, language=language, seed=seed)
+        except TeacherError as error:
+            raise Rejected(failed, str(error)) from error
+        try:
+            return await check(given)
+        except Rejected as rejection:
+            if rejection.reason == "teacher_failed":  # of a request that the check made: nothing to mend here
+                raise
+            last = rejection
+            feedback = rejection.detail or rejection.reason
+    assert last is not None
+    raise last
 
 
 async def accept(given: T) -> T:

@@ -10,12 +10,14 @@ import asyncio
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from sandbox.access import keyless
+from sandbox.answers import without_keys
 from sandbox.settings import Count, Seconds, Settings
 from synthesis.core.records import ToolSpec
 from synthesis.core.refusals import Refusal
@@ -91,7 +93,7 @@ class EndpointConfig(Settings):
 
     base_url: str
     model: str
-    api_key: str = "EMPTY"
+    api_key: str = field(default="EMPTY", repr=False)
     batch: Count = 256
     timeout_seconds: Seconds = 300.0
     tries: Count = 4
@@ -103,6 +105,7 @@ class EndpointEmbedder:
     def __init__(self, config: EndpointConfig) -> None:
         import openai  # half a second, and the embedded default needs none of it
 
+        keyless(config.base_url, "EndpointConfig.base_url")
         self.config = config
         self.name = config.model
         self._passing = (openai.RateLimitError, openai.APIConnectionError, openai.InternalServerError)
@@ -124,17 +127,20 @@ class EndpointEmbedder:
             raise EmbeddingError(f"{self.config.base_url}: {self.name} gave vectors of different widths")
         return _unit(np.array(rows, np.float32))
 
+    def _shown(self, error: Exception) -> str:
+        return without_keys(str(error).encode(), {"Authorization": self.config.api_key}).decode()
+
     async def _batch(self, texts: list[str]) -> list[list[float]]:
         where, problem = f"{self.config.base_url}: {self.name}", ""
         for attempt in range(self.config.tries):
             try:
                 given = await self._client.embeddings.create(model=self.name, input=texts, encoding_format="float")
             except self._passing as error:
-                problem = str(error)
+                problem = self._shown(error)
                 await asyncio.sleep(min(30.0, 0.5 * 2**attempt))
                 continue
             except self._refused as error:
-                raise EmbeddingError(f"{where} refused the request: {error}") from None
+                raise EmbeddingError(f"{where} refused the request: {self._shown(error)}") from None
             rows = [one.embedding for one in sorted(given.data, key=lambda one: one.index)]
             if len(rows) != len(texts):
                 raise EmbeddingError(f"{where} gave {len(rows)} vectors for {len(texts)} texts")

@@ -12,14 +12,19 @@ The journal, retries and the progress bar stay with `synthesis.core.stages.run_s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from synthesis.core.rate_limits import Spent
+from synthesis.core.records import Language
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import StageResult, run_stage
+from synthesis.facts.catalog import LANGUAGES
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.teacher import Teacher
+from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.teacher import OpenAITeacher, Teacher, description
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -55,11 +60,13 @@ class Workers(Protocol[C_co]):
 
     Attributes:
         count: processes.
-        teacher_name: the type of the teacher, for the datasets' cards.
+        teacher: see `pipeline.teacher.description`.
     """
 
     count: int
-    teacher_name: str
+
+    @property
+    def teacher(self) -> Mapping[str, Any]: ...
 
     def bound(
         self, function: Callable[[In, C_co], Awaitable[Sequence[Out]]], concurrency: int
@@ -71,11 +78,21 @@ class Workers(Protocol[C_co]):
         """
         ...
 
+    async def costs(self) -> Mapping[str, Spent]:
+        """What the teacher's endpoint was asked, by stage, in this run and those before it; empty without one."""
+        ...
+
 
 class Executor(Protocol):
-    """Makes workers. `embedder` is for what the process of the run embeds itself."""
+    """Makes workers.
+
+    Attributes:
+        embedder: for what the process of the run embeds itself.
+        by_rules: whether the teacher follows rules, as the offline teacher does, and is no model.
+    """
 
     embedder: Embedder
+    by_rules: bool
 
     def workers(self, make_context: MakeContext[C]) -> AbstractAsyncContextManager[Workers[C]]:
         """Workers, each with a context that is made there and closed at the end."""
@@ -87,25 +104,61 @@ class LocalExecutor:
 
     def __init__(self, teacher: Teacher, sandbox: Sandbox, embedder: Embedder | None = None) -> None:
         self.embedder = embedder or SentenceEmbedder()
+        self.by_rules = follows_rules(teacher)
         self._means = Resources(teacher, sandbox, self.embedder)
+
+    def watch(self, preview: Preview) -> None:
+        """Let a preview see what is asked of endpoints."""
+        if isinstance(self._means.teacher, OpenAITeacher):
+            for endpoint in self._means.teacher.endpoints:
+                endpoint.watch = preview.note
 
     @asynccontextmanager
     async def workers(self, make_context: MakeContext[C]) -> AsyncIterator[Workers[C]]:
         """See `Executor.workers`."""
         async with make_context(self._means) as context:
-            yield _Here(context, type(self._means.teacher).__name__)
+            yield _Here(context, self._means.teacher)
+
+
+def follows_rules(teacher: object) -> bool:
+    """What a teacher, or its class, says of itself in `BY_RULES`; a model says nothing."""
+    return bool(getattr(teacher, "BY_RULES", False))
+
+
+def check_spoken(languages: Mapping[Language, float], *, by_rules: bool) -> None:
+    """Refuse languages that the teacher cannot write.
+
+    Args:
+        languages: weights; 0 asks for none.
+
+    Raises:
+        InputError: rules know no such language.
+    """
+    foreign = [one for one, weight in languages.items() if weight and one not in LANGUAGES]
+    if by_rules and foreign:
+        raise InputError(
+            f"languages: the offline teacher writes {' and '.join(LANGUAGES)}, not {', '.join(foreign)}; leave it out, "
+            "or give --teacher_url"
+        )
 
 
 @dataclass
 class _Here:
     context: Any
-    teacher_name: str
+    asked: Teacher
     count: int = 1
+
+    @property
+    def teacher(self) -> Mapping[str, Any]:
+        return description(self.asked)
 
     def bound(
         self, function: Callable[[In, C], Awaitable[Sequence[Out]]], concurrency: int
     ) -> Callable[[In], Awaitable[Sequence[Any]]]:
         return lambda item: function(item, self.context)
+
+    async def costs(self) -> Mapping[str, Spent]:
+        return self.asked.spent_by_stage if isinstance(self.asked, OpenAITeacher) else {}
 
 
 async def run_on(

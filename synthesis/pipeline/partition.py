@@ -17,7 +17,7 @@ from sandbox.settings import Settings, Share
 from synthesis.core.matching import fold
 
 Split = Literal["train", "held_out"]
-SplitBy = Literal["intent", "signature"]
+SplitBy = Literal["intent", "signature", "source"]
 
 _INTENT = re.compile(r"[^>|&()]+")
 
@@ -31,7 +31,8 @@ class Partition(Settings):
         entities: share of the entities that is held out, 0 to 1.
         questions: share of the intents, or signatures, that is held out, 0 to 1.
         by: `intent` holds out what is looked up: every tool of a held-out question is unseen. `signature` holds out how
-            the look-ups are put together; each of them may occur in training too.
+            the look-ups are put together; each of them may occur in training too. `source` holds out neither, but what
+            was made of held-out sources (`split_of_source`), on whose side all else is.
     """
 
     salt: str
@@ -44,8 +45,8 @@ class Partition(Settings):
         return self._split_of("entity", fold(entity), self.entities)
 
     def split_of_intent(self, intent: str) -> Split | None:
-        """The split of one intent; None where intents belong to both."""
-        return self._split_of("intent", intent, self.questions) if self.by == "intent" else None
+        """The split of one intent; None where intents belong to both. Those of a world, `world.tool`, go together."""
+        return self._split_of("intent", intent.partition(".")[0], self.questions) if self.by == "intent" else None
 
     def split_of_signature(self, signature: str) -> Split | None:
         """The split of a question; None where its intents lie in both."""
@@ -58,6 +59,10 @@ class Partition(Settings):
         """The split in which everything lies, or None when the question straddles."""
         splits = {self.split_of_signature(signature), *map(self.split_of_entity, entities)}
         return splits.pop() if len(splits) == 1 else None
+
+    def split_of_source(self, source: str, share: float) -> Split:
+        """The split of a source, of which this share is held out."""
+        return self._split_of("source", source, share)
 
     def _split_of(self, kind: str, name: str, fraction: float) -> Split:
         digest = hashlib.sha256(f"{self.salt}\x1f{kind}\x1f{name}".encode()).digest()

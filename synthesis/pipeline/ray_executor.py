@@ -25,22 +25,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from synthesis.core.progress import TRAFFIC, Progress, Traffic
-from synthesis.core.records import Language
+from synthesis.core.rate_limits import STAGE, Spent
 from synthesis.core.refusals import Refusal
 from synthesis.core.stages import Rejected, Stopped, Transient
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers
-from synthesis.pipeline.teacher import OpenAITeacher, Teacher, TeacherError, render_prompt
+from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers, follows_rules
+from synthesis.pipeline.ray_endpoint import EndpointActor, SharedTeacher
+from synthesis.pipeline.teacher import OpenAITeacher, Teacher, description
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
 
-T = TypeVar("T", bound=msgspec.Struct)
 
 _log = logging.getLogger(__name__)
 
@@ -80,65 +80,6 @@ def _ray() -> ModuleType:
 # The actors
 
 
-class _EndpointActor:
-    """Asks an endpoint for all workers."""
-
-    COMMIT_SECONDS = 0.05
-
-    def __init__(self, make: Callable[[], OpenAITeacher]) -> None:
-        self._make = make
-        self._made: OpenAITeacher | None = None
-        self._commit: asyncio.Task[None] | None = None
-
-    def name(self) -> str:
-        return type(self._teacher()).__name__
-
-    def traffic(self) -> Traffic:
-        return TRAFFIC
-
-    async def answer(self, answer: type[T], prompt: str, seed: int) -> T | TeacherError | Stopped:
-        teacher = self._teacher()
-        try:
-            given: T | TeacherError | Stopped = await teacher.answer(answer, prompt, seed)
-        except (TeacherError, Stopped) as problem:
-            given = problem
-        if teacher.mode == "record":
-            # The journal is another process's: an answer that it may build on has to be on the disk before.
-            self._commit = self._commit or asyncio.create_task(self._soon(teacher))
-            await self._commit
-        return given
-
-    async def _soon(self, teacher: OpenAITeacher) -> None:
-        await asyncio.sleep(self.COMMIT_SECONDS)  # one commit for many answers
-        self._commit = None
-        if teacher.recording is not None:
-            teacher.recording.commit()
-
-    async def close(self) -> None:
-        if self._made is not None:
-            await self._made.close()
-            if self._made.recording is not None:
-                self._made.recording.close()
-
-    def _teacher(self) -> OpenAITeacher:
-        self._made = self._made or self._make()
-        return self._made
-
-
-class SharedTeacher:
-    """A `Teacher` that has its requests made by the actor of the endpoint."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
-        """See `OpenAITeacher.ask`."""
-        given = await self._actor.answer.remote(answer, render_prompt(answer, variables, language), seed)
-        if isinstance(given, Exception):
-            raise given
-        return given
-
-
 @dataclass(frozen=True)
 class _Recipe:
     """How a worker gets what it works with."""
@@ -165,12 +106,16 @@ class _WorkerActor:
         resources = Resources(recipe.teacher(), sandbox, recipe.embedder(), self._number)
         self._context = await self._stack.enter_async_context(recipe.make_context(resources))
 
-    async def work(self, stage: int, function: list[Any], item: Any) -> list[bytes] | Rejected | Transient | Stopped:
+    async def work(
+        self, stage: int, function: list[Any], item: Any, name: str
+    ) -> list[bytes] | Rejected | Transient | Stopped:
         """The outputs' JSON, which is made here because the driver has enough to do.
 
         Args:
             function: the reference of the stage's function, which is fetched once a stage.
+            name: under which its costs are counted.
         """
+        STAGE.set(name)
         if self._stage != stage:
             fetched = await function[0]
             self._stage, self._function = stage, fetched
@@ -219,6 +164,7 @@ class RayExecutor:
         if (teacher is None) == (endpoint is None):
             raise ValueError("teacher, endpoint: give exactly one of them")
         self.embedder = embedder()
+        self.by_rules = follows_rules(teacher)
         self._teacher = teacher
         self._sandbox, self._endpoint, self._make_embedder = sandbox, endpoint, embedder
         self._address, self._count = address, count
@@ -236,13 +182,16 @@ class RayExecutor:
             count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
             async with AsyncExitStack() as stack:
                 teacher: Callable[[], Teacher]
+                costs: Callable[[], Awaitable[Mapping[str, Spent]]] = _nothing
                 if self._endpoint is not None:
                     actor = await stack.enter_async_context(_endpoint_actor(ray, self._endpoint))
-                    teacher, name = _Given(SharedTeacher(actor)), await _unwrapped(ray, actor.name.remote())
+                    described = await _unwrapped(ray, actor.described.remote())
+                    teacher, asked = _Given(SharedTeacher(actor, described)), described[0]
+                    costs = actor.costs.remote
                 elif self._teacher is not None:
-                    teacher, name = self._teacher, type(self._teacher()).__name__
+                    teacher, asked = self._teacher, description(self._teacher())
                 recipe = _Recipe(teacher, self._sandbox, self._make_embedder, make_context)
-                crew = _Crew(ray, recipe, count, name)
+                crew = _Crew(ray, recipe, count, asked, costs)
                 stack.push_async_callback(crew.close)
                 crew.start()
                 yield crew
@@ -274,6 +223,11 @@ class RayExecutor:
             ray.shutdown()
 
 
+async def _nothing() -> Mapping[str, Spent]:
+    """The costs where there is no endpoint."""
+    return {}
+
+
 @dataclass(frozen=True)
 class _Given:
     """Gives what it holds: a recipe for what can be pickled itself."""
@@ -292,7 +246,7 @@ async def _endpoint_actor(ray: ModuleType, make: Callable[[], OpenAITeacher]) ->
     )
     # Should it die, what was spent is in the recording, and what was asked of it is asked again.
     options = _options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
-    actor = ray.remote(_EndpointActor).options(**options).remote(make)
+    actor = ray.remote(EndpointActor).options(**options).remote(make)
 
     async def watch() -> None:
         before = Traffic()
@@ -338,8 +292,11 @@ class _Slot:
 class _Crew:
     """The workers of one run; see `synthesis.pipeline.executors.Workers`."""
 
-    def __init__(self, ray: ModuleType, recipe: _Recipe, count: int, teacher_name: str) -> None:
-        self.count, self.teacher_name = count, teacher_name
+    def __init__(
+        self, ray: ModuleType, recipe: _Recipe, count: int, teacher: Mapping[str, Any],
+        costs: Callable[[], Awaitable[Mapping[str, Spent]]],
+    ) -> None:  # fmt: skip
+        self.count, self.teacher, self._costs = count, teacher, costs
         self._ray = ray
         self._recipe = ray.put(recipe)
         self._slots = [_Slot(number, 1) for number in range(count)]
@@ -367,7 +324,7 @@ class _Crew:
                 slot = await (self._free(self._slots, concurrency) if deaths < DEATHS else self._alone())
                 actor = slot.actor
                 try:
-                    given = await _unwrapped(self._ray, actor.work.remote(stage, [reference], item))
+                    given = await _unwrapped(self._ray, actor.work.remote(stage, [reference], item, STAGE.get()))
                 except self._deaths:
                     self._replace(slot, actor)
                 else:
@@ -380,6 +337,10 @@ class _Crew:
             raise Rejected("worker_died", f"{DEATHS + 1} workers died at it, the last with nothing else in work")
 
         return work
+
+    async def costs(self) -> Mapping[str, Spent]:
+        """See `Workers.costs`."""
+        return await self._costs()
 
     async def close(self) -> None:
         slots = [slot for slot in (*self._slots, self._last_resort) if slot.actor is not None]

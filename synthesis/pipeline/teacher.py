@@ -7,26 +7,49 @@ Fail closed: an answer that does not fit its schema is asked for again, then `Te
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import hashlib
 import random
-import re
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-import jinja2
 import msgspec
 
-from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig, RequestRefused
-from synthesis.core.rate_limits import Spent
+from synthesis.core.chat_format import AssistantTurn, MalformedCall
+from synthesis.core.endpoint import Endpoint, RequestRefused
+from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
+from synthesis.core.openai_messages import read_reply, to_openai
+from synthesis.core.progress import say_beside_bars
+from synthesis.core.rate_limits import Budget, Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
-from synthesis.core.records import Language
+from synthesis.core.records import Language, Message, ToolSpec
+from synthesis.pipeline.answer_forms import (
+    BadAnswer,
+    Form,
+    Probe,
+    open_format,
+    prompt_name,
+    read_answer,
+    response_format,
+    strict_schema,
+)
+from synthesis.pipeline.casting import Casting, judged_by, role_of
+from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
 
 __all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
-PROMPTS = Path(__file__).parents[1] / "prompts"
+_ENFORCED: tuple[Form, ...] = ("json_schema", "json_object")
+"""From the strongest on."""
+_TRIES_OF_A_FORM = 3
+_SAYS: Mapping[Form, str] = {
+    "json_schema": "answers have their JSON schema",
+    "json_object": "answers are JSON, with the schema in the prompt",
+    "text": "answers are text, with the schema in the prompt",
+}
 
 T = TypeVar("T", bound=msgspec.Struct)
 Mode = Literal["off", "record", "replay"]
@@ -53,52 +76,75 @@ class Teacher(Protocol):
         """
         ...
 
+    async def act(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
+    ) -> AssistantTurn:
+        """The next turn of the conversation, as the agent in it: what it is shown is the conversation, nothing else.
 
-@cache
-def prompt_name(answer: type[msgspec.Struct]) -> str:
-    """`TaskScoresAnswer` -> `task_scores_answer`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", answer.__name__).lower()
+        Args:
+            messages: so far.
+            tools: that may be called.
+            language: of the conversation.
+            seed: as of `ask`.
+
+        Returns:
+            What it thinks, says and calls; a call that could not be read is a `MalformedCall`. The calls' ids are its
+            own and may be those of another turn.
+
+        Raises:
+            TeacherError: no turn after all retries.
+        """
+        ...
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PROMPTS),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,  # it would look at the file for each request
-    )
-    # Records appear in prompts as JSON; msgspec knows how to write them, jinja's own filter does not.
-    environment.filters["json"] = lambda value: msgspec.json.encode(value).decode()
-    return environment
+@runtime_checkable
+class Described(Protocol):
+    """A teacher that says what answers."""
+
+    @property
+    def description(self) -> Mapping[str, Any]: ...
 
 
-def render_prompt(answer: type[msgspec.Struct], variables: Mapping[str, Any], language: Language) -> str:
-    """The prompt of a request.
+@runtime_checkable
+class Cast(Protocol):
+    """A teacher that is several models.
 
-    Raises:
-        jinja2.TemplateNotFound: no prompt file for this answer and language.
-        jinja2.UndefinedError: the template needs a variable that is not given.
+    Attributes:
+        casting: which.
     """
-    return _environment().get_template(f"{language}/{prompt_name(answer)}.jinja").render(variables)
+
+    @property
+    def casting(self) -> Casting: ...
+
+    def cast(self, record: str) -> Teacher:
+        """The same teacher, as those of its models that are drawn for a record."""
+        ...
 
 
-def strip_answer(text: str) -> str:
-    """A model's text without its thinking and without a code fence around the JSON."""
-    text = text.rpartition("</think>")[2].strip()
-    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, flags=re.DOTALL)
-    return fenced.group(1) if fenced else text
+def cast(teacher: Teacher, record: str) -> Teacher:
+    """Whom a record asks: of several models those that are drawn for it."""
+    return teacher.cast(record) if isinstance(teacher, Cast) else teacher
+
+
+def models_of(teacher: Teacher, record: str, judged: Role) -> dict[Role, str]:
+    """Who answers a record, by role; {} where rules do. See `Casting.names`."""
+    return teacher.casting.names(record, judged) if isinstance(teacher, Cast) else {}
+
+
+def description(teacher: Teacher) -> Mapping[str, Any]:
+    """Who answers, as cards and records say it: `name`, the teacher's type; and of a model what decides its answers."""
+    return teacher.description if isinstance(teacher, Described) else {"name": type(teacher).__name__}
 
 
 class OpenAITeacher:
-    """A `Teacher` behind an OpenAI-compatible endpoint, with the answer's JSON schema as `response_format`.
+    """A `Teacher` behind an OpenAI-compatible endpoint, asked in the strictest form that it enforces (`answer_forms`).
 
-    An endpoint that fails changes no answer: the same request is sent again, with the same seed. Only a model's own bad
-    answer is asked for with another seed: JSON that does not fit the schema at once, other text when it comes twice.
+    An endpoint that fails changes no answer: the same request is sent again, with the same seed. A model's own bad
+    answer (cut off, no JSON, not of its type) is asked for with another seed, and with what was wrong.
 
     Args:
         recording: keeps answers (see `mode`) and, in any mode, what was spent.
+        prompts: of its requests; None: the package's.
         mode: `off` asks the endpoint. `record` asks what is not recorded yet, and records it; a request that had no
             valid answer is asked again. `replay` asks nothing: what is not recorded is `NotRecorded`.
 
@@ -106,19 +152,77 @@ class OpenAITeacher:
         ValueError: `mode` wants a recording.
     """
 
-    def __init__(self, config: OpenAITeacherConfig, recording: Recording | None = None, mode: Mode = "off") -> None:
+    def __init__(
+        self, config: OpenAITeacherConfig, recording: Recording | None = None, mode: Mode = "off",
+        prompts: Prompts | None = None,
+    ) -> None:  # fmt: skip
         if mode not in get_args(Mode) or (mode != "off" and recording is None):
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; all but off want a recording")
         self.config = config
         self.mode = mode
         self.recording = recording
-        self.endpoint = Endpoint(config, recording)
+        self.prompts = prompts or packaged()
+        self.casting = Casting.of(config)
+        self._about: str | None = None
         self._jitter = random.Random()  # pauses change no answer, and processes should not pause alike
+        budget = Budget(tokens=config.token_budget, money=config.money_budget)
+        self._served: dict[str, _Served] = {}
+        self._models: dict[Role, list[tuple[OpenAITeacherConfig, _Served]]] = {}
+        for role in get_args(Role):
+            self._models[role] = []
+            for one in config.models(role):
+                door = _door(one)
+                if door not in self._served:
+                    self._served[door] = _Served(Endpoint(one, recording, budget))
+                self._models[role].append((one, self._served[door]))
+        self._budget = budget
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All that may be asked."""
+        return [served.endpoint for served in self._served.values()]
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See `description`: the model, where it is served (the address without what may be secret), how it samples."""
+        roles = {
+            role: [
+                {**_described(one), "weight": weight}
+                for one, weight in zip(self.config.models(role), self.config.weights(role), strict=True)
+            ]
+            for role in get_args(Role)
+            if role in self.config.roles
+        }
+        return {
+            "name": type(self).__name__,
+            **_described(self.config),
+            "prompts": self.prompts.digest,
+            **({"roles": roles} if roles else {}),
+            **({"judge_own_text": True} if self.config.judge_own_text else {}),
+        }
+
+    def cast(self, record: str) -> OpenAITeacher:
+        """The same teacher, as the models that are drawn for a record; see `Casting`."""
+        teacher = copy.copy(self)
+        teacher._about = record
+        return teacher
+
+    def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _Served]:
+        """Who answers as a role; without a record, whose text it could be, the first."""
+        index = 0 if self._about is None else self.casting.drawn(self._about, role, judged)
+        return self._models[role][index]
 
     @property
     def spent(self) -> Spent:
-        """On this model, by this run and by those before it with the same recording."""
-        return self.endpoint.spent
+        """On all its models, by this run and by those before it with the same recording."""
+        return self._budget.spent
+
+    @property
+    def spent_by_stage(self) -> dict[str, Spent]:
+        """The same by stage."""
+        accounts = {id(one.spent_by_stage): one.spent_by_stage for one in self.endpoints}  # of a model there is one
+        stages = sorted({stage for account in accounts.values() for stage in account})
+        return {stage: summed(of[stage] for of in accounts.values() if stage in of) for stage in stages}
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
         """See `Teacher.ask`.
@@ -127,92 +231,237 @@ class OpenAITeacher:
             TeacherError: no valid answer, or the endpoint refused the request.
             Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
-        return await self.answer(answer, render_prompt(answer, variables, language), seed)
+        return await self.answer(answer, self.prompts.render(answer, variables, language), language, seed)
 
-    async def answer(self, answer: type[T], prompt: str, seed: int) -> T:
+    async def answer(self, answer: type[T], prompt: str, language: Language, seed: int) -> T:
         """`ask`, with a prompt that was rendered elsewhere; raises the same."""
-        if self.mode == "off" or self.recording is None:
-            return (await self._ask(answer, prompt, seed))[0]
-        digest = hashlib.sha256(self._request(answer, prompt, seed)).digest()
+        config, served = self._model(role_of(answer), judged_by(answer))
+        digest = self._digest(lambda: _identity(config, answer, prompt, seed))
+        if (known := self._recorded(digest, answer.__name__, seed, config)) is not None:
+            try:
+                return read_answer(known, answer)[0]
+            except BadAnswer as error:  # the type may check more than it did when recorded
+                if self.mode == "replay":
+                    raise NotRecorded(
+                        f"{config.model}: {answer.__name__} is recorded, and cannot be used: {error}",
+                        "record it anew with mode 'record'",
+                    ) from None
+        try:
+            given, text = await self._ask(config, served, answer, prompt, language, seed)
+        except TeacherError as error:
+            self._record(digest, "", str(error))
+            raise
+        self._record(digest, text)
+        return given
+
+    def _digest(self, request: Callable[[], bytes]) -> bytes:
+        """What a recording knows a request by; nothing where there is none."""
+        return b"" if self.mode == "off" or self.recording is None else hashlib.sha256(request()).digest()
+
+    def _recorded(self, digest: bytes, what: str, seed: int, config: OpenAITeacherConfig) -> str | None:
+        """The recorded answer to a request; None where the endpoint is to be asked.
+
+        Raises:
+            TeacherError: replayed, and recorded is that there was no answer.
+            NotRecorded: replayed, and not recorded.
+        """
+        if not digest or self.recording is None:
+            return None
         if (known := self.recording.answer(digest)) is not None:
             text, problem = known
             if not problem:
-                with contextlib.suppress(msgspec.DecodeError):  # the type may check more than it did when recorded
-                    return msgspec.json.decode(text, type=answer)
-            elif self.mode == "replay":
+                return text
+            if self.mode == "replay":
                 raise TeacherError(problem)
         if self.mode == "replay":
             raise NotRecorded(
-                f"{self.recording.path} has no answer to a request for {answer.__name__} (seed {seed}, model "
-                f"{self.config.model})",
+                f"{self.recording.path} has no answer to a request for {what} (seed {seed}, model {config.model})",
                 "another configuration, prompt or seed was recorded: run with these, or record with mode 'record'",
             )
+        return None
+
+    def _record(self, digest: bytes, text: str, problem: str = "") -> None:
+        if digest and self.recording is not None:
+            self.recording.keep(digest, text, problem)
+
+    async def act(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
+    ) -> AssistantTurn:
+        """See `Teacher.act`: OpenAI's messages and tools, for which the served model has a chat template of its own.
+
+        A turn that the endpoint cut off is asked for again, as is one with a call that cannot be read; when tries run
+        out, the latter is returned as it is.
+
+        Raises:
+            TeacherError: all turns were cut off, or the endpoint refused the request.
+            Stopped: as `ask`.
+        """
+        config, served = self._model("agent")
+        body = _body(config, [{name: one[name] for name in one if name != "name"} for one in to_openai(messages)], seed)
+        if tools:
+            body["tools"] = [tool.to_openai() for tool in tools]
+        digest = self._digest(lambda: msgspec.json.encode(body))
+        if (known := self._recorded(digest, "a turn of the agent", seed, config)) is not None:
+            return read_reply(msgspec.json.decode(known))
         try:
-            given, text = await self._ask(answer, prompt, seed)
+            sent = await self._turn(config, served, body, seed)
         except TeacherError as error:
-            self.recording.keep(digest, "", str(error))
+            self._record(digest, "", str(error))
             raise
-        self.recording.keep(digest, text)
-        return given
+        self._record(digest, sent.decode())
+        return read_reply(msgspec.json.decode(sent))
+
+    async def _turn(self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int) -> bytes:
+        """A turn as the endpoint sent it."""
+        unreadable: bytes | None = None
+        for number in range(config.tries):
+            seeded = {"seed": (seed + number) % 2**31} if "seed" in body else {}
+            request = msgspec.json.encode({**body, **seeded})
+            try:
+                reply = await served.endpoint.complete(
+                    "agent_turn", request, self._jitter, timeout_seconds=config.timeout_seconds
+                )
+            except RequestRefused as error:
+                raise TeacherError(f"a turn of the agent: {error}") from None
+            if reply.truncated:
+                continue
+            unreadable = bytes(reply.sent)
+            if not any(isinstance(call, MalformedCall) for call in read_reply(reply.message).calls):
+                return unreadable
+        if unreadable is None:
+            problem = f"cut off at max_tokens={config.max_tokens} in all of {config.tries} tries"
+            raise TeacherError(f"a turn of the agent: {problem}")
+        return unreadable
 
     async def close(self) -> None:
         """Hang up. The recording stays open."""
-        await self.endpoint.close()
+        for endpoint in self.endpoints:
+            await endpoint.close()
 
-    async def _ask(self, answer: type[T], prompt: str, seed: int) -> tuple[T, str]:
-        """The answer, and its text."""
+    async def _ask(
+        self, config: OpenAITeacherConfig, served: _Served, answer: type[T], prompt: str, language: Language, seed: int
+    ) -> tuple[T, str]:
+        """The answer, and its JSON."""
         kind = prompt_name(answer)
+        form = await self._form_of_answers(config, served)
         problem = ""
-        last: str | None = None
-        for _ in range(self.config.tries):
+        for number in range(config.tries):
+            body = self._request(config, answer, prompt, language, seed + number, form, problem)
             try:
-                reply = await self.endpoint.complete(kind, self._request(answer, prompt, seed), self._jitter)
+                reply = await served.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
             except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
-            text = strip_answer(reply.text)
-            if not reply.truncated:
+            if reply.truncated:
+                problem = f"the answer was cut off at max_tokens={config.max_tokens}"
+                continue
+            try:
+                return read_answer(reply.text, answer)
+            except BadAnswer as error:
+                refused = "" if reply.text else reply.message.get("refusal")
+                problem = f"the model refused: {refused!s:.200}" if refused else str(error)
+        raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
+
+    async def _form_of_answers(self, config: OpenAITeacherConfig, served: _Served) -> Form:
+        """How an endpoint is asked for an answer; found once."""
+        if config.answer_form != "auto":
+            return config.answer_form
+        if served.form is None:
+            async with served.finding:
+                if served.form is None:
+                    served.form, why = await self._found_form(config, served)
+                    say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
+        return served.form
+
+    async def _found_form(self, config: OpenAITeacherConfig, served: _Served) -> tuple[Form, str]:
+        """The strongest form that the endpoint enforces, and why it is not a stronger one.
+
+        It is asked for what prose would answer. One request says it where the first form works; a model's answer that
+        does not have the form is asked for twice more, since any answer may be spoilt.
+        """
+        why = ""
+        for form in _ENFORCED:
+            for number in range(_TRIES_OF_A_FORM):
+                body = self._request(config, Probe, "Say yes.", "en", number, form, "")
                 try:
-                    return msgspec.json.decode(text, type=answer), text
-                except msgspec.ValidationError as error:
-                    problem = f"the answer does not fit its schema: {error}"
-                    seed, last = seed + 1, None
-                    continue
-                except msgspec.DecodeError as error:
-                    problem = f"the answer is not JSON: {error}"
-            else:
-                problem = f"the answer was cut off at max_tokens={self.config.max_tokens}"
-            # The endpoint may have cut or garbled it: then the same seed gives another text. The same text is the
-            # model's own, and only another seed changes it.
-            if reply.text == last:
-                seed, last = seed + 1, None
-            else:
-                last = reply.text
-        raise TeacherError(f"{answer.__name__}: no valid answer in {self.config.tries} tries; {problem}")
+                    reply = await served.endpoint.complete("probe", body, self._jitter, trying=True)
+                except RequestRefused as error:
+                    why = f" ({form} is refused with {error})"
+                    break
+                text = reply.text.rpartition("</think>")[2].strip()
+                with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                    given = msgspec.json.decode(text, type=dict[str, Any])
+                    if form != "json_schema" or set(given) == set(Probe.__struct_fields__):
+                        return form, why
+                why = f" ({form} is taken, and not heeded)"
+        return "text", why
 
-    def _request(self, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:
-        return msgspec.json.encode(
-            {
-                "model": self.config.model,
-                "messages": [{"role": "user", "content": prompt}],
-                "response_format": _response_format(answer),
-                "temperature": self.config.temperature,
-                "max_tokens": self.config.max_tokens,
-                "seed": seed % 2**31,
-            }
-        )
+    def _request(
+        self, config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, language: Language, seed: int,
+        form: Form, problem: str,
+    ) -> bytes:  # fmt: skip
+        """A request's JSON.
 
-
-@cache
-def _response_format(answer: type[msgspec.Struct]) -> msgspec.Raw:
-    """Encoded once: a schema is larger than many a prompt."""
-    schema = {"name": prompt_name(answer), "schema": _self_contained_schema(answer), "strict": True}
-    return msgspec.Raw(msgspec.json.encode({"type": "json_schema", "json_schema": schema}))
+        Args:
+            problem: what was wrong with the try before; "" at the first.
+        """
+        parts = [prompt]
+        if form != "json_schema":
+            schema = msgspec.json.encode(strict_schema(answer)).decode()
+            parts.append(self.prompts.template("_as_json", language).render(schema=schema))
+        if problem:
+            parts.append(self.prompts.template("_refused", language).render(problem=problem))
+        return msgspec.json.encode(_request_of(config, "\n\n".join(parts), response_format(answer, form), seed))
 
 
-@cache
-def _self_contained_schema(answer: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of an answer with its definitions beside it, as strict structured output wants it."""
-    (reference,), definitions = msgspec.json.schema_components([answer], ref_template="#/$defs/{name}")
-    root = dict(definitions[reference["$ref"].rpartition("/")[2]])
-    root["$defs"] = definitions
-    return root
+@dataclass
+class _Served:
+    """An endpoint, and how it is asked for answers once that is known."""
+
+    endpoint: Endpoint
+    form: Form | None = None
+    finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def _door(config: OpenAITeacherConfig) -> str:
+    """What roles have in common that share an endpoint: its address, model, key, limits and prices."""
+    plain = OpenAITeacherConfig(config.base_url, config.model)
+    own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
+    return repr(replace(config, **{name: getattr(plain, name) for name in own}))
+
+
+def _described(config: OpenAITeacherConfig) -> dict[str, Any]:
+    """A model, as cards name it."""
+    address = urllib.parse.urlsplit(config.base_url)
+    port = f":{address.port}" if address.port else ""
+    return {
+        "model": config.model,
+        "endpoint": f"{address.scheme}://{address.hostname}{port}{address.path}",
+        "temperature": config.temperature,
+        "max_tokens": config.max_tokens,
+        **({"extra_body": dict(config.extra_body)} if config.extra_body else {}),
+    }
+
+
+def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:
+    """What a recording knows a request by: what is asked, with which settings. Not in which form its answer is asked
+    for, which is the endpoint's; recordings of versions up to 0.1 know it by this too."""
+    return msgspec.json.encode(_request_of(config, prompt, open_format(answer), seed))
+
+
+def _request_of(config: OpenAITeacherConfig, content: str, form: msgspec.Raw | None, seed: int) -> dict[str, Any]:
+    return _body(config, [{"role": "user", "content": content}], seed, form)
+
+
+def _body(
+    config: OpenAITeacherConfig, messages: Sequence[Mapping[str, Any]], seed: int, form: msgspec.Raw | None = None
+) -> dict[str, Any]:
+    body = {
+        "model": config.model,
+        "messages": messages,
+        "response_format": form,
+        "temperature": config.temperature,
+        "max_tokens": config.max_tokens,
+        "seed": seed % 2**31,
+        **config.extra_body,
+    }
+    return {name: value for name, value in body.items() if value is not None}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from synthesis.core.datasets import write_dataset
+from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
+from synthesis.core.rate_limits import STAGE, Spent, summed
+from synthesis.core.records import Provenance
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
+from synthesis.core.versions import code_version
 from synthesis.pipeline.executors import Workers, run_on
+from synthesis.pipeline.preview import Preview
 
 C = TypeVar("C")
 In = TypeVar("In")
@@ -30,6 +36,7 @@ class Summary:
         rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
         details: stage → reason → one example.
         statistics: by dataset, as on its card.
+        costs: stage → what the teacher's endpoint was asked for it; empty without one.
         datasets: name → folder; two runs that made the same are equal wherever they wrote it.
     """
 
@@ -38,6 +45,7 @@ class Summary:
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     details: dict[str, dict[str, str]] = field(default_factory=dict)
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    costs: dict[str, Spent] = field(default_factory=dict, compare=False)
     datasets: dict[str, Path] = field(default_factory=dict, compare=False)
 
 
@@ -48,16 +56,70 @@ class Track(Generic[C]):
         config: of the track, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
         prefix: of the stages' names in the journal.
+        files: digests of the files that the configuration names, by their path.
+        preview: takes a few records of each stage, and notes what it sees.
     """
 
     def __init__(
         self, workers: Workers[C], journal: Journal, out_dir: Path, *, config: Any, concurrency: int, seed: int,
-        prefix: str = "",
+        prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
     ) -> None:  # fmt: skip
         self.summary = Summary()
+        self.licences: set[str] = set()
+        """Of the sources; whoever reads them adds to it. An empty text: one does not say."""
         self._workers, self._journal, self._out_dir, self._prefix = workers, journal, out_dir, prefix
-        self._concurrency, self._seed = concurrency, seed
-        self._config = resolved(config)
+        self._preview = preview
+        self._concurrency, self._seed, self._files = concurrency, seed, dict(files)
+        self._config, self._defaults = resolved(config), resolved(type(config)())
+
+    def claim(
+        self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
+        before: Mapping[str, Any] = {},
+    ) -> None:  # fmt: skip
+        """See that a dataset which is finished is not replaced by another: call this before anything is written.
+
+        Args:
+            name: of the run's last dataset: where it is there, the run is finished.
+            grows: settings that may be larger than they were: what is there stays and more comes to it.
+            free: settings that change no record.
+            before: what a card's run did that does not know a setting; for any other it is the setting's default.
+            replace: whoever runs it wants to have it replaced.
+
+        Raises:
+            InputError: it is there, with another seed, setting, teacher or content of a file.
+        """
+        folder = self._out_dir / name
+        if replace or not (folder / CARD_FILE).exists():
+            return
+        card = read_card(folder)
+        # As JSON holds them; a card of a version without a setting was made with its default.
+        both = msgspec.json.encode([{**self._defaults, **before, **card.get("config", {})}, self._config])
+        then, now = msgspec.json.decode(both)
+        found = [
+            (f"config.{key}", then.get(key), now[key])
+            for key in now
+            if key not in free and then.get(key) != now[key] and not (key in grows and now[key] > then.get(key, 0))
+        ]
+        if card.get("seed") != self._seed:
+            found.append(("seed", card.get("seed"), self._seed))
+        made_by = of_records(card.get("provenance", {}).get("teacher", {"name": card.get("teacher")}))
+        teacher = of_records(self._workers.teacher)
+        found += [
+            (f"teacher's {key}", one, teacher.get(key)) for key, one in made_by.items() if one != teacher.get(key)
+        ]
+        files = card.get("files", self._files)
+        found += [
+            (f"content of {path}", files.get(path, "nothing"), self._files.get(path, "nothing"))
+            for path in sorted({*files, *self._files})
+            if files.get(path) != self._files.get(path)
+        ]
+        if found:
+            what, old, new = found[0]
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise InputError(
+                f"{folder} is finished, and was made with another {what}{more}: {old!r:.120}, now {new!r:.120}. Give "
+                "another workdir; or --replace, which writes the datasets anew and asks only for what is not recorded"
+            )
 
     async def stage(
         self,
@@ -69,24 +131,56 @@ class Track(Generic[C]):
         out: type[Out],
         label: str,
         concurrency: int = 0,
+        depends: Sequence[str] | None = None,
+        about: Callable[[In], str] | None = None,
     ) -> list[Out]:
         """Run a stage and note what it rejects.
+
+        What the journal holds of it is what it depends on: its inputs, the seed, the teacher and the settings that it
+        names. So a run of more records, or with another setting of a later stage, goes on from what is there.
 
         Args:
             label: of the progress bar.
             concurrency: instead of the track's.
+            depends: names of the settings that it reads; None: the track's prefix names them all.
+            about: a digest of what is bound to the function and belongs to an input.
         """
-        result = await run_on(
-            self._workers, self._prefix + name, function, inputs, key=key, out=out, journal=self._journal,
-            concurrency=concurrency or self._concurrency, description=label,
-        )  # fmt: skip
+        stage = self._prefix + name
+        teacher = of_records(self._workers.teacher)
+        if depends is not None:
+            settings = {one: self._config[one] for one in depends}
+            stage += f"/{digest_of([settings, self._seed, teacher])}"
+            plain = key
+
+            def key(item: In) -> str:
+                return f"{plain(item)} {digest_of([item, about(item) if about else ''])}"
+
+        elif "model" in teacher:
+            stage += f"/{digest_of(teacher)}"
+        if self._preview is not None:
+            function, inputs = self._preview.stage(name, function, inputs)
+        before = STAGE.set(name)
+        try:
+            result = await run_on(
+                self._workers, stage, function, inputs, key=key, out=out, journal=self._journal,
+                concurrency=concurrency or self._concurrency, description=label,
+            )  # fmt: skip
+        finally:
+            STAGE.reset(before)
+        self.summary.costs = dict(await self._workers.costs())
         self.reject(name, result.rejected, result.details)
         return result.outputs
 
+    def tell(self, lines: Iterable[str]) -> None:
+        """What a preview says of the sources; a run keeps it in its datasets."""
+        if self._preview is not None:
+            self._preview.told += lines
+
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
-        """Note what a step dropped: reason → how many, and one example of each."""
-        self.summary.rejected[stage] = dict(sorted(reasons.items()))
-        self.summary.details[stage] = dict(details or {})
+        """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
+        every = Counter(self.summary.rejected.get(stage, {})) + reasons
+        self.summary.rejected[stage] = dict(sorted(every.items()))
+        self.summary.details[stage] = {**(details or {}), **self.summary.details.get(stage, {})}
 
     def write(
         self, name: str, kind: type[Out], records: Sequence[Out], statistics: Mapping[str, Any], **more: Any
@@ -99,15 +193,78 @@ class Track(Generic[C]):
         card = {
             "config": self._config,
             "seed": self._seed,
-            "teacher": self._workers.teacher_name,
+            "teacher": self._workers.teacher["name"],
+            "provenance": {
+                "teacher": dict(self._workers.teacher),
+                "code": code_version(),
+                "licences": sorted(self.licences),
+            },
+            "files": self._files,
             "statistics": statistics,
             "rejected": self.summary.rejected,
+            **({"cost": cost_of(self.summary.costs, len(records))} if self.summary.costs else {}),
+            **models_on_card(records),
             **more,
         }
         summary = self.summary
         summary.datasets[name] = self._out_dir / name
         summary.digests[name] = write_dataset(summary.datasets[name], kind, records, card=card)
         summary.counts[name], summary.statistics[name] = len(records), dict(statistics)
+
+
+def of_records(teacher: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a teacher's description decides what it answers: all but the addresses where its models are served."""
+    found = {key: value for key, value in teacher.items() if key != "endpoint"}
+    if "roles" in found:
+        found["roles"] = {role: [of_records(one) for one in models] for role, models in found["roles"].items()}
+    return found
+
+
+def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
+    """Who made the records: role → model → how many; and of how many a model judged what it wrote itself."""
+    made_of = [one for record in records if isinstance(one := getattr(record, "provenance", None), Provenance)]
+    if not any(one.models for one in made_of):
+        return {}
+    roles = sorted({role for one in made_of for role in one.models})
+    counted = {role: Counter(one.models[role] for one in made_of if role in one.models) for role in roles}
+    own = Counter(one.models["judge"] for one in made_of if one.judged_its_own)
+    return {
+        "models": {role: dict(sorted(models.items())) for role, models in counted.items()},
+        "judged_own_text": dict(sorted(own.items())),
+    }
+
+
+def digest_of(value: Any) -> str:
+    """A short digest of what JSON can hold, the same whatever the order of its keys."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def digests_of_files(names: Iterable[str]) -> dict[str, str]:
+    """A digest of each file's content, of a folder that of all files in it; files that are not there have none."""
+    found: dict[str, str] = {}
+    for name in names:
+        path, digest = Path(name), hashlib.sha256()
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                digest.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
+        found[name] = digest.hexdigest()[:16]
+    return found
+
+
+def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
+    """What the endpoint was asked for a dataset, as its card says it: all of its run so far, in all and by stage.
+
+    Args:
+        stages: what was spent, by stage.
+        records: of the dataset.
+    """
+
+    def figures(spent: Spent) -> dict[str, Any]:
+        each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
+        return {**dataclasses.asdict(spent), **each}
+
+    every = summed(stages.values())
+    return {**figures(every), "stages": {name: figures(stages[name]) for name in sorted(stages)}}
 
 
 def resolved(config: Any) -> dict[str, Any]:

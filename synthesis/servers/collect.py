@@ -15,10 +15,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from synthesis.core.records import EmulatedExecution, Execution, Language, McpExecution, StdioExecution
+from synthesis.core.records import (
+    EmulatedExecution,
+    Execution,
+    Language,
+    McpExecution,
+    ServedPrompt,
+    ServedResource,
+    StdioExecution,
+)
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
-from synthesis.facts.catalog import SERVERS
+from synthesis.facts.catalog import LANGUAGES, SERVERS
 from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
 
@@ -39,6 +47,7 @@ class ServerSource(msgspec.Struct, frozen=True):
     domain: str
     language: Language
     execution: McpExecution
+    licence: str = ""
 
 
 class RejectedTool(msgspec.Struct, frozen=True):
@@ -63,8 +72,13 @@ class ServerDocument(msgspec.Struct, frozen=True):
     tools: list[Any]
     execution: Execution
     rejected: list[RejectedTool] = []
+    licence: str = ""
+    resources: list[ServedResource] = []
+    prompts: list[ServedPrompt] = []
 
 
+_MOST = 1_000
+"""Resources, and prompts, of a server that its document has: some list all files of a disk."""
 _TIME = StdioExecution(
     ["python", "-m", "synthesis.servers.pinned_clock", CLOCK, "mcp_server_time", "--local-timezone", "UTC"]
 )
@@ -74,10 +88,10 @@ _GIT = StdioExecution(["mcp-server-git", "--repository", PROJECT])
 def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[ServerSource]:
     """The MCP servers that are installed with this package: time and git."""
     every = [
-        ServerSource("mcp_time", "Time", "Current time and time conversion between zones.", "time", "en", _TIME),
-        ServerSource("mcp_git", "Git", "Read a git repository.", "software", "en", _GIT),
-        ServerSource("mcp_time_zh", "时间", "查询时区的当前时间并换算时间。", "time", "zh", _TIME),
-        ServerSource("mcp_git_zh", "Git 仓库", "读取 git 仓库。", "software", "zh", _GIT),
+        ServerSource("mcp_time", "Time", "Current time and time conversion between zones.", "time", "en", _TIME, "MIT"),
+        ServerSource("mcp_git", "Git", "Read a git repository.", "software", "en", _GIT, "MIT"),
+        ServerSource("mcp_time_zh", "时间", "查询时区的当前时间并换算时间。", "time", "zh", _TIME, "MIT"),
+        ServerSource("mcp_git_zh", "Git 仓库", "读取 git 仓库。", "software", "zh", _GIT, "MIT"),
     ]
     return [source for source in every if source.language in set(languages)]
 
@@ -105,7 +119,9 @@ async def collect(source: ServerSource, context: HasConnections) -> list[ServerD
         Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
     """
     try:
-        tools = await (await connected(source.execution, context.connections)).list_tools()
+        running = await connected(source.execution, context.connections)
+        tools = await running.list_tools()
+        resources, prompts = await running.list_resources(), await running.list_prompts()
     except ServerUnavailable as error:
         _log.warning("left out server %s: %s", source.id, error)
         raise Rejected("mcp_server_unavailable", str(error)) from error
@@ -121,8 +137,24 @@ async def collect(source: ServerSource, context: HasConnections) -> list[ServerD
             source.language,
             [_as_document(tool) for tool in tools],
             source.execution,
+            licence=source.licence,
+            resources=[_resource(one) for one in resources[:_MOST]],
+            prompts=[
+                ServedPrompt(one.name, _line(one.description), [given.name for given in one.arguments or ()])
+                for one in prompts[:_MOST]
+            ],
         )
     ]
+
+
+def _resource(one: Any) -> ServedResource:
+    """A resource, or a template of some."""
+    uri = one.uri if hasattr(one, "uri") else one.uri_template
+    return ServedResource(one.name, str(uri), _line(one.description), one.mime_type or "")
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
 
 
 async def connected(execution: McpExecution, connections: McpConnections) -> McpConnection:
@@ -152,6 +184,7 @@ def fact_documents(
     """The fact servers as documents.
 
     Args:
+        languages: those that there are no facts in are left out.
         only: ids of the servers to take, without the language's suffix; empty: all.
         emulated: ids of servers of which only the document is taken: their calls go to the stateful emulator.
 
@@ -162,7 +195,7 @@ def fact_documents(
         if unknown := [one for one in ids if one not in SERVERS]:
             raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(SERVERS)}")
     documents: list[ServerDocument] = []
-    for language in languages:
+    for language in (one for one in languages if one in LANGUAGES):
         for server in fact_servers(language, only):
             name = server.id.removesuffix(f"_{language}")
             execution: Execution = server.execution
@@ -170,7 +203,16 @@ def fact_documents(
                 execution = EmulatedExecution()
             tools: list[Any] = [tool.to_openai() for tool in server.tools]
             documents.append(
-                ServerDocument(server.id, server.title, server.description, server.domain, language, tools, execution)
+                ServerDocument(
+                    server.id,
+                    server.title,
+                    server.description,
+                    server.domain,
+                    language,
+                    tools,
+                    execution,
+                    licence=server.licence,
+                )  # fmt: skip
             )
     return documents
 

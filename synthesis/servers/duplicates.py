@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from synthesis.core.records import Language, ToolServer, ToolSpec
+from synthesis.core.refusals import InputError
 from synthesis.servers.collect import RejectedTool, ServerDocument
-from synthesis.servers.normalize import NormalizedServer, normalize
+from synthesis.servers.normalize import NormalizedServer, normalize, raw_name
 
 _Signature = tuple[str, ...]
 
@@ -21,6 +22,7 @@ def normalize_all(
     min_tools: int = 3,
     max_tools: int = 128,
     read_only: bool = True,
+    allowed_tools: Mapping[str, Collection[str]] = {},
     similarity: float = 0.7,
 ) -> list[NormalizedServer]:
     """All servers in normal form, in their order, without the ones that are there twice.
@@ -31,10 +33,14 @@ def normalize_all(
 
     Args:
         documents: their ids may clash: a later one then gets a number behind it.
+        allowed_tools: by a server's id, the tools that are kept whatever it declares, as it names them.
         similarity: least Jaccard similarity of near duplicates, 0 to 1, over tools; above 1: none are looked for.
     """
     options: dict[str, Any] = {"min_tools": min_tools, "max_tools": max_tools, "read_only": read_only}
-    servers = [normalize(document, **options) for document in with_own_ids(documents)]
+    servers = [
+        normalize(document, allowed=allowed_tools.get(document.id, ()), **options)
+        for document in with_own_ids(documents)
+    ]
     seen: dict[tuple[Language, frozenset[Any]], str] = {}
     # Candidates share a signature; a signature that half the servers have (`search(query)`) costs no more than a count.
     holders: dict[tuple[Language, _Signature], list[int]] = defaultdict(list)
@@ -85,6 +91,21 @@ def signature(tool: ToolSpec) -> _Signature:
 
 def _document(tool: ToolSpec) -> tuple[str, str, bytes]:
     return tool.name, tool.description, msgspec.json.encode(tool.parameters, order="deterministic")
+
+
+def check_allowed(documents: Sequence[ServerDocument], allowed_tools: Mapping[str, Collection[str]]) -> None:
+    """See that each tool of the list is there; a server that could not be read is left out as it is.
+
+    Raises:
+        InputError: a server was read and has no such tool.
+    """
+    for document in documents:
+        names = [raw_name(tool) for tool in document.tools]
+        if unknown := [name for name in allowed_tools.get(document.id, ()) if name not in names]:
+            raise InputError(
+                f"allowed_tools: server {document.id} has no tool {unknown[0]!r:.80}; it has "
+                f"{', '.join(names):.1000}; name it as the server does"
+            )
 
 
 def _rejected(one: NormalizedServer, server: ToolServer, reason: str, detail: str) -> NormalizedServer:

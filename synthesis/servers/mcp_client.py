@@ -25,10 +25,18 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+from mcp.types import (
+    METHOD_NOT_FOUND,
+    CallToolResult,
+    EmbeddedResource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from pydantic import ValidationError
 
 from synthesis.core.records import McpExecution, StdioExecution
+from synthesis.servers.bounded_http import BoundedTransport
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -99,26 +107,66 @@ class McpConnection:
                 server went away and did not come back.
         """
 
+        return await self._every("tools/list", Client.list_tools, "tools")
+
+    async def list_resources(self) -> list[Any]:
+        """All resources and resource templates, as the SDK's objects; none of a server that offers none.
+
+        Raises:
+            ServerUnavailable: as `list_tools`; it says that it has some, and cannot list them.
+        """
+        client = self._client or await self._open_again()
+        if client.server_capabilities.resources is None:
+            return []
+        listed = await self._every("resources/list", Client.list_resources, "resources", may_lack=True)
+        more = await self._every(
+            "resources/templates/list", Client.list_resource_templates, "resource_templates", may_lack=True
+        )
+        return [*listed, *more]
+
+    async def list_prompts(self) -> list[Any]:
+        """All prompts; see `list_resources`."""
+        client = self._client or await self._open_again()
+        if client.server_capabilities.prompts is None:
+            return []
+        return await self._every("prompts/list", Client.list_prompts, "prompts", may_lack=True)
+
+    async def _every(
+        self, what: str, request: Callable[..., Awaitable[Any]], field: str, *, may_lack: bool = False
+    ) -> list[Any]:
+        """What a server lists, page by page.
+
+        Args:
+            request: of the client, with a cursor.
+            field: of a page.
+            may_lack: a server that does not know the request has none.
+
+        Raises:
+            ServerUnavailable: see `list_tools`.
+        """
+
         async def pages(client: Client) -> list[Any]:
-            tools: list[Any] = []
+            found: list[Any] = []
             cursor: str | None = None
             seen: set[str] = set()
             while True:
-                page = await client.list_tools(cursor=cursor)
-                tools.extend(page.tools)
+                page = await request(client, cursor=cursor)
+                found.extend(getattr(page, field))
                 cursor = page.next_cursor
                 if not cursor:
-                    return tools
+                    return found
                 if cursor in seen:
-                    raise self._unavailable("its tools/list pages have no end")
+                    raise self._unavailable(f"its {what} pages have no end")
                 seen.add(cursor)
 
         try:
-            return await self._ask("tools/list", pages)
+            return await self._ask(what, pages)
         except ServerUnavailable:
             raise
         except Exception as error:  # it fails in as many ways as there are servers
-            raise self._unavailable(f"tools/list failed: {_innermost(error)}") from error
+            if may_lack and isinstance(error, MCPError) and error.code == METHOD_NOT_FOUND:
+                return []
+            raise self._unavailable(f"{what} failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The tool's result as text, and whether the server says that the call succeeded.
@@ -188,6 +236,7 @@ class McpConnection:
                 raise self._unavailable(
                     "the command is not found", "install it into this environment or put it on PATH"
                 )
+            self._fill_in(*self.execution.env.values())
         else:
             self._fill_in(self.execution.url, *self.execution.headers.values())
         self.cwd.mkdir(parents=True, exist_ok=True)
@@ -221,10 +270,11 @@ class McpConnection:
     async def _transport(self) -> AsyncIterator[Any]:
         if isinstance(self.execution, StdioExecution):
             path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
+            values = self._fill_in(*self.execution.env.values())
             parameters = StdioServerParameters(
                 command=find_command(self.execution.command[0]) or self.execution.command[0],
                 args=list(self.execution.command[1:]),
-                env={"PYTHONPATH": path, **self.execution.env},
+                env={"PYTHONPATH": path, **dict(zip(self.execution.env, values, strict=True))},
                 cwd=str(self.cwd),
             )
             with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
@@ -234,7 +284,7 @@ class McpConnection:
             headers = dict(zip(self.execution.headers, values, strict=True))
             # Reading has no limit of its own: servers hold streams open, and each request is timed where it is made.
             timeout = httpx2.Timeout(self.timeout_seconds, read=None)
-            async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
+            async with httpx2.AsyncClient(headers=headers, timeout=timeout, transport=BoundedTransport()) as http:
                 yield streamable_http_client(url, http_client=http)
 
     def _fill_in(self, *texts: str) -> list[str]:
@@ -243,7 +293,7 @@ class McpConnection:
         def value(name: re.Match[str]) -> str:
             if name[1] not in os.environ:
                 raise self._unavailable(
-                    f"the environment variable {name[1]} is not set", "set it, as its url or headers name it"
+                    f"the environment variable {name[1]} is not set", "set it, as its url, headers or env name it"
                 )
             return os.environ[name[1]]
 

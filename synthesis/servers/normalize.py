@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from synthesis.core.normal_text import normalized
-from synthesis.core.records import McpExecution, ToolServer, ToolSpec
+from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
+from synthesis.pipeline.languages import NAMES, strays
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.schemas import Unmappable, object_schema
 
 _NAME_LENGTH = 64
+_NAMED = 5
+"""Names of tools, resources and prompts that a line about a server has."""
 _PLACEHOLDERS = re.compile(
     r"(?:no|missing|empty) (?:description|summary|documentation)[^\w]*(?:available|provided|yet|given)?"
     r"|(?:description|summary|documentation) (?:is )?(?:not|un)[- ]?(?:available|provided|yet)"
@@ -40,32 +43,35 @@ class NormalizedServer(msgspec.Struct, frozen=True):
 
 
 def normalize(
-    document: ServerDocument, *, min_tools: int = 3, max_tools: int = 128, read_only: bool = True
-) -> NormalizedServer:
+    document: ServerDocument, *, min_tools: int = 3, max_tools: int = 128, read_only: bool = True,
+    allowed: Collection[str] = (),
+) -> NormalizedServer:  # fmt: skip
     """The server in normal form. Raises nothing, whatever the document holds.
 
     Args:
         min_tools: servers with fewer tools are dropped; the paper's value is 3.
         max_tools: servers with more are dropped; 128 is what OpenAI's interface takes in one request.
-        read_only: drop tools of running servers that say that they change state: runs share those servers.
+        read_only: keep of running servers only tools that they declare read-only: runs share those servers, and a tool
+            without `readOnlyHint` may write (MCP specification, annotations of tools: the hint defaults to false).
+        allowed: names, as the server has them, of tools that are kept whatever it declares.
     """
-    raw_names = [_raw_name(tool) for tool in document.tools]
+    raw_names = [raw_name(tool) for tool in document.tools]
     names = fix_names(raw_names, document.id)
     kept: list[ToolSpec] = []
     rejected = list(document.rejected)
     seen: set[str] = set()
-    for raw, raw_name, name in zip(document.tools, raw_names, names, strict=True):
+    for raw, original, name in zip(document.tools, raw_names, names, strict=True):
         try:
-            if raw_name and raw_name in seen:
-                raise Unmappable("duplicate_name", f"the server has two tools of the name {raw_name!r:.80}")
-            seen.add(raw_name)
+            if original and original in seen:
+                raise Unmappable("duplicate_name", f"the server has two tools of the name {original!r:.80}")
+            seen.add(original)
             if name is None:
                 raise Unmappable("bad_name", "the name is missing, has no usable character, or is used twice")
-            if read_only and isinstance(document.execution, McpExecution) and raw.get("read_only") is False:
-                raise Unmappable("changes_state", "the server says that this tool is not read-only")
-            kept.append(_tool(raw, name))
+            if read_only and isinstance(document.execution, McpExecution) and original not in allowed:
+                _check_read_only(raw.get("read_only"))
+            kept.append(_tool(raw, name, document.language))
         except Unmappable as problem:
-            rejected.append(RejectedTool(name or raw_name, problem.reason, problem.detail))
+            rejected.append(RejectedTool(name or original, problem.reason, problem.detail))
     server: ToolServer | None = None
     if min_tools <= len(kept) <= max_tools:
         server = ToolServer(
@@ -76,6 +82,9 @@ def normalize(
             document.language,
             kept,
             document.execution,
+            document.licence,
+            document.resources or msgspec.UNSET,
+            document.prompts or msgspec.UNSET,
         )
     else:
         small = len(kept) < min_tools
@@ -84,6 +93,18 @@ def normalize(
         reason = "server_too_small" if small else "server_too_large"
         rejected += [RejectedTool(tool.name, reason, detail) for tool in kept]
     return NormalizedServer(document.id, len(document.tools) + len(document.rejected), server, rejected)
+
+
+def _check_read_only(declared: Any) -> None:
+    if declared is True:
+        return
+    if declared is False:
+        raise Unmappable("changes_state", "the server says that this tool is not read-only")
+    raise Unmappable(
+        "not_declared_read_only",
+        "the server does not say that this tool is read-only, so it may write; if it does not, or may, name it in "
+        "`allowed_tools`",
+    )
 
 
 def fix_names(names: Sequence[str], server_id: str) -> list[str | None]:
@@ -112,7 +133,8 @@ def fix_names(names: Sequence[str], server_id: str) -> list[str | None]:
     return fixed
 
 
-def _raw_name(raw: Any) -> str:
+def raw_name(raw: Any) -> str:
+    """A tool's name as its document has it; "" where it has none."""
     function = _function(raw)
     name = function.get("name") if function else None
     return name if isinstance(name, str) else ""
@@ -126,7 +148,7 @@ def _function(raw: Any) -> Mapping[str, Any] | None:
     return function if isinstance(function, Mapping) else None
 
 
-def _tool(raw: Any, name: str) -> ToolSpec:
+def _tool(raw: Any, name: str, language: Language) -> ToolSpec:
     function = _function(raw)
     assert function is not None  # it has a name
     description = function.get("description")
@@ -135,6 +157,8 @@ def _tool(raw: Any, name: str) -> ToolSpec:
         raise Unmappable("no_description", "the description is missing or empty")
     if _is_vague(description, name):
         raise Unmappable("vague_description", f"the description says no more than the name: {description!r}")
+    if (other := strays(description, language)) not in (None, "en"):  # all the world documents its tools in English
+        raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
     schema = next((function[key] for key in ("parameters", "input_schema", "inputSchema") if key in function), None)
     return ToolSpec(name, description, object_schema(schema))
 
@@ -147,3 +171,18 @@ def _is_vague(description: str, name: str) -> bool:
         return True
     chinese = len(re.findall(r"[\u4e00-\u9fff]", description))
     return len(description.split()) < 3 and chinese < 4
+
+
+def served(server: ToolServer) -> str:
+    """What a running server offers, in a line for a person; "" of any other."""
+    if not isinstance(server.execution, McpExecution):
+        return ""
+    every: Mapping[str, Sequence[ToolSpec | ServedResource | ServedPrompt]] = {
+        "tools": server.tools, "resources": server.resources or [], "prompts": server.prompts or [],
+    }  # fmt: skip
+    offers = (
+        f"{len(ones)} {what} ({', '.join(one.name for one in ones[:_NAMED])}{', …' if len(ones) > _NAMED else ''})"
+        for what, ones in every.items()
+        if ones
+    )
+    return f"{server.id}: {'; '.join(offers)}"

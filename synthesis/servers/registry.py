@@ -15,11 +15,10 @@ Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`: one 
 from __future__ import annotations
 
 import codecs
-import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from synthesis.core.files import read_unpacked, unpacked_lines
 from synthesis.core.records import EmulatedExecution, Language
-from synthesis.pipeline.languages import language_of
+from synthesis.core.refusals import InputError
+from synthesis.pipeline.languages import NAMES, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.openapi import openapi_tools
 from synthesis.servers.schemas import Unmappable
@@ -38,6 +39,10 @@ _DOMAIN = "other"
 """Of servers whose registry does not say."""
 _TEXT = 4_000
 """How many characters decide on a server's language."""
+
+
+_LICENCE = 200
+"""Characters of a licence's name at most."""
 
 
 class RejectedServer(msgspec.Struct, frozen=True):
@@ -68,15 +73,15 @@ def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language
         languages: servers in another language, by the words of their documents, are rejected as `other_language`.
     """
     result = RegistryRead()
-    wanted = set(languages)
+    wanted = list(languages)
     for path, place, record in (found for root in paths for found in _records(Path(root))):
         result.read += 1
         try:
             if isinstance(record, Unmappable):
                 raise record
-            document = _document(record, path, place)
+            document = _document(record, path, place, wanted)
             if document.language not in wanted:
-                raise Unmappable("other_language", f"server {document.id} is in {document.language}")
+                raise Unmappable("other_language", f"server {document.id} is in {NAMES[document.language]}")
             result.documents.append(document)
         except Unmappable as problem:
             result.rejected.append(RejectedServer(place, problem.reason, problem.detail))
@@ -101,7 +106,7 @@ def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
     for path in found:
         try:
             yield from _file(path)
-        except (OSError, EOFError, zlib.error) as error:  # also half-way: what came before counts
+        except (OSError, EOFError, zlib.error, InputError) as error:  # also half-way: what came before counts
             hint = "; correct trajectories.registries" if isinstance(error, FileNotFoundError) else ""
             yield path, path.name, Unmappable("registry_unreadable", f"{path.name}: {error}{hint}")
 
@@ -113,14 +118,12 @@ def _suffix(path: Path) -> str:
 
 def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
     suffix = _suffix(path)
-    with gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb") as file:
-        if suffix in (".jsonl", ".ndjson"):
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
-            return
-        data = file.read()
-    value = _parsed(data, _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
+    if suffix in (".jsonl", ".ndjson"):
+        for number, line in enumerate(unpacked_lines(path), 1):
+            if line.strip():
+                yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
+        return
+    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
     if isinstance(value, list) and value and not any(_is_tool(one) for one in value):
         for number, record in enumerate(value, 1):
             yield path, f"{path.name}:{number}", record
@@ -157,8 +160,11 @@ def _from_yaml(data: bytes) -> Any:
 # Records
 
 
-def _document(record: Any, path: Path, place: str) -> ServerDocument:
+def _document(record: Any, path: Path, place: str, languages: Sequence[Language]) -> ServerDocument:
     """The server of one record.
+
+    Args:
+        languages: that it may be in, where its texts do not tell.
 
     Raises:
         Unmappable: `unknown_form`, `not_connected`, `no_tools`.
@@ -201,11 +207,23 @@ def _document(record: Any, path: Path, place: str) -> ServerDocument:
         server.title or stem,
         server.description,
         server.domain or _DOMAIN,
-        language_of(" ".join(texts)[:_TEXT]),
+        language_of(" ".join(texts)[:_TEXT], languages),
         server.tools,
         EmulatedExecution(),
         server.rejected,
+        _licence(record),
     )
+
+
+def _licence(record: Mapping[str, Any]) -> str:
+    """What a record, its `info` (OpenAPI) or its `metadata` names as its licence: a text, or an object's name of it."""
+    for place in (record, _object(record.get("info")), _object(record.get("metadata"))):
+        for given in (place.get("license"), place.get("licence")):
+            named = _object(given)
+            texts = (given, named.get("spdx_id"), named.get("identifier"), named.get("name"), named.get("key"))
+            if found := next((text for one in texts if (text := _text(one))), ""):
+                return found[:_LICENCE]
+    return ""
 
 
 @dataclass

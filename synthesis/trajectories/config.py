@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from sandbox.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
-from synthesis.core.records import Language, TaskScores
+from synthesis.core.records import Conduct, Language, TaskScores
 from synthesis.facts.catalog import SERVERS
 from synthesis.pipeline.partition import Partition
-from synthesis.servers.collect import ServerSource
+from synthesis.servers.collect import ServerSource, default_sources
 from synthesis.trajectories.execution import Failures
 
 Augmentation = Literal["diverse", "complicate", "persona"]
@@ -29,9 +29,13 @@ class TrajectoriesConfig(Settings):
     Attributes:
         trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
         surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
-        languages: weights; the default is the paper's share (71.2 % English).
+        languages: weights by ISO 639-1 code; the default is the paper's share (71.2 % English). Others than `en` and
+            `zh` want a teacher behind an endpoint; where no server is documented in one, its tasks are about servers
+            that are in English.
         sources: running MCP servers to collect from, over stdio or streamable HTTP; None: the installed ones, time and
             git. Those that cannot be reached are left out with a reason.
+        servers: files that name more running servers, as `{"mcpServers": …}` or the official registry's `server.json`
+            (`synthesis.servers.configured`).
         registries: files or folders of documents of servers that do not run: the emulator answers their calls. What
             they are is found from their content: Smithery-style dumps, OpenAPI 3, RapidAPI documents, lists of tools in
             OpenAI's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.servers.registry`).
@@ -44,7 +48,12 @@ class TrajectoriesConfig(Settings):
         max_tools: servers with more tools are dropped; the default is what OpenAI's interface takes in one request.
         server_similarity: least share of common tools (Jaccard, 0 to 1) that makes two servers of one language the
             same; the first is kept. Above 1: only exact duplicates are dropped.
-        read_only: drop tools of MCP servers that change state: concurrent runs share the servers.
+        read_only: take of MCP servers only tools that they declare read-only: concurrent runs share the servers, and
+            what a server does not declare may write.
+        allowed_tools: by the id of a source, tools of it, as the server names them, that are taken whatever it
+            declares.
+        informative_joins: of the offline teacher: join no relations whose values are nearly all the same (nine tenths),
+            and ask nothing of which a hop can be skipped.
         proposals: independent answers per server whose chains are counted.
         pairs: task-chain pairs asked for in one answer.
         walks: random walks per server.
@@ -56,13 +65,23 @@ class TrajectoriesConfig(Settings):
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
         server_tasks: share of the tasks that are made from the server alone, without a chain.
         tool_counts: numbers of different tools of such tasks.
+        several_servers: share of the tasks whose tools are of several servers, with a chain that crosses them or
+            without one, as of other tasks. The paper has none (section 2.1.1).
+        groups: of how many groups of servers those are, in each language; a group is offered to the agent whole.
+        group_sizes: numbers of servers in a group.
+        conducts: shares of the original tasks that teach something beside calling tools, by its name
+            (`core.records.Conduct`); the rest are requests that are served. Their conversations have no variation.
+            Empty: none. The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points
+            in BFCL's Missing Functions.
+        user_turns: most messages of the user in a conversation of several; 2 at least.
         augmentations: modes that variations are drawn from.
         augmented: share of original tasks that get a variation.
+        licence: of the registries, on cards and records, where a document does not name its own.
         personas: file of personas, see `personas.read_personas`; empty, or none in a task's language: built-in ones.
         near_duplicate: least similarity of the words of two tasks of a server at which the later one is dropped.
         thresholds: least scores of a task (1 to 5).
         failures: injection of failures (paper: 20 % of calls).
-        max_turns: most assistant turns of a run.
+        max_turns: most assistant turns of a run, after each message of the user.
         max_tokens: most tokens that a run may show the agent in one turn, tools included, as `interact` estimates
             them; the original cuts the conversation there, we reject it.
         system_prompt: of the agent; no system message when empty.
@@ -77,6 +96,7 @@ class TrajectoriesConfig(Settings):
     surplus: Annotated[float, Bound(least=0, most=1_000)] = 0.3
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     sources: tuple[ServerSource, ...] | None = None
+    servers: tuple[str, ...] = ()
     registries: tuple[str, ...] = ()
     mcp_share: Share = 0.05
     server_weights: Mapping[str, Annotated[float, Bound(above=0, most=1e12)]] = field(default_factory=dict)
@@ -87,6 +107,8 @@ class TrajectoriesConfig(Settings):
     max_tools: Count = 128
     server_similarity: Annotated[float, Bound(above=0, most=2)] = 0.7
     read_only: bool = True
+    allowed_tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    informative_joins: bool = True
     proposals: Count = 8
     pairs: Count = 6
     walks: Count = 60
@@ -98,8 +120,20 @@ class TrajectoriesConfig(Settings):
     attempts: Count = 3
     server_tasks: Share = 0.4
     tool_counts: tuple[Count, ...] = (1, 2, 3)
+    several_servers: Share = 0.0
+    groups: Count = 24
+    group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
+    conducts: Mapping[Conduct, Share] = field(
+        default_factory=lambda: {
+            "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
+            "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
+            "later_tool": 0.02,
+        }
+    )  # fmt: skip
+    user_turns: Annotated[int, Bound(least=2, most=20)] = 5
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: Share = 0.5
+    licence: str = ""
     personas: str = ""
     near_duplicate: Annotated[float, Bound(above=0, most=1)] = 0.8
     thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
@@ -120,6 +154,10 @@ class TrajectoriesConfig(Settings):
         ids = [source.id for source in self.sources or ()]
         if repeated := [one for one in ids if ids.count(one) > 1]:
             raise SettingError(f"sources: the id {repeated[0]!r} is used twice; give each server its own")
+        if self.allowed_tools and not self.servers:  # files are read when a run begins
+            ids = ids or [source.id for source in default_sources(list(self.languages))]
+            if unknown := [one for one in self.allowed_tools if one not in ids]:
+                raise SettingError(f"allowed_tools: no source has the id {unknown[0]!r}; there are {', '.join(ids)}")
         if self.max_length < self.min_length:
             raise SettingError(f"min_length {self.min_length}, max_length {self.max_length}: need min <= max")
         for name in self.operators:
@@ -127,7 +165,11 @@ class TrajectoriesConfig(Settings):
                 # One verdict for each name: the second would hide the first.
                 raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
         if not any(self.languages.values()):
-            raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one to en or zh")
-        for name in ("tool_counts", "augmentations"):
+            raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
+        if (whole := sum(self.conducts.values())) > 1 + 1e-9:
+            raise SettingError(
+                f"conducts: {dict(self.conducts)} are {whole:.3f} of the tasks; lower some, to 1 at most"
+            )
+        for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):
                 raise SettingError(f"{name}: empty, and drawn from; name at least one")

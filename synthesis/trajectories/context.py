@@ -31,8 +31,8 @@ class TrajectoryContext(Context[TrajectoriesConfig]):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What a rule-based teacher may use beside the prompt: entities and structures to leave alone."""
-        return {"partition": self.config.partition}
+        """What a rule-based teacher may use beside the prompt: entities, structures and joins to leave alone."""
+        return {"partition": self.config.partition, "informative_joins": self.config.informative_joins}
 
     def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
         """Of what a request is about alone at first: so recordings and datasets of runs that asked once stay true."""

@@ -7,9 +7,9 @@ Every path ends in the same `ToolResult`. A failure of the infrastructure is nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -19,7 +19,9 @@ from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import UncheckableSchema
-from synthesis.pipeline.teacher import Teacher, TeacherError
+from synthesis.pipeline.context import ask_until
+from synthesis.pipeline.languages import NAMES, strays
+from synthesis.pipeline.teacher import Teacher, cast
 from synthesis.servers.collect import connected
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
 from synthesis.servers.normalize import fix_names
@@ -35,6 +37,8 @@ FAILURES: Mapping[str, str] = {
     "rate_limit": tool_results.error_text("rate limit exceeded"),
 }
 """What the agent sees instead of the result, by kind of injected failure. Short: each is read again every turn."""
+_ATTEMPTS = 3
+"""How often the emulator is asked for a result that can be used."""
 _HISTORY = 5
 """How many earlier calls the emulator sees (the original's number)."""
 
@@ -87,9 +91,15 @@ class ToolExecutor:
         self.seed = seed
         self._original_names: Shared[str, dict[str, str]] = Shared()
 
-    def session(self, server: ToolServer, task: Task, failures: Failures) -> Session:
-        """The calls of one run."""
-        return Session(self, server, task, failures)
+    def session(
+        self, server: ToolServer, task: Task, failures: Failures, servers: Mapping[str, ToolServer] = {}
+    ) -> Session:
+        """The calls of one run.
+
+        Args:
+            servers: by id; those of the server's tools, where it is a group.
+        """
+        return Session(self, server, task, failures, {**servers, server.id: server})
 
     async def code(self, execution: CodeExecution, call: ToolCall, seed: int) -> ToolResult:
         """In the sandbox.
@@ -125,24 +135,44 @@ class ToolExecutor:
     ) -> ToolResult:  # fmt: skip
         """By the teacher, which sees the tool's document, the session's last calls and the user's question.
 
+        What it returns is JSON without words in a language that neither the user nor the tool's document is in; it is
+        asked again, with what was wrong, where it is not.
+
         Raises:
-            Rejected: `emulator_failed`: no answer, or one that is not JSON.
+            Rejected: `emulator_failed`: no answer, or none that is such.
         """
         variables = {
             "server": server,
             "tool": spec,
             "call": call,
             "history": [{"call": earlier, "result": result} for earlier, result in history[-_HISTORY:]],
-            "question": task.question,
+            "question": "\n".join(goal.says for goal in task.dialogue.goals) if task.dialogue else task.question,
         }
-        try:
-            answer = await self._teacher.ask(EmulatedResult, variables, language=server.language, seed=seed)
-            content = tool_results.value_text(parse_json(answer.result))
-            return ToolResult(content, not answer.is_error, error="tool_error" if answer.is_error else "")
-        except TeacherError as error:
-            raise Rejected("emulator_failed", str(error)) from error
-        except (ValueError, RecursionError) as error:
-            raise Rejected("emulator_failed", f"{call.name}: the emulated result is not JSON: {error}") from error
+
+        async def check(given: EmulatedResult) -> ToolResult:
+            try:
+                value = parse_json(given.result)
+            except (ValueError, RecursionError) as error:
+                raise Rejected("emulator_failed", f"{call.name}: the emulated result is not JSON: {error}") from error
+            text = " ".join(_words(value))
+            if (found := strays(text, server.language)) not in (None, task.language):
+                raise Rejected(
+                    "emulator_failed",
+                    f"{call.name}: the result is in {NAMES[found]}, not in {NAMES[server.language]}: {text:.200}",
+                )
+            return ToolResult(
+                tool_results.value_text(value), not given.is_error, error="tool_error" if given.is_error else ""
+            )
+
+        return await ask_until(
+            cast(self._teacher, task.family),
+            EmulatedResult,
+            variables,
+            language=server.language,
+            seeds=(seed + attempt for attempt in range(_ATTEMPTS)),
+            check=check,
+            failed="emulator_failed",
+        )
 
 
 @dataclass
@@ -153,7 +183,10 @@ class Session:
     server: ToolServer
     task: Task
     failures: Failures
+    servers: Mapping[str, ToolServer]
     history: list[tuple[ToolCall, str]] = field(default_factory=list)
+    spoken: int = 1
+    """How often the user has."""
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The calls of one turn, at the same time; none of them sees another's result."""
@@ -163,7 +196,8 @@ class Session:
         return list(results)
 
     async def _call(self, call: ToolCall, history: Sequence[tuple[ToolCall, str]]) -> ToolResult:
-        specs = {tool.name: tool for tool in self.server.tools}
+        withheld = self.task.dialogue.lacks(self.spoken) if self.task.dialogue else ()
+        specs = {tool.name: tool for tool in self.server.tools if tool.name not in withheld}
         try:
             refused = tool_results.refusal(call, specs)
         except UncheckableSchema as problem:
@@ -174,12 +208,24 @@ class Session:
         if kind := self.failures.draw(seed, self.task.id, call.id):
             return ToolResult(FAILURES[kind], False, kind)
         number = rng_for(seed, "call", self.task.id, call.id).getrandbits(31)
-        execution = self.server.execution
-        if isinstance(execution, CodeExecution):
-            return await self.executor.code(execution, call, number)
-        if isinstance(execution, McpExecution):
-            return await self.executor.mcp(self.server, execution, call)
-        return await self.executor.emulate(self.server, specs[call.name], self.task, call, history, number)
+        origin = self.server.origin(call.name)
+        server = self.servers[origin.server_id]
+        own = msgspec.structs.replace(call, name=origin.tool)
+        if isinstance(server.execution, CodeExecution):
+            return await self.executor.code(server.execution, own, number)
+        if isinstance(server.execution, McpExecution):
+            return await self.executor.mcp(server, server.execution, own)
+        # The emulator sees the session's other calls, and each tool by the name that it was offered under.
+        return await self.executor.emulate(server, specs[call.name], self.task, call, history, number)
+
+
+def _words(value: Any) -> Iterator[str]:
+    """The texts of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _words(one)
 
 
 async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:

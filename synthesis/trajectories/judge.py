@@ -2,23 +2,35 @@
 
 Fail closed: a judge that gives no valid answer rejects the trajectory (`judge_failed`), it never scores it as good. The
 round-based axes judge on the history up to the reaction, not on what came later. An axis that has nothing to judge (a
-trajectory without calls has no tool results) scores 1, as in the paper.
+trajectory without calls has no tool results) has no score, where the original gives it 1: an agent that answers from
+memory would have four of seven for nothing. And before any judge is asked, the run must have called the tools that its
+task names (`check_coverage`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from synthesis.core.records import AxisScore, CallError, InjectedFailure, Message, ToolServer, Trajectory
+from synthesis.core.endpoint_settings import Role
+from synthesis.core.records import (
+    AxisScore,
+    CallError,
+    EmulatedExecution,
+    InjectedFailure,
+    Message,
+    ToolServer,
+    Trajectory,
+)
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.context import accept
-from synthesis.pipeline.languages import has_words, language_of
+from synthesis.pipeline.languages import NAMES, strays
+from synthesis.trajectories.conducts import check_conduct, offered
 from synthesis.trajectories.context import Servers, TrajectoryContext
-from synthesis.trajectories.interact import AgentRun
+from synthesis.trajectories.runs import AgentRun
 from synthesis.trajectories.teacher_answers import (
     POINTS,
     ConcisenessScore,
@@ -38,17 +50,19 @@ AXES = (
     "conciseness",
     "final_answer",
 )
-_NOTHING = AxisScore(1.0, "nothing to judge")
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R", QueryUnderstandingScore, QueryPlanningScore, ToolUnderstandingScore, ToolPlanningScore)
 
 
 async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[Trajectory]:
     """The run as a scored trajectory.
 
     Raises:
-        Rejected: `judge_failed`, `low_reward`, or `low_final_answer`: six good axes must not carry a wrong answer.
+        Rejected: see `check_coverage`; `judge_failed`, `low_reward`, or `low_final_answer`: good axes must not carry a
+            wrong answer.
     """
-    config, server = context.config, servers[run.task.server_id]
+    config, server, context = context.config, servers[run.task.server_id], context.cast(run.task.family)
+    check_coverage(run)
     scores = await score_axes(run, context, server)
     reward = fmean(score.score for score in scores.values())
     if reward < config.reward_threshold:
@@ -56,6 +70,9 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
         raise Rejected("low_reward", f"{run.task.id}: {reward:.3f}; {worst}: {scores[worst].reason}")
     if scores["final_answer"].score < config.final_answer_threshold:
         raise Rejected("low_final_answer", f"{run.task.id}: {scores['final_answer'].reason}")
+    executions = [servers[id].execution for id in server.servers]
+    emulated: tuple[Role, ...] = ("emulator",) if any(isinstance(x, EmulatedExecution) for x in executions) else ()
+    users: tuple[Role, ...] = ("user",) if run.task.dialogue and run.task.dialogue.user_turns > 1 else ()
     return [
         Trajectory(
             id=f"trajectory-{run.task.id}",
@@ -63,19 +80,49 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
             server_id=server.id,
             domain=server.domain,
             language=run.task.language,
-            tools=server.tools,
+            tools=offered(run.task, server, spoken(run.messages)),
             messages=run.messages,
             injected_failures=sum(bool(call.injected) for call in run.calls),
             scores=scores,
             reward=reward,
             failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
             errors=[CallError(call.call_id, call.error) for call in run.calls if call.error],
+            needs=run.task.tools,
+            dialogue=run.task.dialogue,
+            servers=run.task.servers,
+            provenance=context.provenance(
+                server.licence or config.licence, run.task.family, ("agent", "author", *emulated, *users, "judge")
+            ),
         )
     ]
 
 
+def check_coverage(run: AgentRun) -> None:
+    """See that the run called what its task is about; judges are not asked about one that did not.
+
+    A tool counts as called when a call reached it, whatever came of that: a failure that the agent reports is honest.
+    But where every call failed, the answer can only be from memory.
+
+    Raises:
+        Rejected: `tools_unused`: a tool that the task names was not called; `no_result`: no call succeeded;
+            `no_tools`: the task names no tool and is not one for none; and what `conducts.check_conduct` raises.
+    """
+    task = run.task
+    check_conduct(run)
+    if task.mode == "no_tool":
+        return
+    names = {call.id: call.name for message in run.messages for call in message.tool_calls}
+    if not task.tools:
+        raise Rejected("no_tools", f"{task.id}: a task of the mode {task.mode} names the tools that it needs")
+    reached = {names[call.call_id] for call in run.calls if call.error not in ("unknown_tool", "invalid_arguments")}
+    if unused := [name for name in dict.fromkeys(task.tools) if name not in reached]:
+        raise Rejected("tools_unused", f"{task.id}: never called {', '.join(unused)}, which the task needs")
+    if not any(call.ok for call in run.calls):
+        raise Rejected("no_result", f"{task.id}: none of {len(run.calls)} calls succeeded")
+
+
 async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServer) -> dict[str, AxisScore]:
-    """All seven axes.
+    """The axes that there is something to judge of, in the order of `AXES`.
 
     Raises:
         Rejected: `judge_failed`.
@@ -90,15 +137,20 @@ async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServ
         await judge.conciseness(),
         await judge.final_answer(),
     )
-    return dict(zip(AXES, scores, strict=True))
+    return {axis: score for axis, score in zip(AXES, scores, strict=True) if score is not None}
 
 
-def tool_call_status(run: AgentRun) -> AxisScore:
+def tool_call_status(run: AgentRun) -> AxisScore | None:
     """The share of calls that succeeded: exact, the executor knows (paper: mean of success)."""
     if not run.calls:
-        return _NOTHING
+        return None
     ok = sum(call.ok for call in run.calls)
     return AxisScore(ok / len(run.calls), f"{ok} of {len(run.calls)} calls succeeded")
+
+
+def spoken(messages: Sequence[Message]) -> int:
+    """How often the user has."""
+    return sum(message.role == "user" for message in messages)
 
 
 def reactions(messages: Sequence[Message]) -> list[int]:
@@ -117,49 +169,56 @@ class _Judge:
         self, answer: type[T], messages: Sequence[Message], check: Callable[[T], Awaitable[T]] = accept
     ) -> T:
         task = self._run.task
+        variables = {
+            "tools": offered(task, self._server, spoken(messages)),
+            "messages": list(messages),
+            "conduct": task.dialogue.conduct if task.dialogue else "",
+            "turns": spoken(messages),
+        }
         return await self._context.ask(
             answer,
-            {"tools": self._server.tools, "messages": list(messages)},
+            variables,
             language=task.language,
             key=("judge", answer.__name__, task.id, len(messages)),
             check=check,
             failed="judge_failed",
         )
 
-    def _first_turn(self) -> list[Message]:
-        """Up to the first assistant message, inclusive."""
+    def _ends(self, of: Literal[0, -1]) -> list[int]:
+        """How far the first, or the last, assistant message after each message of the user reaches."""
+        ends: list[int] = []
+        starts = [i for i, message in enumerate(self._run.messages) if message.role == "user"]
+        for start, end in zip(starts, [*starts[1:], len(self._run.messages)], strict=True):
+            own = [i for i in range(start, end) if self._run.messages[i].role == "assistant"]
+            ends.append(own[of] + 1)
+        return ends
+
+    async def query_understanding(self) -> AxisScore | None:
+        return await self._rounds(QueryUnderstandingScore, self._ends(0))
+
+    async def query_planning(self) -> AxisScore | None:
+        return await self._rounds(QueryPlanningScore, self._ends(0))
+
+    async def tool_response_understanding(self) -> AxisScore | None:
+        return await self._rounds(ToolUnderstandingScore, [i + 1 for i in reactions(self._run.messages)])
+
+    async def response_conditioned_planning(self) -> AxisScore | None:
         messages = self._run.messages
-        return messages[: 1 + next(i for i, message in enumerate(messages) if message.role == "assistant")]
+        ends = [i + 1 for i in reactions(messages) if messages[i].tool_calls]
+        return await self._rounds(ToolPlanningScore, ends)
 
-    async def query_understanding(self) -> AxisScore:
-        given = await self._ask(QueryUnderstandingScore, self._first_turn())
-        return AxisScore(POINTS[given.verdict], given.reason)
-
-    async def query_planning(self) -> AxisScore:
-        given = await self._ask(QueryPlanningScore, self._first_turn())
-        return AxisScore(POINTS[given.verdict], given.reason)
-
-    async def tool_response_understanding(self) -> AxisScore:
-        return await self._rounds(ToolUnderstandingScore, reactions(self._run.messages))
-
-    async def response_conditioned_planning(self) -> AxisScore:
-        messages = self._run.messages
-        return await self._rounds(ToolPlanningScore, [i for i in reactions(messages) if messages[i].tool_calls])
-
-    async def _rounds(
-        self, answer: type[ToolUnderstandingScore] | type[ToolPlanningScore], ends: Sequence[int]
-    ) -> AxisScore:
-        """The mean over rounds; the reason is that of the worst one."""
+    async def _rounds(self, answer: type[R], ends: Sequence[int]) -> AxisScore | None:
+        """The mean over rounds, None where there is none; the reason is that of the worst one."""
         if not ends:
-            return _NOTHING
-        given = [await self._ask(answer, self._run.messages[: end + 1]) for end in ends]
+            return None
+        given = [await self._ask(answer, self._run.messages[:end]) for end in ends]
         worst = min(given, key=lambda one: POINTS[one.verdict])
         return AxisScore(fmean(POINTS[one.verdict] for one in given), worst.reason)
 
-    async def conciseness(self) -> AxisScore:
+    async def conciseness(self) -> AxisScore | None:
         ids = [call.call_id for call in self._run.calls]
         if not ids:
-            return _NOTHING
+            return None
 
         async def check(given: ConcisenessScore) -> ConcisenessScore:
             if [call.call_id for call in given.calls] != ids:
@@ -173,8 +232,11 @@ class _Judge:
         return AxisScore(1 - len(redundant) / len(ids), reason)
 
     async def final_answer(self) -> AxisScore:
-        question, answer = self._run.task.question, self._run.messages[-1].content
-        if has_words(answer) and language_of(answer) != language_of(question):
-            return AxisScore(0.0, "the answer is not in the language of the question")
-        given = await self._ask(FinalAnswerScore, self._run.messages)
+        """Of the worst of the answers, if the user spoke more than once: the others must not carry a wrong one."""
+        return min([await self._answer(end) for end in self._ends(-1)], key=lambda one: one.score)
+
+    async def _answer(self, end: int) -> AxisScore:
+        if (found := strays(self._run.messages[end - 1].content, self._run.task.language)) is not None:
+            return AxisScore(0.0, f"the answer is in {NAMES[found]}, not in the language of the question")
+        given = await self._ask(FinalAnswerScore, self._run.messages[:end])
         return AxisScore((POINTS[given.solves] + POINTS[given.faithful]) / 2, given.reason)

@@ -47,7 +47,7 @@ class Persona(msgspec.Struct, frozen=True):
     hobbies: list[str] = []
 
     def __str__(self) -> str:
-        words = _WORDS[self.language]
+        words = _WORDS.get(self.language, _WORDS["en"])
         parts = {
             "occupation": self.occupation,
             "age": "" if self.age is None else str(self.age),

@@ -9,29 +9,48 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 
-from synthesis.core.records import Language, McpExecution, Task, ToolChain, ToolServer, Trajectory
+from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
-from synthesis.pipeline.executors import Executor, Workers
-from synthesis.pipeline.track import Summary, Track
+from synthesis.facts.catalog import LANGUAGES
+from synthesis.pipeline.executors import Executor, Workers, check_spoken
+from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.track import Summary, Track, digest_of, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
-from synthesis.servers.duplicates import normalize_all
+from synthesis.servers.configured import read_sources
+from synthesis.servers.duplicates import check_allowed, normalize_all
+from synthesis.servers.normalize import served
 from synthesis.servers.registry import read_registries
 from synthesis.trajectories import statistics, tool_graph
+from synthesis.trajectories.conducts import score_any, write_any
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
-from synthesis.trajectories.interact import AgentRun, interact
+from synthesis.trajectories.desk import desk_documents, is_desk
+from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
+from synthesis.trajectories.groups import crosses, grouped
+from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
-from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks, score_task, write_task
+from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks
+from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
+
+_ASKED = ("attempts", "partition")
+"""Settings of every request for a chain or a task."""
+_GROWS = ("trajectories", "surplus")
+_FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds")
+"""Settings that change no record."""
+_BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False}
+"""What runs did that know nothing of a setting, where it is not today's default."""
 
 
 async def synthesize(
@@ -42,18 +61,29 @@ async def synthesize(
     out_dir: Path,
     workdir: Path,
     seed: int,
+    replace: bool = False,
+    preview: Preview | None = None,
 ) -> Summary:
     """Run the pipeline. A run that was killed goes on from its journal and ends with the same bytes.
 
+    A finished one goes on too where more trajectories are wanted: those that are there stay.
+
     Args:
         executor: where its stages are worked on, with which teacher and sandbox; changes no byte.
-        journal: of this config and seed only.
+        journal: of any configuration and seed: what is in it is found by what it was made of.
         out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
+        replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
+        preview: see `Track`.
+
+    Raises:
+        InputError: it has, and they are not to be replaced; the teacher does not speak a language that is wanted; or no
+            server or chain is left.
     """
+    check_spoken(config.languages, by_rules=executor.by_rules)
     make_context = partial(open_context, config=config, workdir=workdir, seed=seed)
     async with executor.workers(make_context) as workers:
-        return await _Run(config, workers, journal, out_dir, seed).run()
+        return await _Run(config, workers, journal, out_dir, seed, preview).run(replace)
 
 
 class _Run:
@@ -66,32 +96,42 @@ class _Run:
         journal: Journal,
         out_dir: Path,
         seed: int,
+        preview: Preview | None,
     ) -> None:
         self.config, self.out_dir, self.seed = config, out_dir, seed
-        self.track = Track(workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed)
+        files = digests_of_files([*config.registries, *config.servers, *([config.personas] if config.personas else [])])
+        self.track = Track(
+            workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
+            preview=preview,
+        )  # fmt: skip
+        self.personas_digest = files.get(config.personas, "")
         self.servers: dict[str, ToolServer] = {}
+        self._digests: dict[str, str] = {}
         self.tools_read = 0
         self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
         if config.personas:
             self.personas.update(read_personas(config.personas))
 
-    async def run(self) -> Summary:
+    async def run(self, replace: bool) -> Summary:
         config = self.config
+        self.track.claim("trajectories", grows=_GROWS, free=_FREE, before=_BEFORE, replace=replace)
         write = self.track.write
         documents = await self.collect()
         self.normalize(documents)
         servers = list(self.servers.values())
         figures = {**statistics.server_statistics(servers), "tools_read": self.tools_read}
         write("servers", ToolServer, servers, figures)
-        chains = await self.chains()
-        write("chains", ToolChain, chains, statistics.chain_statistics(chains))
-        tasks = await self.tasks(chains)
-        write("tasks", Task, tasks, statistics.task_statistics(tasks))
-        runs = await self.interact(tasks)
+        candidates = await self.chains()
+        seeds, chains = await self.draw(candidates)
+        write("chains", ToolChain, chains, statistics.chain_statistics(chains, len(candidates), seeds))
+        tasks = await self.tasks(seeds)
+        write("tasks", Task, tasks, statistics.task_statistics(tasks, self.servers))
+        runs = await self.judge_users(await self.interact(tasks))
         trajectories = (await self.judge(runs))[: config.trajectories]
         figures = statistics.trajectory_statistics(trajectories, self.servers)
         failed = self.track.summary.rejected["judge"].get("judge_failed", 0)
         figures["all_runs"] = statistics.run_statistics(runs, failed)
+        figures["rejected_for"] = statistics.whose_faults(self.track.summary.rejected)
         write("trajectories", Trajectory, trajectories, figures)
         return self.track.summary
 
@@ -99,11 +139,16 @@ class _Run:
 
     async def collect(self) -> list[ServerDocument]:
         config = self.config
-        languages = list(config.languages)
+        languages = [language for language, weight in config.languages.items() if weight]
+        if any(language not in LANGUAGES for language in languages) and "en" not in languages:
+            languages.append("en")  # see `task_seeds`
         sources = default_sources(languages) if config.sources is None else list(config.sources)
+        sources += read_sources(config.servers)
+        if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
+            raise InputError(f"servers: {twice[0]!r} is the id of a source too; leave one of them out")
         collected = await self.track.stage(
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
-            concurrency=config.collect_concurrency,
+            concurrency=config.collect_concurrency, depends=(),
         )  # fmt: skip
         facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
         registries = read_registries(config.registries, languages=languages)
@@ -114,15 +159,17 @@ class _Run:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
         self.track.reject("registries", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        return [*collected, *facts, *registries.documents]
+        desks = desk_documents(languages) if config.conducts.get("confirmation") else []
+        return [*collected, *facts, *registries.documents, *desks]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
+        check_allowed(documents, self.config.allowed_tools)
         reasons: Counter[str] = Counter()
         details: dict[str, str] = {}
         config = self.config
         for done in normalize_all(
             documents, min_tools=config.min_tools, max_tools=config.max_tools, read_only=config.read_only,
-            similarity=config.server_similarity,
+            allowed_tools=config.allowed_tools, similarity=config.server_similarity,
         ):  # fmt: skip
             reasons += done.reasons()
             self.tools_read += done.read
@@ -135,20 +182,34 @@ class _Run:
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
         self.track.reject("normalize", reasons, details)
+        self.track.tell(offer for server in self.servers.values() if (offer := served(server)))
+        self.track.licences |= {server.licence or self.config.licence for server in self.servers.values()}
+        if config.several_servers:
+            alone = [server for server in self.servers.values() if not is_desk(server.id)]
+            groups = grouped(alone, config, self.seed)
+            if not groups:
+                raise InputError(
+                    f"several_servers is {config.several_servers}, and no two of {len(alone)} servers are of one "
+                    f"language and have {config.max_tools} tools at most; add some, or set it to 0"
+                )
+            self.servers |= {group.id: group for group in groups}
 
     async def chains(self) -> list[ToolChain]:
+        """All that could be drawn; none of them is verified."""
         config = self.config
-        asked = [(server, repeat) for server in self.servers.values() for repeat in range(config.proposals)]
+        # Of a desk no chains are made: tasks about one are written for it alone.
+        servers = [server for server in self.servers.values() if not is_desk(server.id)]
+        asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
         answered = await self.track.stage(
             "propose", tool_graph.propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
-            label="propose tasks and chains",
+            label="propose tasks and chains", depends=("pairs", *_ASKED),
         )  # fmt: skip
         by_server: dict[str, list[list[str]]] = defaultdict(list)
         for proposals in answered:
             by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
         candidates: list[ToolChain] = []
         unknown: Counter[str] = Counter()
-        for server in self.servers.values():
+        for server in servers:
             names = [tool.name for tool in server.tools]
             graph: nx.DiGraph = tool_graph.transition_graph(names, by_server[server.id])
             unknown += tool_graph.unknown_tools(names, by_server[server.id])
@@ -157,81 +218,108 @@ class _Run:
                 graph, config.walks, min_length=config.min_length, max_length=config.max_length,
                 acyclic=config.acyclic, rng=rng_for(self.seed, "walks", server.id),
             )  # fmt: skip
+            walks = {walk: weight for walk, weight in walks.items() if crosses(server, walk)}
             candidates += tool_graph.chains_of(server, walks)
         if unknown:  # left out of the graph; the rest of their proposals counts
             names = [name for name, _ in unknown.most_common(5)]
             self.track.reject("graph", Counter(unknown_tool=unknown.total()), {"unknown_tool": ", ".join(names)})
-        verify = partial(tool_graph.verify, servers=self.servers)
-        return await self.track.stage(
-            "verify", verify, candidates, key=lambda chain: chain.id, out=ToolChain, label="verify chains"
-        )
+        return candidates
 
-    async def tasks(self, chains: Sequence[ToolChain]) -> list[Task]:
+    async def draw(self, candidates: Sequence[ToolChain]) -> tuple[list[TaskSeed], list[ToolChain]]:
+        """What the original tasks are about, and the chains that were verified for it."""
         config = self.config
-        seeds = task_seeds(config, list(self.servers.values()), chains, self.seed)
-        write = partial(write_task, servers=self.servers)
-        written = await self.track.stage("tasks", write, seeds, key=lambda one: one.id, out=Task, label="write tasks")
+        check = partial(tool_graph.verify, servers=self.servers)
+
+        async def verify(chains: Sequence[ToolChain]) -> list[ToolChain]:
+            return await self.track.stage(
+                "verify", check, chains, key=lambda chain: chain.id, out=ToolChain, label="verify chains",
+                depends=("operators", "votes", *_ASKED), about=lambda chain: self.digest(chain.server_id),
+            )  # fmt: skip
+
+        draws = Draws(config, list(self.servers.values()), candidates, self.seed)
+        wanted = wanted_tasks(config)
+        seeds, chains = await draw_tasks(draws, wanted, {chain.id: chain for chain in candidates}, verify)
+        if len(seeds) < wanted:
+            self.track.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
+        return seeds, chains
+
+    async def tasks(self, seeds: Sequence[TaskSeed]) -> list[Task]:
+        config = self.config
+        write = partial(write_any, servers=self.servers, personas=self.personas)
+        plain = [one for one in seeds if not one.conduct]
+        written = await self.track.stage(
+            "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks", depends=_ASKED,
+            about=lambda one: self.digest(one.server_id),
+        )  # fmt: skip
+        written += await self.track.stage(
+            "tasks", write, [one for one in seeds if one.conduct], key=lambda one: one.id, out=Task,
+            label="write conversations", depends=("user_turns", *_ASKED),
+            about=lambda one: self.digest(one.server_id) + self.personas_digest,
+        )  # fmt: skip
+        order = {one.id: number for number, one in enumerate(seeds)}
+        written.sort(key=lambda task: order[task.id])
         chosen = [
             task
             for task in written
-            if config.augmentations and rng_for(self.seed, "augmented", task.id).random() < config.augmented
+            if not task.dialogue
+            and config.augmentations
+            and rng_for(self.seed, "augmented", task.id).random() < config.augmented
         ]
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
-        varied = await self.track.stage("augment", vary, chosen, key=_id_of, out=Task, label="vary tasks")
-        every = written + varied
+        varied = await self.track.stage(
+            "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks", depends=("augmentations", *_ASKED),
+            about=lambda task: self.digest(task.server_id) + self.personas_digest,
+        )  # fmt: skip
+        # Each variation behind its original: the order of more tasks begins as that of fewer does. Servers, modes and
+        # variations were drawn for each alone, so a cut takes from all alike.
+        variations = {task.id.removesuffix(f"-{task.augmentation}"): task for task in varied}
+        every = [one for task in written for one in (task, variations.get(task.id)) if one is not None]
         repeated = repeated_tasks(every, config.near_duplicate)
         unique = [task for task in every if task.id not in repeated]
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
         self.track.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
-        rate = partial(score_task, servers=self.servers)
-        scored = await self.track.stage("score", rate, unique, key=_id_of, out=Task, label="score tasks")
-        # In a seeded order, so that a cut takes from all servers, modes and variations alike.
-        rng_for(self.seed, "task_order").shuffle(scored)
+        rate = partial(score_any, servers=self.servers)
+        scored = await self.track.stage(
+            "score", rate, unique, key=_id_of, out=Task, label="score tasks", depends=("thresholds", "attempts"),
+            about=lambda task: self.digest(task.server_id),
+        )  # fmt: skip
         return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
+
+    def digest(self, server_id: str) -> str:
+        """Of a server's record, which its stages are bound to, and of those whose tools it has."""
+        if server_id not in self._digests:
+            server = self.servers[server_id]
+            others = [self.servers[id] for id in server.servers if id != server_id]
+            self._digests[server_id] = digest_of([server, *others] if others else server)
+        return self._digests[server_id]
 
     async def interact(self, tasks: Sequence[Task]) -> list[AgentRun]:
         run = partial(interact, servers=self.servers)
-        return await self.track.stage("interact", run, tasks, key=_id_of, out=AgentRun, label="run agents")
+        return await self.track.stage(
+            "interact", run, tasks, key=_id_of, out=AgentRun, label="run agents",
+            depends=("failures", "max_turns", "max_tokens", "system_prompt"),
+            about=lambda task: self.digest(task.server_id),
+        )  # fmt: skip
+
+    async def judge_users(self, runs: Sequence[AgentRun]) -> list[AgentRun]:
+        """The runs whose simulated user, if there is one, kept to its goals."""
+        check = partial(judge_user, servers=self.servers)
+        with_user = [run for run in runs if run.ended]
+        kept = await self.track.stage(
+            "user", check, with_user, key=lambda run: run.task.id, out=AgentRun, label="judge users",
+            depends=("attempts",), about=lambda run: self.digest(run.task.server_id),
+        )  # fmt: skip
+        ids = {run.task.id for run in kept}
+        return [run for run in runs if not run.ended or run.task.id in ids]
 
     async def judge(self, runs: Sequence[AgentRun]) -> list[Trajectory]:
         rate = partial(judge, servers=self.servers)
         return await self.track.stage(
-            "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories"
-        )
+            "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
+            depends=("reward_threshold", "final_answer_threshold", "attempts"),
+            about=lambda run: self.digest(run.task.server_id),
+        )  # fmt: skip
 
 
 def _id_of(task: Task) -> str:
     return task.id
-
-
-def task_seeds(
-    config: TrajectoriesConfig, servers: Sequence[ToolServer], chains: Sequence[ToolChain], seed: int
-) -> list[TaskSeed]:
-    """What the original tasks shall be like. Servers are drawn by weight, then lengths, then chains of that length."""
-    wanted = math.ceil(config.trajectories * (1 + config.surplus) / (1 + config.augmented))
-    by_server: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
-    for one in chains:
-        by_server[one.server_id][len(one.tools)].append(one)
-    pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
-    for server in servers:
-        if server.id in by_server:
-            pools[server.language, isinstance(server.execution, McpExecution)].append(server)
-    languages = [language for language in config.languages if (language, False) in pools or (language, True) in pools]
-    if not languages:
-        raise InputError("no chain passed verification; allow more walks or fewer operators")
-    seeds: list[TaskSeed] = []
-    for index in range(wanted):
-        rng = rng_for(seed, "task_seed", index)
-        language = rng.choices(languages, [config.languages[name] for name in languages])[0]
-        mcp = rng.random() < config.mcp_share
-        pool = pools.get((language, mcp)) or pools[language, not mcp]
-        server = rng.choices(pool, [config.server_weights.get(one.id, 1.0) for one in pool])[0]
-        chain: list[str] = []
-        tool_count = 0
-        if rng.random() < config.server_tasks:
-            tool_count = min(rng.choice(config.tool_counts), len(server.tools))
-        else:
-            lengths = by_server[server.id]
-            chain = rng.choice(lengths[rng.choice(sorted(lengths))]).tools
-        seeds.append(TaskSeed(f"task-{seed}-{index:06d}", server.id, language, chain, tool_count))
-    return seeds

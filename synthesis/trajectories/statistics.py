@@ -10,6 +10,7 @@ from typing import Any
 from synthesis.core.records import (
     CodeExecution,
     EmulatedExecution,
+    GroupExecution,
     HttpExecution,
     StdioExecution,
     Task,
@@ -17,10 +18,16 @@ from synthesis.core.records import (
     ToolServer,
     Trajectory,
 )
-from synthesis.trajectories.interact import AgentRun, estimated_tokens
+from synthesis.trajectories.interact import estimated_tokens
 from synthesis.trajectories.judge import AXES
+from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.tasks import TaskSeed
+from synthesis.trajectories.tool_graph import chain_id
 
-_KINDS = {CodeExecution: "code", StdioExecution: "mcp", HttpExecution: "mcp", EmulatedExecution: "emulated"}
+_KINDS = {
+    CodeExecution: "code", StdioExecution: "mcp", HttpExecution: "mcp", EmulatedExecution: "emulated",
+    GroupExecution: "mixed",
+}  # fmt: skip
 
 
 def histogram(values: Collection[object]) -> dict[str, int]:
@@ -33,8 +40,11 @@ def share(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole else 0.0
 
 
-def server_statistics(servers: Sequence[ToolServer]) -> dict[str, Any]:
+def server_statistics(every: Sequence[ToolServer]) -> dict[str, Any]:
+    """Of the servers; of their groups only how many."""
+    servers = [server for server in every if not isinstance(server.execution, GroupExecution)]
     return {
+        **({"groups": len(every) - len(servers)} if len(servers) < len(every) else {}),
         "servers": len(servers),
         "tools": sum(len(server.tools) for server in servers),
         "domains": len({server.domain for server in servers}),
@@ -43,17 +53,71 @@ def server_statistics(servers: Sequence[ToolServer]) -> dict[str, Any]:
     }
 
 
-def chain_statistics(chains: Sequence[ToolChain]) -> dict[str, Any]:
-    return {"lengths": histogram([len(chain.tools) for chain in chains])}
+def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequence[TaskSeed]) -> dict[str, Any]:
+    """Of the verified chains.
 
-
-def task_statistics(tasks: Sequence[Task]) -> dict[str, Any]:
+    Args:
+        candidates: how many could have been drawn.
+        seeds: of the tasks that they were drawn for.
+    """
     return {
+        "lengths": histogram([len(chain.tools) for chain in chains]),
+        "candidates": candidates,
+        "used": len({chain_id(one.server_id, one.chain) for one in seeds if one.chain}),
+    }
+
+
+def task_statistics(tasks: Sequence[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
+    return {
+        **_over_servers([(servers[task.server_id], task.tools) for task in tasks]),
         "modes": histogram([task.mode for task in tasks]),
         "augmentations": histogram([task.augmentation for task in tasks]),
         "languages": histogram([task.language for task in tasks]),
         "tools_per_task": histogram([len(task.tools) for task in tasks]),
+        **_conducts(tasks),
     }
+
+
+def _over_servers(needs: Sequence[tuple[ToolServer, Sequence[str]]]) -> dict[str, Any]:
+    """The shares of tasks by how many servers the tools that they need are of; not there where no server is a group."""
+    if not any(isinstance(server.execution, GroupExecution) for server, _ in needs):
+        return {}
+    counts = Counter(max(1, len({server.origin(tool).server_id for tool in tools})) for server, tools in needs)
+    return {"shares_over_servers": {str(count): share(counts[count], len(needs)) for count in sorted(counts)}}
+
+
+def _kind(server: ToolServer, servers: Mapping[str, ToolServer]) -> str:
+    """Who answers calls of its tools: `mixed`, where those of a group are answered in several ways."""
+    kinds = {_KINDS[type(servers[id].execution)] for id in server.servers or [server.id]}
+    return kinds.pop() if len(kinds) == 1 else _KINDS[GroupExecution]
+
+
+def _conducts(records: Sequence[Task] | Sequence[Trajectory]) -> dict[str, Any]:
+    """How many teach what beside calling tools; not there where none does."""
+    found = [one.dialogue.conduct for one in records if one.dialogue]
+    return {"conducts": histogram(found)} if found else {}
+
+
+def _turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """How often the user speaks; not there where each does once."""
+    found = [sum(message.role == "user" for message in one.messages) for one in trajectories]
+    return {"user_turns_per_conversation": histogram(found)} if max(found, default=1) > 1 else {}
+
+
+def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """The conversations that were lost for their simulated user, by reason, and how many for the agent.
+
+    Args:
+        rejected: stage → reason → how many.
+    """
+    of_user, of_agent = Counter[str](), 0
+    for stage in ("interact", "user", "judge"):
+        for reason, count in rejected.get(stage, {}).items():
+            if reason.startswith("user_"):
+                of_user[reason] += count
+            elif reason not in ("judge_failed", "emulator_failed", "transient_failure", "bad_schema"):
+                of_agent += count
+    return {"user": dict(sorted(of_user.items())), "agent": of_agent}
 
 
 def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
@@ -63,20 +127,25 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
     `interact.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
 
     Args:
-        servers: by id; those of all trajectories, else `KeyError`.
+        servers: by id; those of all trajectories, and of their groups, else `KeyError`.
     """
     count = len(trajectories)
     messages = [message for one in trajectories for message in one.messages]
     calls = [sum(len(message.tool_calls) for message in one.messages) for one in trajectories]
     roles = Counter(message.role for message in messages)
-    kinds = [_KINDS[type(servers[one.server_id].execution)] for one in trajectories]
-    executions, executed = Counter(kinds), Counter[str]()
-    for kind, n in zip(kinds, calls, strict=True):
-        executed[kind] += n
-    servers_used = Counter(_KINDS[type(servers[id].execution)] for id in {one.server_id for one in trajectories})
+    executions = Counter(_kind(servers[one.server_id], servers) for one in trajectories)
+    called = [
+        servers[one.server_id].origin(call.name) for one in trajectories for m in one.messages for call in m.tool_calls
+    ]
+    offered = {servers[one.server_id].origin(tool.name) for one in trajectories for tool in one.tools}
+    executed = Counter(dict.fromkeys(executions, 0))
+    executed.update(_KINDS[type(servers[origin.server_id].execution)] for origin in called)
+    used = {id for one in trajectories for id in servers[one.server_id].servers}
+    servers_used = Counter(_KINDS[type(servers[id].execution)] for id in used)
     injected, real = _injected_by_kind(trajectories), Counter(e.kind for one in trajectories for e in one.errors)
     tokens = [estimated_tokens(one.messages, one.tools) for one in trajectories]
-    rewards = [one.reward for one in trajectories]
+    rewards = [one.reward for one in trajectories if one.reward is not None]
+    scores = {axis: [one.scores[axis].score for one in trajectories if axis in one.scores] for axis in AXES}
     return {
         "conversations": count,
         "messages": len(messages),
@@ -97,13 +166,14 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
         },
         "parallel_turns": sum(len(message.tool_calls) > 1 for message in messages),
         "role_shares": {role: share(roles[role], len(messages)) for role in sorted(roles)},
-        "unique_functions": len(
-            {(one.server_id, call.name) for one in trajectories for m in one.messages for call in m.tool_calls}
-        ),
-        "functions_offered": len({(one.server_id, tool.name) for one in trajectories for tool in one.tools}),
-        "servers": len({one.server_id for one in trajectories}),
+        "unique_functions": len(set(called)),
+        "functions_offered": len(offered),
+        "servers": len(used),
+        **_over_servers([(servers[one.server_id], one.needs or []) for one in trajectories]),
         "domains": histogram([one.domain for one in trajectories]),
         "languages": histogram([one.language for one in trajectories]),
+        **_conducts(trajectories),
+        **_turns(trajectories),
         "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
         "execution_shares_of_calls": {kind: share(executed[kind], sum(calls)) for kind in sorted(executed)},
         "execution_shares_of_servers": {
@@ -123,19 +193,20 @@ def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[s
             "median": median(tokens) if count else 0.0,
             "histogram": histogram([round(n / 1_000) for n in tokens]),
         },
-        "reward_mean": round(fmean(rewards), 4) if count else 0.0,
+        "reward_mean": round(fmean(rewards), 4) if rewards else 0.0,
         "reward": {
-            "median": round(median(rewards), 4) if count else 0.0,
+            "median": round(median(rewards), 4) if rewards else 0.0,
             "least": round(min(rewards, default=0.0), 4),
             # To the nearest twentieth: a threshold leaves rewards too close for tenths.
             "histogram": histogram([round(round(20 * reward) / 20, 2) for reward in rewards]),
         },
         "axes": {
             axis: {
-                "mean": round(fmean([one.scores[axis].score for one in trajectories]), 4) if count else 0.0,
-                "histogram": histogram([round(one.scores[axis].score, 1) for one in trajectories]),
+                "mean": round(fmean(given), 4) if given else 0.0,
+                "judged": len(given),
+                "histogram": histogram([round(score, 1) for score in given]),
             }
-            for axis in AXES
+            for axis, given in scores.items()
         },
     }
 
@@ -173,9 +244,11 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
     if not statistics["conversations"]:
         return {"conversations": "0"}
 
-    def ranked(of: Mapping[str, float], most: int = 4) -> str:
-        whole = sum(of.values())
-        first = sorted(of.items(), key=lambda one: (-one[1], one[0]))[:most]  # a card sorts by name
+    count = statistics["conversations"]
+
+    def ranked(shares: Mapping[str, float], most: int = 4, of: int = 0) -> str:
+        whole = float(of) or sum(shares.values())
+        first = sorted(shares.items(), key=lambda one: (-one[1], one[0]))[:most]  # a card sorts by name
         return ", ".join(f"{name} {part / whole:.1%}" for name, part in first)
 
     def failures(which: str) -> dict[str, str]:
@@ -196,6 +269,7 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         more["with a failed call"] = f"{failed:.1%} of the conversations"
     roles, calls = statistics["role_shares"], statistics["tool_calls_per_conversation"]
     execution = statistics["execution_shares"]
+    domains = {domain for every in statistics["domains"] for domain in every.split(" + ")}  # of a group several
     asked = sum(part for role, part in roles.items() if role in ("user", "system"))
     return {
         "conversations": f"{statistics['conversations']:,}",
@@ -207,9 +281,19 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         ),
         "turns with parallel calls": f"{statistics['parallel_turns']:,}",
         "unique functions called": f"{statistics['unique_functions']:,}",
-        "servers / domains": f"{statistics['servers']:,} / {len(statistics['domains']):,}",
+        "servers / domains": f"{statistics['servers']:,} / {len(domains):,}",
+        **(
+            {"over 1 / 2 / 3 … servers": " / ".join(f"{part:.1%}" for part in over.values())}
+            if (over := statistics.get("shares_over_servers"))
+            else {}
+        ),
         "top domains": ranked(statistics["domains"]),
         "languages": ranked(statistics["languages"]),
+        **(
+            {"beside calling tools": ranked(conducts, most=8, of=count)}
+            if (conducts := statistics.get("conducts"))
+            else {}
+        ),
         "tools real / emulated": f"{1 - execution.get('emulated', 0):.1%} / {execution.get('emulated', 0):.1%} "
         f"of the conversations ({ranked(execution)})",
         **more,

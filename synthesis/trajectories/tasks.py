@@ -8,26 +8,31 @@ from typing import Any, Literal
 
 import msgspec
 
-from synthesis.core.records import Language, Task, TaskScores, ToolServer
+from synthesis.core.records import Conduct, Language, Task, TaskScores, ToolServer
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.context import accept
-from synthesis.pipeline.languages import language_of
+from synthesis.pipeline.languages import NAMES, check_language, strays
 from synthesis.trajectories.context import Servers, TrajectoryContext
+from synthesis.trajectories.groups import crosses, several
 from synthesis.trajectories.near_duplicates import near_duplicates
 from synthesis.trajectories.personas import Persona
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, ChainTask, ServerTask, TaskRating, TaskVariation
 
-_UNSCORED = TaskScores(0, 0, 0)
+UNSCORED = TaskScores(0, 0, 0)
 
 
 class TaskSeed(msgspec.Struct, frozen=True):
-    """What one task shall be like: a chain (mode `chain`), or a number of different tools (mode `server`)."""
+    """What one task shall be like: a chain (mode `chain`), or a number of different tools (mode `server`); and what it
+    teaches beside calling them."""
 
     id: str
     server_id: str
     language: Language
     chain: list[str]
     tool_count: int
+    conduct: Conduct | msgspec.UnsetType = msgspec.UNSET
+    shown: str | msgspec.UnsetType = msgspec.UNSET
+    """The server whose tools the agent is offered, where that is another."""
 
     @property
     def mode(self) -> Literal["chain", "server"]:
@@ -38,15 +43,18 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
     """An original task, not scored yet.
 
     Raises:
-        Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `empty_question`, `names_a_tool` or `wrong_language`.
+        Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `one_server`, `empty_question`, `names_a_tool` or
+            `wrong_language`.
     """
-    server = servers[one.server_id]
+    server, context = servers[one.server_id], context.cast(one.id)
 
     def task(question: str, tools: Sequence[str]) -> Task:
-        question = _checked(question, server, one.id)
-        if language_of(question) != one.language:
-            raise Rejected("wrong_language", f"{one.id}: {question!r} is not in the language {one.language}")
-        return Task(one.id, server.id, one.language, one.mode, "original", question, list(tools), _UNSCORED)
+        question = checked_question(question, server, one.id)
+        check_language([question], one.language, f"{one.id}: the question")
+        return Task(
+            one.id, server.id, one.language, one.mode, "original", question, list(tools), UNSCORED,
+            servers=several(server),
+        )  # fmt: skip
 
     async def check_chain(given: ChainTask) -> Task:
         return task(given.question, one.chain)
@@ -58,6 +66,8 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
         known = {tool.name for tool in server.tools}
         if unknown := [name for name in tools if name not in known]:
             raise Rejected("unknown_tool", f"{one.id}: {unknown[0]!r} is not a tool of {server.id}")
+        if not crosses(server, tools):
+            raise Rejected("one_server", f"{one.id}: {', '.join(tools)} are of one server; take tools of two at least")
         return task(given.question, tools)
 
     asked: dict[str, Any] = {"language": one.language, "key": ("task", one.id)}
@@ -83,15 +93,18 @@ async def augment_task(
     Raises:
         Rejected: `teacher_failed`, `empty_question`, `names_a_tool`, `language_changed` or `intent_changed`.
     """
-    server = servers[task.server_id]
+    server, context = servers[task.server_id], context.cast(task.family)
     rng = rng_for(context.seed, "variation", task.id)
-    mode, persona = rng.choice(context.config.augmentations), rng.choice(personas[task.language])
+    mode, persona = rng.choice(context.config.augmentations), rng.choice(personas.get(task.language) or personas["en"])
     asked: dict[str, Any] = {"language": task.language, "key": ("augment", task.id, mode)}
 
     async def check(given: TaskVariation) -> str:
-        question = _checked(given.question, server, task.id)
-        if language_of(question) != task.language:
-            raise Rejected("language_changed", f"{task.id}: {question!r} is not in the language of the original")
+        question = checked_question(given.question, server, task.id)
+        if (found := strays(question, task.language)) is not None:
+            raise Rejected(
+                "language_changed",
+                f"{task.id}: {question!r} is in {NAMES[found]}; keep the original's language, {NAMES[task.language]}",
+            )
         query = {"server": server, "query": question}
         back = await context.ask(BackTranslatedChain, query, **asked, check=accept)
         # The order is part of a chain; tools that were chosen without one have none.
@@ -114,21 +127,33 @@ async def score_task(task: Task, context: TrajectoryContext, servers: Servers) -
         Rejected: `teacher_failed`, or `low_<score>` for the first score below its threshold.
     """
     variables = {"server": servers[task.server_id], "task": task}
+    context = context.cast(task.family)
     given = await context.ask(TaskRating, variables, language=task.language, key=("score", task.id), check=accept)
     scores = TaskScores(given.question_quality, given.scenario_realism, given.tool_necessity)
+    return [check_scores(task, scores, context.config.thresholds, given.reason)]
+
+
+def check_scores(task: Task, scores: TaskScores, thresholds: TaskScores, reason: str) -> Task:
+    """The task with its scores.
+
+    Raises:
+        Rejected: `low_<score>` for the first score below its threshold.
+    """
     for field in TaskScores.__struct_fields__:
-        if getattr(scores, field) < getattr(context.config.thresholds, field):
-            raise Rejected(f"low_{field}", f"{task.id}: {getattr(scores, field)}, {given.reason}")
-    return [msgspec.structs.replace(task, scores=scores)]
+        if getattr(scores, field) < getattr(thresholds, field):
+            raise Rejected(f"low_{field}", f"{task.id}: {getattr(scores, field)}, {reason}")
+    return msgspec.structs.replace(task, scores=scores)
 
 
 def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
     """The ids of tasks that say nearly what an earlier task of the same server says → one line for a person.
 
+    Groups of servers overlap, so that tasks of all groups are compared.
+
     Args:
         threshold: see `near_duplicates.near_duplicates`.
     """
-    earlier = near_duplicates(((task.server_id, task.question) for task in tasks), threshold)
+    earlier = near_duplicates((("" if task.servers else task.server_id, task.question) for task in tasks), threshold)
     return {
         task.id: f"{task.id}: {task.question!r} is nearly {tasks[index].question!r}"
         for task, index in zip(tasks, earlier, strict=True)
@@ -136,7 +161,12 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
     }
 
 
-def _checked(question: str, server: ToolServer, where: str) -> str:
+def checked_question(question: str, server: ToolServer, where: str) -> str:
+    """What a user says, without spaces around it.
+
+    Raises:
+        Rejected: `empty_question`, `names_a_tool`.
+    """
     question = question.strip()
     if not question:
         raise Rejected("empty_question", f"{where}: the question is empty")

@@ -7,9 +7,12 @@ objects.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+
+from synthesis.core.chat_format import parse_json
+from synthesis.core.endpoint_settings import Role
 
 Grade = Literal["no", "partly", "yes"]
 POINTS: dict[Grade, float] = {"no": 0.0, "partly": 0.5, "yes": 1.0}
@@ -36,6 +39,9 @@ class TaskChainProposals(msgspec.Struct, frozen=True):
 class ChainVote(msgspec.Struct, frozen=True):
     """Whether one sensible task needs exactly this chain."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
     reason: str
     user_query: str
     valid: bool
@@ -51,6 +57,9 @@ class BackTranslatedQuery(msgspec.Struct, frozen=True):
 
 class BackTranslatedChain(msgspec.Struct, frozen=True):
     """The chain that a query needs, found without knowing the one it was made from."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
 
     plan: str
     chain: list[str]
@@ -85,6 +94,9 @@ class TaskVariation(msgspec.Struct, frozen=True):
 class TaskRating(msgspec.Struct, frozen=True):
     """1 (worst) to 5 (best)."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
     reason: str
     question_quality: Rating
     scenario_realism: Rating
@@ -92,30 +104,93 @@ class TaskRating(msgspec.Struct, frozen=True):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Interaction
+# Conversations that are more than a request and its answer
+
+Standing = Literal["servable", "tool_missing", "value_missing", "impossible", "forbidden", "unconfirmed"]
+"""How a user's first message stands with what an agent has and is told: it can be served at once; no tool does it; a
+value is missing that only the user has; nothing could do it; the agent is told not to; it must be agreed to first."""
 
 
-class AgentCall(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str
-    """A JSON object as text."""
+class RestrainedTask(msgspec.Struct, frozen=True):
+    """A request of which calling at once would be wrong.
+
+    `when_asked` is what the user says when the agent asks, one at a time; `policy` what the agent is told, or "".
+    """
+
+    analysis: str
+    question: str
+    tools: list[str]
+    when_asked: list[str]
+    policy: str
 
 
-class AgentTurn(msgspec.Struct, frozen=True):
-    """One assistant turn: calls that do not depend on each other, or the final answer."""
+class PlannedGoal(msgspec.Struct, frozen=True):
+    """One thing that a user wants, as it says it; see `records.Goal`."""
+
+    says: str
+    tools: list[str]
+    when_asked: list[str]
+
+
+class DialoguePlan(msgspec.Struct, frozen=True):
+    """What a user wants over several turns, in order."""
+
+    analysis: str
+    goals: list[PlannedGoal]
+
+
+class ConductRating(msgspec.Struct, frozen=True):
+    """How a conversation's opening stands; the ratings are 1 (worst) to 5 (best)."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "author"
+
+    reason: str
+    standing: Standing
+    question_quality: Rating
+    scenario_realism: Rating
+
+
+class UserTurn(msgspec.Struct, frozen=True):
+    """What the simulated user says next. `finished`: it wants nothing more; `message` is then its last, or empty."""
+
+    ROLE: ClassVar[Role] = "user"
 
     reasoning: str
-    tool_calls: list[AgentCall]
-    content: str
+    message: str
+    finished: bool
+
+
+class UserScore(msgspec.Struct, frozen=True):
+    """Whether the simulated user kept to its goals."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "user"
+
+    reason: str
+    verdict: Literal["fine", "gave_away", "contradicted", "invented", "stopped_early"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Interaction
 
 
 class EmulatedResult(msgspec.Struct, frozen=True):
     """What a tool of which only the document exists would have returned."""
 
+    ROLE: ClassVar[Role] = "emulator"
+
     reasoning: str
     result: str
     """JSON text."""
     is_error: bool
+
+    def check(self) -> None:
+        """Raises `ValueError`: the result is no JSON."""
+        try:
+            parse_json(self.result)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"`result` is not JSON: {error}") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -125,12 +200,18 @@ class EmulatedResult(msgspec.Struct, frozen=True):
 class QueryUnderstandingScore(msgspec.Struct, frozen=True):
     """Whether the first assistant turn understands the request."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
+
     reason: str
     verdict: Literal["no", "yes"]
 
 
 class QueryPlanningScore(msgspec.Struct, frozen=True):
     """Whether the first assistant turn's plan and calls lead to the answer."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
 
     reason: str
     verdict: Grade
@@ -139,12 +220,18 @@ class QueryPlanningScore(msgspec.Struct, frozen=True):
 class ToolUnderstandingScore(msgspec.Struct, frozen=True):
     """Whether the agent's reaction shows that it understood the last batch of tool results."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
+
     reason: str
     verdict: Grade
 
 
 class ToolPlanningScore(msgspec.Struct, frozen=True):
     """Whether the calls of the last assistant turn are right, given the results so far."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
 
     reason: str
     verdict: Grade
@@ -159,11 +246,17 @@ class CallNecessity(msgspec.Struct, frozen=True):
 class ConcisenessScore(msgspec.Struct, frozen=True):
     """One entry for each call of the trajectory, in order."""
 
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
+
     calls: list[CallNecessity]
 
 
 class FinalAnswerScore(msgspec.Struct, frozen=True):
     """Whether the last message solves the request, and whether it is faithful to the tool results."""
+
+    ROLE: ClassVar[Role] = "judge"
+    JUDGES: ClassVar[Role] = "agent"
 
     reason: str
     solves: Grade
@@ -179,7 +272,11 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ServerTask,
     TaskVariation,
     TaskRating,
-    AgentTurn,
+    RestrainedTask,
+    DialoguePlan,
+    ConductRating,
+    UserTurn,
+    UserScore,
     EmulatedResult,
     QueryUnderstandingScore,
     QueryPlanningScore,

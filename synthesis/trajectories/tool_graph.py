@@ -43,6 +43,7 @@ async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> l
     server, repeat = item
     variables = {"server": server, "count": context.config.pairs}
     key = ("propose", server.id, repeat)
+    context = context.cast(f"{server.id} {repeat}")
     answer = await context.ask(TaskChainProposals, variables, language=server.language, key=key, check=accept)
     return [Proposals(server.id, answer.pairs)]
 
@@ -124,9 +125,12 @@ def random_walks(
 
 def chains_of(server: ToolServer, walks: Mapping[tuple[str, ...], float]) -> list[ToolChain]:
     """The walks as records that are not verified yet."""
-    return [
-        ToolChain(f"{server.id}:{'>'.join(walk)}", server.id, list(walk), weight, {}) for walk, weight in walks.items()
-    ]
+    return [ToolChain(chain_id(server.id, walk), server.id, list(walk), weight, {}) for walk, weight in walks.items()]
+
+
+def chain_id(server_id: str, tools: Sequence[str]) -> str:
+    """The id of a chain of a server."""
+    return f"{server_id}:{'>'.join(tools)}"
 
 
 def write_graphml(graph: nx.DiGraph, path: Path) -> None:
@@ -142,12 +146,20 @@ Operator = Callable[[ToolChain, "TrajectoryContext", ToolServer], Awaitable[Verd
 
 
 async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
-    """Whether one sensible task needs this chain; valid when more votes say yes than no. A failed vote says neither."""
+    """Whether one sensible task needs this chain; valid when more votes say yes than no. A failed vote says neither.
+
+    Votes that can change nothing any more are not asked for.
+    """
     ballots: Counter[bool] = Counter()
     reasons: dict[bool, str] = {}
     votes = context.config.votes
     variables = {"server": server, "chain": chain.tools, **context.extra}
+    asked = 0
     for index in range(votes):
+        ahead, left = ballots[True] - ballots[False], votes - index
+        if ahead > left or -ahead >= left:
+            break
+        asked += 1
         key = ("vote", chain.id, index)
         try:
             answer = await context.ask(ChainVote, variables, language=server.language, key=key, check=accept)
@@ -157,15 +169,21 @@ async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer)
         ballots[answer.valid] += 1
         reasons.setdefault(answer.valid, answer.reason)
     valid = ballots[True] > ballots[False]
-    return Verdict(valid, f"{ballots[True]} of {votes} votes: {reasons.get(valid, 'no valid vote')}")
+    return Verdict(valid, f"{ballots[True]} of {asked} votes: {reasons.get(valid, 'no valid vote')}")
 
 
 async def back_translation(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
-    """Chain → query → chain: valid when, in most tries, the query needs the same chain, in the same order."""
-    passed, reason = 0, ""
+    """Chain → query → chain: valid when, in most tries, the query needs the same chain, in the same order.
+
+    Tries that can change nothing any more are not made.
+    """
+    passed, made, reason = 0, 0, ""
     tries = context.config.votes
     given = {"server": server, "chain": chain.tools, **context.extra}
     for index in range(tries):
+        if 2 * passed > tries or 2 * (passed + tries - index) <= tries:
+            break
+        made += 1
         asked: dict[str, Any] = {"language": server.language, "key": ("back_translation", chain.id, index)}
         try:
             there = await context.ask(BackTranslatedQuery, given, **asked, check=accept)
@@ -182,7 +200,7 @@ async def back_translation(chain: ToolChain, context: TrajectoryContext, server:
         else:
             reason = reason or f"the query {there.query!r} led back to {'>'.join(back.chain)}"
     valid = 2 * passed > tries
-    return Verdict(valid, f"{passed} of {tries} came back" if valid else reason)
+    return Verdict(valid, f"{passed} of {made} came back" if valid else reason)
 
 
 OPERATORS: dict[str, Operator] = {"vote": vote, "back_translation": back_translation}

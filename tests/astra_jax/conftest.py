@@ -10,7 +10,7 @@ from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
 
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import SandboxConfig, SandboxPool
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
@@ -30,7 +30,7 @@ def chat_tokenizer_dir(tmp_path_factory, environment) -> Path:
         Message("assistant", "The answer is 2102650."),
     ]
     specs = [tool.spec for tool in (CAPITAL, POPULATION, *DISTRACTORS["high"], *DISTRACTORS["low"])]
-    text = "".join(segment.text for segment in render(messages, specs))
+    text = "".join(segment.text for segment in QWEN3.render(messages, specs))
     folder = tmp_path_factory.mktemp("tokenizer")
     ChatTokenizer.train([text] * 4, 512, folder)
     return folder

@@ -30,16 +30,19 @@ def weighted(logps, entropies, weights):
     return (jnp.sin(logps) * weights).sum(), (weights.sum(), (entropies * weights).sum())
 
 
+@pytest.mark.parametrize("counted", [1.0, 0.3, 0.0])
 @pytest.mark.parametrize("chunk", [7, 16, 1024])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_it_equals_full_logits_forward_and_backward(chunk: int, temperature: float) -> None:
-    """Logprobs and entropies, the loss with its gradients, the sums; chunks that do not divide too."""
+def test_it_equals_full_logits_forward_and_backward(chunk: int, temperature: float, counted: float) -> None:
+    """Logprobs and entropies, the loss with its gradients, the sums; chunks that do not divide too, and tokens that
+    do not count."""
     x, w, targets = operands(33, 151)
     weights = jnp.cos(jnp.arange(targets.size)).reshape(targets.shape)
+    weights *= np.random.default_rng(1).random(weights.shape) < counted
     how = {"temperature": temperature, "chunk": chunk}
 
     def ours(x, w):
-        loss, sums = summed_loss(weighted, x, w, targets, weights, **how)
+        loss, sums = summed_loss(weighted, x, w, targets, weights, weights, **how)
         return loss / 3, sums
 
     def theirs(x, w):
@@ -55,6 +58,24 @@ def test_it_equals_full_logits_forward_and_backward(chunk: int, temperature: flo
     jax.tree.map(lambda mine, one: np.testing.assert_allclose(mine, one, atol=5e-5), gradients, expected)
 
 
+def test_chunks_without_tokens_that_count_are_left_out() -> None:
+    """Of 66 tokens 20 count: three chunks of eight instead of nine, for the loss and for its gradient."""
+    x, w, targets = operands(33, 151)
+    counted = jnp.arange(66).reshape(2, 33) % 33 < 10
+    ran: list[int] = []
+
+    def objective(logps, entropies, counted):
+        jax.debug.callback(lambda: ran.append(1))
+        return (logps * counted).sum(), ()
+
+    def loss(x):
+        return summed_loss(objective, x, w, targets, counted, counted, chunk=8)[0]
+
+    jax.block_until_ready((jax.jit(loss)(x), jax.jit(jax.grad(loss))(x)))
+    jax.effects_barrier()
+    assert len(ran) == 6
+
+
 def test_a_gradient_of_logprobs_is_refused() -> None:
     x, w, targets = operands(8, 31)
     with pytest.raises(TypeError, match="no gradient; take it through summed_loss"):
@@ -63,7 +84,7 @@ def test_a_gradient_of_logprobs_is_refused() -> None:
 
 def test_a_temperature_that_is_not_positive_is_refused() -> None:
     x, w, targets = operands(4, 9)
-    for head in (token_logprobs, lambda *a, **k: summed_loss(weighted, *a, targets, **k)):
+    for head in (token_logprobs, lambda *a, **k: summed_loss(weighted, *a, targets, targets, **k)):
         with pytest.raises(ValueError, match="temperature is 0; it must be positive"):
             head(x, w, targets, temperature=0)
 
@@ -74,7 +95,8 @@ def temporaries(t: int, v: int, d: int = 64) -> int:
     targets = jax.ShapeDtypeStruct((1, t), jnp.int32)
 
     def loss(x, w, y):
-        return summed_loss(lambda logps, entropies, ones: ((logps * ones).sum(), ()), x, w, y, jnp.ones(y.shape))[0]
+        ones = jnp.ones(y.shape)
+        return summed_loss(lambda logps, entropies, ones: ((logps * ones).sum(), ()), x, w, y, ones, ones)[0]
 
     program = jax.jit(jax.grad(loss, argnums=(0, 1)))
     return program.lower(*shapes, targets).compile().memory_analysis().temp_size_in_bytes

@@ -13,51 +13,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mesh_world import DENSE, EXPERTS, LENGTH, ROWS, packed_batch
 
+from astra_jax.axes import is_bias
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import AXES, batch_sharding, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
-from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.run.batch import PackedBatch, on_mesh
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.layers.sizes import Llama3Scaling
+from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.models.qwen2.presets import Qwen2Config
+from astra_jax.run.batch import on_mesh
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
 
-DENSE = Qwen3Config(
-    vocab_size=128,
-    d_model=64,
-    n_layers=2,
-    n_heads=16,
-    n_kv_heads=8,
-    head_dim=8,
-    d_ff=96,
-    tie_embeddings=False,
-)
 TIED = dataclasses.replace(DENSE, tie_embeddings=True)
-EXPERTS = dataclasses.replace(DENSE, n_experts=8, experts_per_token=2, d_ff=16)
-ROWS, LENGTH = 8, 64
+LLAMA = LlamaConfig(**{**vars(TIED), "llama3": Llama3Scaling(8.0, 32)})
+QWEN2 = Qwen2Config(**{**vars(DENSE), "attention_bias": True})
 
 
-def packed_batch(seed: int = 0) -> PackedBatch:
-    """Documents of random lengths, with padding behind them, and a random loss mask."""
-    rng = np.random.default_rng(seed)
-    segments, positions = np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32)
-    for row in range(ROWS):
-        start = 0
-        for document in range(1, 6):
-            length = min(int(rng.integers(1, 30)), LENGTH - 3 - start)
-            if length <= 0:
-                break
-            segments[row, start : start + length] = document
-            positions[row, start : start + length] = np.arange(length)
-            start += length
-    tokens = rng.integers(0, DENSE.vocab_size, (ROWS, LENGTH)).astype(np.int32)
-    mask = (rng.random((ROWS, LENGTH)) < 0.6).astype(np.float32) * (segments > 0)
-    return PackedBatch(tokens_bt=tokens, segment_ids_bt=segments, positions_bt=positions, loss_mask_bt=mask)
-
-
-def loss_and_gradients(config: Qwen3Config, mesh, *, remat: str = "full"):
+def loss_and_gradients(config: Decoder, mesh, *, remat: str = "full"):
     params, batch = config.init(jax.random.key(0)), packed_batch()
+    params = jax.tree_util.tree_map_with_path(lambda path, x: x + 0.1 * is_bias(path[-1].key), params)
     if mesh is not None:
         params = jax.device_put(params, config.param_shardings(mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
@@ -71,7 +49,7 @@ def on_one_device():
     return {name: loss_and_gradients(config, None) for name, config in CONFIGS.items()}
 
 
-CONFIGS = {"dense": DENSE, "tied": TIED, "experts": EXPERTS}
+CONFIGS = {"dense": DENSE, "tied": TIED, "experts": EXPERTS, "llama": LLAMA, "qwen2": QWEN2}
 MESHES = [
     ("dense", {"data": 8}),
     ("dense", {"fsdp": 8}),
@@ -83,6 +61,9 @@ MESHES = [
     ("experts", {"expert": 8}),
     ("experts", {"fsdp": 8}),
     ("experts", {"expert": 2, "context": 2, "tensor": 2}),
+    ("llama", {"fsdp": 4, "tensor": 2}),
+    ("qwen2", {"fsdp": 4, "tensor": 2}),
+    ("qwen2", {"fsdp": 2, "context": 2, "tensor": 2}),
 ]
 
 
@@ -97,19 +78,39 @@ def test_eight_devices_equal_one(name, axes, on_one_device) -> None:
         jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, rtol=1e-5), router, expected_router)
 
 
+def test_biases_lie_where_their_heads_do() -> None:
+    attention = QWEN2.param_shardings(make_mesh(fsdp=4, tensor=2))["layers"]["attention"]
+    assert {name: tuple(one.spec) for name, one in attention.items() if is_bias(name)} == {
+        "q_bias_nh": (None, "tensor", None),
+        "k_bias_kh": (None, "tensor", None),
+        "v_bias_kh": (None, "tensor", None),
+    }
+    with_output = dataclasses.replace(LLAMA, attention_bias=True).param_shardings(make_mesh(tensor=8))
+    assert with_output["layers"]["attention"]["o_bias_d"].is_fully_replicated
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [{}, {"fsdp": 2, "context": 2, "tensor": 2}])
-def test_a_training_step_equals_one_device_and_accumulation(axes) -> None:
+@pytest.mark.parametrize(
+    ("model", "axes"),
+    [
+        (DENSE, {}),
+        (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}),
+        (DENSE, {"data": 2, "fsdp": 2, "context": 2}),
+        (TIED, {"data": 4, "tensor": 2}),
+        (EXPERTS, {"data": 2, "expert": 2, "context": 2}),
+    ],
+)
+def test_a_training_step_equals_one_device_and_accumulation(model, axes) -> None:
     """Parameters after one whole step: on a mesh and in two micro-batches, against one device and one."""
     mesh = make_mesh(**axes) if axes else None
-    shardings = None if mesh is None else DENSE.param_shardings(mesh)
+    shardings = None if mesh is None else model.param_shardings(mesh)
 
     def step(accumulation: int, mesh, shardings):
         data, rows = DataConfig(seq_len=LENGTH), {"batch_size": ROWS, "micro_batch_size": ROWS // accumulation}
         config = SFTConfig(data=data, **rows, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
-        params, opt_state = initial_state(DENSE.init(jax.random.key(0)), sft_optimizer(config, steps=10), shardings)
+        params, opt_state = initial_state(model.init(jax.random.key(0)), sft_optimizer(config, steps=10), shardings)
         batch = jax.tree.map(lambda x: jnp.asarray(x.reshape(accumulation, -1, LENGTH)), packed_batch())
-        params, _, metrics = train_step(params, opt_state, batch, model=DENSE, config=config, steps=10, mesh=mesh)
+        params, _, metrics = train_step(params, opt_state, batch, model=model, config=config, steps=10, mesh=mesh)
         return jax.device_get((params, metrics))
 
     expected, expected_metrics = step(1, None, None)
@@ -117,6 +118,8 @@ def test_a_training_step_equals_one_device_and_accumulation(axes) -> None:
     jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=2e-5), params, expected)
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-5)
     assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-5)
+    for name in expected_metrics.keys() - {"loss", "gradient_norm"}:
+        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-5), name
 
 
 def test_the_router_counts_real_tokens_only(on_one_device) -> None:
@@ -140,7 +143,7 @@ def test_the_head_over_a_spread_vocabulary(axes) -> None:
 
     def run(mesh):
         def total(x, w):
-            return summed_loss(objective, x, w, targets_bt, weights, temperature=0.7, chunk=5, mesh=mesh)
+            return summed_loss(objective, x, w, targets_bt, weights, weights, temperature=0.7, chunk=5, mesh=mesh)
 
         measured = jax.jit(partial(token_logprobs, temperature=0.7, chunk=5, mesh=mesh))(x_btd, w_dv, targets_bt)
         return measured, jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(x_btd, w_dv)

@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Tokenizer
 from astra_jax.rollout.episode import EpisodeConfig, make_task
 from astra_jax.sft.data import DataConfig, tokenise
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render, tool_results_text
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import CodeTool, Message, ToolCall, ToolEnvironment, ToolSpec, Trajectory
 
 # The added tokens of Qwen3's tokenizer (ids 151643 to 151668), in its order.
-QWEN3 = [
+TOKENS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
@@ -35,14 +35,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     ChatTokenizer.train(['The capital of Norway is Oslo. {}[]"\\n'] * 3, 400, folder)
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    own.add_special_tokens([AddedToken(token, normalized=False) for token in QWEN3])
+    own.add_special_tokens([AddedToken(token, normalized=False) for token in TOKENS])
     own.save(str(folder / "tokenizer.json"))
     return ChatTokenizer.load(folder)
 
 
 @pytest.fixture(scope="module")
 def special(tokenizer: ChatTokenizer) -> frozenset[int]:
-    ids = [tokenizer.encode(token) for token in QWEN3]
+    ids = [tokenizer.encode(token) for token in TOKENS]
     assert all(len(one) == 1 for one in ids)
     return frozenset(one for (one,) in ids)
 
@@ -98,13 +98,13 @@ def counted(ids: Any, special: frozenset[int]) -> list[int]:
     return [one for one in ids if one in special]
 
 
-@pytest.mark.parametrize("tag", QWEN3)
+@pytest.mark.parametrize("tag", TOKENS)
 def test_a_trajectory_has_the_renderers_tags_alone(tokenizer: ChatTokenizer, special: frozenset[int], tag: str) -> None:
     assert tokenizer.encode(tag)[0] in special and len(tokenizer.encode(f"a{tag}b")) > 2
     for keep, thinking in product([True, False], [True, False]):
         if tag == "</think>" and not thinking:
             continue  # in content without reasoning: as the template has it, what stands before is thought
-        config = DataConfig(seq_len=100_000, keep_reasoning=keep, thinking=thinking)
+        config = DataConfig(seq_len=100_000, keep_reasoning=keep, thinking=thinking, rounds="together")
         wanted = tokenise(trajectory(INNOCENT), tokenizer, config)
         made = tokenise(trajectory(tag), tokenizer, config)
         assert counted(made.tokens, special) == counted(wanted.tokens, special) != []
@@ -112,23 +112,23 @@ def test_a_trajectory_has_the_renderers_tags_alone(tokenizer: ChatTokenizer, spe
         trained = [counted(one.tokens[one.loss_mask == 1], special) for one in (made, wanted)]
         assert trained[0] == trained[1] != []
     # The same as one text, which is how a template's output is tokenised.
-    texts = ["".join(one.text for one in render(t.messages, t.tools)) for t in map(trajectory, (tag, INNOCENT))]
+    texts = ["".join(one.text for one in QWEN3.render(t.messages, t.tools)) for t in map(trajectory, (tag, INNOCENT))]
     hostile, innocent = (counted(tokenizer.encode(text), special) for text in texts)
     assert hostile == innocent
 
 
-@pytest.mark.parametrize("tag", QWEN3)
+@pytest.mark.parametrize("tag", TOKENS)
 def test_a_rollout_has_the_renderers_tags_alone(tokenizer: ChatTokenizer, special: frozenset[int], tag: str) -> None:
     config = EpisodeConfig(max_prompt_tokens=100_000)
     made, wanted = (make_task(environment(text), tokenizer, config, seed=3).prompt_ids for text in (tag, INNOCENT))
     assert counted(made, special) == counted(wanted, special) != []
     outputs = [tag, f'{{"a": "{tag}"}}', f"<|im_{tag}", f"{tag[:-1]}"]
-    results = tokenizer.encode(tool_results_text(outputs))
-    assert counted(results, special) == counted(tokenizer.encode(tool_results_text([INNOCENT] * 4)), special)
+    results = tokenizer.encode(QWEN3.tool_results_text(outputs))
+    assert counted(results, special) == counted(tokenizer.encode(QWEN3.tool_results_text([INNOCENT] * 4)), special)
 
 
 halves = ["<", "|", ">", "/", "im_start", "im_end", "think", "tool_call", "x"]
-pieces = st.lists(st.sampled_from(halves + QWEN3), max_size=6)
+pieces = st.lists(st.sampled_from(halves + TOKENS), max_size=6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -140,6 +140,6 @@ def test_no_text_joins_what_stands_around_it_to_a_tag(
     fields = trajectory(text)
     if "</think>" in text:  # in a content without reasoning the template reads it
         return
-    config = DataConfig(seq_len=100_000, keep_reasoning=True)
+    config = DataConfig(seq_len=100_000, keep_reasoning=True, rounds="together")
     made, wanted = (tokenise(one, tokenizer, config).tokens for one in (fields, trajectory(INNOCENT)))
     assert counted(made, special) == counted(wanted, special)

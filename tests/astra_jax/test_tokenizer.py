@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
 from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError, TooManyTokens
-from synthesis.core.chat_format import Segment, render, tool_results_text
+from synthesis.core.chat_format import Segment
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolCall, ToolSpec
 
 TOOL = ToolSpec(
@@ -41,7 +42,7 @@ FACTS = [
     ("中国", "北京"),
     ("Côte d'Ivoire", "Abidjan"),
 ]
-TEXTS = ["".join(s.text for s in render(conversation(*fact), [TOOL])) for fact in FACTS] * 3
+TEXTS = ["".join(s.text for s in QWEN3.render(conversation(*fact), [TOOL])) for fact in FACTS] * 3
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_tokens_of_special_tokens_are_not_trained(tmp_path):
 
 
 def test_the_mask_marks_exactly_the_tokens_of_trainable_segments(tokenizer):
-    segments = render(conversation("France", "Paris"), [TOOL])
+    segments = QWEN3.render(conversation("France", "Paris"), [TOOL])
     ids, mask = tokenizer.encode_segments(segments)
     assert len(ids) == len(mask)
     assert tokenizer.decode(ids) == "".join(segment.text for segment in segments)
@@ -170,10 +171,10 @@ def test_the_mask_marks_exactly_the_tokens_of_trainable_segments(tokenizer):
 
 def test_ids_of_an_append_only_rollout_are_those_of_the_whole_conversation(tokenizer):
     messages = conversation("Japan", "Tokyo")
-    whole, _ = tokenizer.encode_segments(render(messages, [TOOL]))
-    ids, _ = tokenizer.encode_segments(render(messages[:1], [TOOL], add_generation_prompt=True))
-    turns = [segment.text for segment in render(messages, [TOOL]) if segment.trainable]
-    ids += tokenizer.encode(turns[0]) + tokenizer.encode(tool_results_text([messages[2].content]))
+    whole, _ = tokenizer.encode_segments(QWEN3.render(messages, [TOOL]))
+    ids, _ = tokenizer.encode_segments(QWEN3.render(messages[:1], [TOOL], add_generation_prompt=True))
+    turns = [segment.text for segment in QWEN3.render(messages, [TOOL]) if segment.trainable]
+    ids += tokenizer.encode(turns[0]) + tokenizer.encode(QWEN3.tool_results_text([messages[2].content]))
     ids += tokenizer.encode(turns[1]) + tokenizer.encode("\n")
     assert ids == whole
 

@@ -5,6 +5,7 @@ What whole runs keep there is tested in test_sft_program.py and test_grpo_progra
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from absl import flags
 from bucket_world import Storage, storage
 from rollout_world import tiny_model
 
+from astra_jax.grpo import journal
 from astra_jax.models.hf_checkpoint import WeightsError, hf_tensors, save_hf
+from astra_jax.rollout.episode import FinishedTurn
 from astra_jax.rollout.vllm.publishing import Publisher
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.metrics import MetricWriter, read_metrics
@@ -110,6 +113,29 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
     assert [name for name in bucket.names("metrics/") if name.startswith("events.out.")]
 
 
+def test_a_batch_under_way_is_kept(bucket, monkeypatch) -> None:
+    """An object for each write, of all that was finished since the one before."""
+    monkeypatch.setattr(journal, "_BUCKET_SECONDS", 0.01)
+    turn = FinishedTurn([5, 6], [-0.5, -0.25], 0, "stop", [], [7])
+    journals = journal.Journals("gs://bucket/rollouts", "run", "identity")
+
+    async def kept(*numbers: int) -> list[bool]:
+        opened = journals.open(update=3, version=3, weights="w", next_index=8)
+        found = [opened.take_turns(9, number) == [turn] for number in range(4)]
+        await asyncio.gather(*(opened.keep_turn(9, number, 0, turn) for number in numbers))
+        await opened.close()
+        return found
+
+    assert asyncio.run(kept(0, 1)) == [False] * 4
+    assert asyncio.run(kept(2)) == [True, True, False, False]
+    assert asyncio.run(kept()) == [True, True, True, False]
+    assert len(bucket.names("rollouts/update_00000003")) >= 2
+    journals.forget(3)
+    assert bucket.names("rollouts/update_")
+    journals.forget()
+    assert not bucket.names("rollouts/update_")
+
+
 def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
     from astra_vllm.access import NotTaken, SyncRoot
@@ -124,8 +150,8 @@ def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
         item = publisher.publish(published[version], version)
         publisher.wait()
     publisher.close()
-    assert str(item) == "gs://bucket/policy/3/params" and "policy/config.json" in bucket.names("")
-    versions = {name.partition("/")[0] for name in bucket.names("policy/")} - {"config.json"}
+    assert str(item) == "gs://bucket/policy/3/params"
+    versions = {name.partition("/")[0] for name in bucket.names("policy/")}
     assert versions == {"2", "3"}
     root = SyncRoot("gs://bucket/policy")
     found = PolicyCheckpoint(str(item), root)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.quickstart import PROFILES
-from launch.flags.cli import UsageError, load_config, overridden
+from launch.flags.cli import UsageError, load_config, overridden, print_table
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -22,11 +22,13 @@ PROGRAMS = sorted(
 FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
+    "launch.push": "public",
     "launch.difficulty": "policy_name",
     "launch.compare": "output",
     "launch.convert": "from_orbax",
     "launch.evaluate": "user_model",
     "launch.astra_rl": "calls_per_answer",
+    "launch.astra_sft": "accept",
     "launch.sandbox_server": "token_file",
     "launch.environments": "teacher_model",
     "launch.grpo": "rollout_urls",
@@ -70,6 +72,19 @@ def test_an_override_replaces_one_leaf(config, name: str, text: str, value) -> N
         leaf, before = getattr(leaf, part), getattr(before, part)
     assert leaf == value and type(leaf) is type(value)
     assert changed.grpo.episode == config.grpo.episode
+
+
+def test_an_override_without_its_part_is_that_of_every_part_that_has_it() -> None:
+    config = PROFILES["pretrained"]()
+    changed = overridden(config, [("lora.rank", "16"), ("lora.alpha", "8"), ("grpo.lora.rank", "4")])
+    assert (changed.tools.lora.rank, changed.grpo.lora.rank) == (16, 4) and changed.dialogue is None
+    assert changed.tools.lora.alpha == changed.grpo.lora.alpha == 8
+
+
+def test_adapters_of_random_weights_are_refused(config) -> None:
+    with pytest.raises(UsageError, match="dialogue.lora.rank is 4, and that part starts from random weights"):
+        overridden(config, [("dialogue.lora.rank", "4"), ("dialogue.optimizer", "adamw")])
+    assert overridden(config, [("grpo.lora.rank", "4")]).grpo.lora.rank == 4
 
 
 @pytest.mark.parametrize(
@@ -195,3 +210,34 @@ def test_one_argument_may_be_given_without_its_flag(tmp_path) -> None:
 
 def test_every_program_is_tested() -> None:
     assert set(PROGRAMS) == set(FLAGS)
+
+
+def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() -> None:
+    """`launch.grpo` did not, unlike the GRPO of the quickstart."""
+    computing = {"launch.sft", "launch.grpo", "launch.serve", "launch.difficulty", "launch.quickstart"}
+    for program in PROGRAMS:
+        file = ROOT / program.replace(".", "/")
+        file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
+        source = file.read_text(encoding="utf-8")
+        assert ("keep_programs" in source or "flags import cli, policies" in source) == (program in computing)
+        assert (f'cli.with_cpu_environment("{program}"' in source) == (program in computing), program
+
+
+def test_a_preset_of_the_paper_is_what_the_paper_says_and_stands_beside_its_table(capsys) -> None:
+    trajectories = load_config("trajectories:paper", "trajectories")
+    assert (trajectories.min_length, trajectories.max_length, trajectories.tool_counts) == (2, 5, (2, 3))
+    assert trajectories.failures.rate == 0.2 and trajectories.min_tools == 3 and not trajectories.conducts
+    assert trajectories.group_sizes == (2, 3) and 0 < trajectories.several_servers < 1
+    environments = overridden(load_config("environments:paper", "environments"), [("count", "7")])
+    assert (environments.min_hops, environments.max_hops, environments.hardened_share) == (3, 5, 1.0)
+    assert environments.count == 7 and load_config("environments:paper", "environments").count == 6_596
+    with pytest.raises(UsageError, match="is of type EnvironmentsConfig; this program takes one of TrajectoriesConfig"):
+        load_config("environments:paper", "trajectories")
+    with pytest.raises(UsageError, match="the nearest preset is trajectories:paper"):
+        load_config("trajectories:papr", "trajectories")
+    print_table({"sub-questions": "8; a sample 4.00", "hops": "mean 3"}, "environments:paper")
+    said = capsys.readouterr().out
+    assert "sub-questions                    8; a sample 4.00\n" in said and "paper: 28,794; a sample 4.37" in said
+    assert said.count("paper: ") == 1 and "differs: " in said
+    print_table({"sub-questions": "8; a sample 4.00"}, "")
+    assert capsys.readouterr().out == "sub-questions                    8; a sample 4.00\n"

@@ -21,7 +21,7 @@ from rollout_world import make_environment, tiny_model
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
 from astra_jax.run.weights import save_orbax
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.records import Difficulty, Message, ToolEnvironment
 
@@ -38,7 +38,7 @@ def world(tmp_path_factory) -> Path:
     environments[0] = msgspec.structs.replace(environments[0], difficulty=Difficulty(9, 0.5, 0.25))
     write_dataset(folder / "train", ToolEnvironment, environments, card={"split": "train", "seed": 5})
     tools = [*environments[0].tools, *(tool for band in environments[0].distractors.values() for tool in band)]
-    segments = render([Message("user", environments[0].question)], [tool.spec for tool in tools])
+    segments = QWEN3.render([Message("user", environments[0].question)], [tool.spec for tool in tools])
     tokenizer = ChatTokenizer.train(["".join(segment.text for segment in segments)] * 4, 512, folder / "hf")
     model = tiny_model(tokenizer.vocab_size, 640)
     params = model.init(jax.random.key(0))

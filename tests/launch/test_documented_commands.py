@@ -56,7 +56,7 @@ def job_of(program: str, text: str):
     if program == "plan":
         slice_ = Slice.parse(given["topology"])
         blocks = BLOCK if slice_.chip.clock else 1
-        sizes = sizes or mesh_sizes(slice_.chips, tokens)
+        sizes = sizes or mesh_sizes(slice_, tokens)
         assert math.prod(sizes.values()) == slice_.chips, f"{sizes} is not {slice_.name}"
         if "tokens" in given:
             model, config = for_tokens(model, config, tokens, good_length(tokens, sizes.get("context", 1)))

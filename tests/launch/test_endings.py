@@ -57,6 +57,63 @@ def test_a_bug_is_shown_whole_and_called_one(tmp_path) -> None:
     assert "Please report the lines above with the command: program.py '--workdir=a b'" in errors
 
 
+RESULT_THAT_COMES_TOO_LATE = """
+import asyncio, threading, tensorstore
+promise, future = tensorstore.Promise.new()
+loop = asyncio.new_event_loop()
+async def waits():
+    await future
+loop.create_task(waits())
+loop.run_until_complete(asyncio.sleep(0))
+loop.close()
+thread = threading.Thread(target=promise.set_result, args=[1])
+thread.start()
+thread.join()
+"""
+
+
+def test_what_nobody_waits_for_any_more_is_not_said(tmp_path) -> None:
+    """A traceback of each write that was under way when Orbax gave a checkpoint up."""
+    body = "\n    ".join(RESULT_THAT_COMES_TOO_LATE.strip().splitlines())
+    ended = run(tmp_path, f"{body}\n    say('done')", "--workdir=x")
+    assert ended.returncode == 0 and ended.stdout == b"done\n"
+    assert b"Traceback" not in ended.stderr and b"Event loop" not in ended.stderr
+    asked = run(tmp_path, body, "--workdir=x", "--verbosity=0")
+    assert b"RuntimeError: Event loop is closed" in asked.stderr
+
+
+WRITES_THAT_FAIL_BESIDE_THE_FIRST = """
+import asyncio
+async def writes(error):
+    raise error
+loop = asyncio.new_event_loop()
+disk = ValueError("FAILED_PRECONDITION: Failed to write 8 bytes: File too large [os_error_code='27']")
+tasks = [loop.create_task(writes(error)) for error in (disk, disk, ValueError("of a bug"))]
+loop.run_until_complete(asyncio.wait(tasks))
+loop.close()
+del tasks
+"""
+
+
+def test_a_full_disk_is_not_said_once_for_each_write(tmp_path) -> None:
+    """Lines of asyncio's came behind the refusal; what is of no disk is a bug's, and still comes."""
+    body = "\n    ".join(WRITES_THAT_FAIL_BESIDE_THE_FIRST.strip().splitlines())
+    ended = run(tmp_path, body, "--workdir=x")
+    assert ended.returncode == 0
+    assert b"File too large" not in ended.stderr and ended.stderr.count(b"ValueError('of a bug')") == 1
+    asked = run(tmp_path, body, "--workdir=x", "--verbosity=0")
+    assert asked.stderr.count(b"never retrieved") == 3
+
+
+def test_an_error_in_a_destructor_is_one_safe_line(tmp_path) -> None:
+    body = "type('Loud', (), {'__del__': lambda self: [][int('7')], '__repr__': lambda self: 'x'})()"
+    ended = run(tmp_path, body, "--workdir=x")
+    errors = ended.stderr.decode()
+    (line,) = [line for line in errors.splitlines() if "list index" in line]
+    assert line.startswith("an error that could be raised to nobody in <function ") and "Traceback" not in errors
+    assert ended.returncode == 0
+
+
 def test_what_strangers_say_moves_no_terminal(tmp_path) -> None:
     """In a refusal, in a bug's traceback, in what is logged and in what is printed."""
     hostile = "'\\x1b[2J\\u202e\\x9b31m\\r\\n\\ud800'"

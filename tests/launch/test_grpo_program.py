@@ -42,11 +42,15 @@ def test_runs_on_vllm_servers(tmp_path) -> None:
     """A server with our plugin and dummy weights, and one as it comes, whose weights are reloaded from a folder."""
     world = World(tmp_path, MODEL, make_grpo_world(tmp_path))
     (tmp_path / "key").write_text(KEY)
+    served = tmp_path / "served"
+    run_grpo(tmp_path, f"--workdir={tmp_path / 'none'}", f"--write_serving_folder={served}", "--publish_dtype=float32")
+    assert not (tmp_path / "none").exists() and not list(served.glob("*.safetensors"))
     plain = Server(world, plugin=False, dummy=False, scale_out=False)
-    with serving(Server(world, forked=False), plain) as servers:
+    with serving(Server(world, forked=False, folder=served), plain) as servers:
         for server, way in zip(servers, ("plugin", "reload"), strict=True):
             workdir = tmp_path / way
             asked = [f"--rollout_urls={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}"]
+            asked.append("--publish_dtype=float32")
             if way == "plugin":
                 asked.append(f"--rollout_sync_key_file={tmp_path / 'sync_key'}")
             ended = run_grpo(tmp_path, f"--workdir={workdir}", *asked)

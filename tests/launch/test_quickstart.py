@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,10 +17,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from programs_world import HEAVY, Programs, as_users, programs
+from programs_world import HEAVY, SYNTHESIS, Programs, as_users, programs
 
+from astra_jax.cpu.environment import cpu_environment
 from launch.quickstart.ledger import read_json
-from synthesis.core.datasets import read_dataset
+from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.matching import fold
 from synthesis.core.records import StdioExecution, ToolEnvironment, ToolServer, Trajectory
 
@@ -51,8 +51,8 @@ def run(workdir: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Iterator[Programs]:
-    """Starts that only write what is there already, or are refused."""
-    heavy = (*HEAVY, "launch.quickstart.stages", "launch.quickstart.report")
+    """Starts, where how the program begins is not what is tested."""
+    heavy = (*HEAVY, *SYNTHESIS, "launch.quickstart.stages", "launch.quickstart.report")
     with programs("launch.quickstart", tmp_path_factory.mktemp("said"), heavy=heavy) as made:
         yield made
 
@@ -80,7 +80,7 @@ def test_the_summary_has_every_figure(summary) -> None:
     assert list(summary["held_out"]) == ["grpo", "sft", "untrained"]
     for figures in summary["held_out"].values():
         assert figures["episodes"] == summary["environments"]["held_out"] > 0
-        assert all(0 <= figures[name] <= 1 for name in ("f1", "recall", "precision"))
+        assert all(0 <= figures[name] <= 1 for name in ("f1", "recall", "precision", "answer_accuracy"))
     assert set(summary["digests"]) >= {"servers", "chains", "tasks", "trajectories", "train", "held_out", "tokenizer"}
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in summary["digests"].values())
     assert set(summary["stages"]) == set(STAGES)
@@ -93,6 +93,17 @@ def test_the_tools_come_from_enough_servers(finished, summary) -> None:
     assert len(servers) == summary["servers"] >= 12 and summary["tools"] >= 60
     started = {server.execution.command[0] for server in servers if isinstance(server.execution, StdioExecution)}
     assert len(started) == summary["mcp_servers"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft/tools", "grpo"])
+def test_a_trained_stage_is_a_complete_model(finished, stage: str) -> None:
+    folder = finished / stage / "checkpoints"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    read = "trajectories/trajectories" if stage.startswith("sft") else "environments/train"
+    assert read_card(finished / read)["digest"] in card
+    wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
+    assert wanted <= {file.name for file in folder.iterdir()}
 
 
 @pytest.mark.slow
@@ -150,7 +161,7 @@ def test_the_report_is_one_self_contained_page(finished, summary) -> None:
     assert page.open == [] and page.loaded == [] and "script" not in page.seen
     assert page.seen["svg"] == 3 and page.seen["details"] >= 4 and page.seen["table"] >= 2
     for figures in summary["held_out"].values():
-        assert f"{figures['f1']:.3f}" in html
+        assert f"{figures['f1']:.3f}" in html and f"{figures['answer_accuracy']:.3f}" in html
 
 
 @pytest.mark.slow
@@ -194,58 +205,46 @@ def service(tmp_path) -> Iterator[list[str]]:
     process.stdout.close()
 
 
-def kill_in(stage: str, workdir: Path, seconds: float, after: str, *more: str) -> None:
+AS_USERS = {"XLA_FLAGS": cpu_environment({}).get("XLA_FLAGS", "")}
+"""So that the program's later starts, which are forked, find what its first start has compiled."""
+
+
+def kill_in(start: Programs, stage: str, workdir: Path, seconds: float, after: str, *more: str) -> None:
     """Start the run, and end it with SIGKILL some time after it has begun a stage and written what `after` matches.
 
     A fast machine is done with a stage in four seconds, a slow one has not begun its first step.
     """
-    process = subprocess.Popen(
-        command(workdir, *more),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=as_users(),
-    )
-    try:
-        assert process.stderr is not None
-        log = b""
-        while f"] {stage}\n".encode() not in log:
-            read = os.read(process.stderr.fileno(), 65536)
-            assert read, log[-3000:].decode()
-            log += read
-        while not list(workdir.glob(after)):
-            assert process.poll() is None
-            time.sleep(0.02)
-        with pytest.raises(subprocess.TimeoutExpired):  # so the kill falls into the stage
-            process.wait(timeout=seconds)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+    process = start.begin(f"--workdir={workdir}", "--profile=ci", *more, **AS_USERS)
+    while f"] {stage}\n" not in process.errors() or not list(workdir.glob(after)):
+        assert process.poll() is None, process.errors()[-3000:]
+        time.sleep(0.02)
+    time.sleep(seconds)
+    assert process.poll() is None, "so the kill falls into the stage"
+    process.kill()
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(finished, summary, service, tmp_path) -> None:
+def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(
+    start, finished, summary, service, tmp_path
+) -> None:
     """The run it is compared with had the sandbox in its own process; this one has it behind HTTP."""
     workdir = tmp_path / "run"
     finished_stages: dict[str, int] = {}
     for stage, seconds, after in (
-        ("trajectories", 1.0, "run.json"),
-        ("environments", 1.0, "run.json"),
+        ("trajectories", 0.5, "journals/trajectories.sqlite"),
+        ("environments", 0.5, "journals/environments.sqlite"),
         ("sft_tools", 0.0, "sft/tools/checkpoints/states/5"),
-        ("grpo", 1.0, "run.json"),
+        ("grpo", 0.0, "grpo/checkpoints/config.json"),
     ):
-        kill_in(stage, workdir, seconds, after, *service)
+        kill_in(start, stage, workdir, seconds, after, *service)
         files = list((workdir / "stages").glob("*.json"))
         assert {file.stem for file in files} == set(STAGES[: STAGES.index(stage)])
         assert not (workdir / "summary.json").exists()
         for file in files:  # nothing that was finished is done again
             assert finished_stages.setdefault(file.stem, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
-    result = run(workdir, *service)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stderr.count("finished earlier") == STAGES.index("grpo")
+    ended = start(f"--workdir={workdir}", "--profile=ci", *service, **AS_USERS)
+    assert ended.code == 0, ended.errors[-3000:]
+    assert ended.errors.count("finished earlier") == STAGES.index("grpo")
     resumed = read_json(workdir / "summary.json")
     assert resumed["digests"] == summary["digests"]
     assert resumed["held_out"]["untrained"] == summary["held_out"]["untrained"]
@@ -391,7 +390,7 @@ for line in sys.stdin:
 """
 
 
-def test_bad_servers_are_left_out_in_one_line_each(tmp_path) -> None:
+def test_bad_servers_are_left_out_in_one_line_each(start, tmp_path) -> None:
     """One that is not installed, and one whose tool has no schema; the run goes on with the others."""
     bare = tmp_path / "bare.py"
     bare.write_text(BARE)
@@ -403,23 +402,14 @@ def test_bad_servers_are_left_out_in_one_line_each(tmp_path) -> None:
         )
     ]
     workdir = tmp_path / "run"
-    process = subprocess.Popen(
-        command(workdir, f"--config.trajectories.sources={json.dumps(sources)}"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start.begin(
+        f"--workdir={workdir}", "--profile=ci", f"--config.trajectories.sources={json.dumps(sources)}"
     )
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if "] environments" in line:
-                break
-    finally:
-        process.kill()
-        process.communicate()
+    while "] environments" not in process.errors():
+        assert process.poll() is None, process.errors()[-3000:]
+        time.sleep(0.02)
+    process.kill()
+    lines = process.errors().splitlines()
     told = [line for line in lines if "left out server" in line]
     assert len(told) == 2, lines
     assert any("no-such-mcp-server" in line and "install it" in line for line in told), lines

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 from bucket_world import Storage, storage
-from programs_world import HEAVY, Ended, programs
+from programs_world import HEAVY, Ended, Programs, Started, programs
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import Server, World, post, require_vllm, serving
@@ -79,24 +79,29 @@ def command(world: Path, workdir: Path | str, *more: str) -> list[str]:
     return [sys.executable, "-m", "launch.sft", *(f"--{name}={value}" for name, value in flags.items()), *more]
 
 
-def run(world: Path, workdir: Path | str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        command(world, workdir, *more),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, **environment},
-    )
+def run(world: Path, workdir: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command(world, workdir, *more), cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stderr[-3000:]
     return result
 
 
 @pytest.fixture(scope="module")
-def forked(world, tmp_path_factory) -> Iterator[Callable[..., Ended]]:
-    """`run`, where how the program begins is tested elsewhere."""
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as start:
-        yield lambda workdir, *more, **environment: start(*command(world, workdir, *more)[3:], **environment)
+def start(tmp_path_factory) -> Iterator[Programs]:
+    """Starts, where how the program begins is tested elsewhere."""
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def begun(world, start) -> Callable[..., Started]:
+    """A run that goes on beside the test."""
+    return lambda workdir, *more, **environment: start.begin(*command(world, workdir, *more)[3:], **environment)
+
+
+@pytest.fixture(scope="module")
+def forked(begun) -> Callable[..., Ended]:
+    """A run, and what became of it."""
+    return lambda workdir, *more, **environment: begun(workdir, *more, **environment).wait()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +109,7 @@ def finished(world, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     result = run(world, workdir, f"--held_out={world / 'held_out'}", "--profile_steps=5:6")
     assert re.search(
-        rf"/whole/checkpoints: {STEPS} steps, finished, loss \d\.\d+; 24 conversations, 0 cut, 0 dropped; cpu",
+        rf"/whole/checkpoints: {STEPS} steps, finished, loss \d\.\d+; 36 examples, 0 cut, 0 dropped; cpu",
         result.stdout,
     )
     return workdir
@@ -200,7 +205,7 @@ def test_the_same_command_again_has_nothing_to_do(world, finished, forked) -> No
     assert len(read_metrics(finished / "metrics")) == STEPS
 
 
-def when(workdir: Path, steps: int, process: subprocess.Popen) -> None:
+def when(workdir: Path, steps: int, process: subprocess.Popen[str] | Started) -> None:
     """Wait until a run has logged so many steps."""
     until = time.monotonic() + 200
     while len(read_metrics(workdir / "metrics")) < steps:
@@ -208,7 +213,7 @@ def when(workdir: Path, steps: int, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, forked, tmp_path) -> None:
+def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, begun, tmp_path) -> None:
     """SIGTERM saves and ends well. Then it is killed at random moments of its life, saves among them; each new start
     goes on where the last save was."""
     workdir = tmp_path / "run"
@@ -221,19 +226,16 @@ def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, forked, t
     assert 1 <= saved < STEPS and (workdir / "checkpoints" / "states" / str(saved)).is_dir()
     rng = random.Random(0)
     for _ in range(KILLS):
-        process = subprocess.Popen(command(world, workdir, UNSAMPLED), cwd=ROOT, stderr=subprocess.DEVNULL)
+        run = begun(workdir, UNSAMPLED)
         done = len(read_metrics(workdir / "metrics"))
-        try:
-            when(workdir, min(done + 1, STEPS), process)
-            time.sleep(rng.uniform(0, 1.5))
-        finally:
-            process.kill()
-            process.wait()
+        when(workdir, min(done + 1, STEPS), run)
+        time.sleep(rng.uniform(0, 1.5))
+        run.kill()
         states = workdir / "checkpoints" / "states"
         steps = [int(path.name) for path in states.iterdir() if path.name.isdecimal()]
         assert max(steps) >= saved
         saved = max(steps)
-    assert forked(workdir, UNSAMPLED).code == 0
+    assert begun(workdir, UNSAMPLED).wait().code == 0
     assert_same_losses(workdir, finished)
 
 
@@ -249,17 +251,12 @@ def devices(count: int) -> str:
 
 
 def start_hosts(
-    world: Path, workdir: Path, count: int, *more: str, faults: Mapping[int, str] | None = None
-) -> list[subprocess.Popen[str]]:
+    begun: Callable[..., Started], workdir: Path, count: int, *more: str, faults: Mapping[int, str] | None = None
+) -> list[Started]:
     address = f"localhost:{free_port()}"
-    environment = {**os.environ, "XLA_FLAGS": devices(4 // count)}
     more = ("--mesh=fsdp=4", f"--coordinator={address}", f"--hosts={count}", *more)
     last = {} if faults is None else {host: [flag] for host, flag in faults.items()}
-    commands = [command(world, workdir, *more, f"--host={i}", *last.get(i, [])) for i in range(count)]
-    return [
-        subprocess.Popen(one, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for one in commands
-    ]
+    return [begun(workdir, *more, f"--host={i}", *last.get(i, []), XLA_FLAGS=devices(4 // count)) for i in range(count)]
 
 
 def assert_trained_like(workdir: Path, whole: Path) -> None:
@@ -271,40 +268,32 @@ def assert_trained_like(workdir: Path, whole: Path) -> None:
 
 
 def test_of_four_hosts_one_is_killed_and_two_and_then_one_go_on_and_all_is_as_with_one(
-    world, finished, forked, tmp_path
+    begun, forked, finished, tmp_path
 ) -> None:
     """Those that are left end and name it; what several hosts saved, several others and one alone go on from."""
     workdir = tmp_path / "run"
-    hosts = start_hosts(world, workdir, 4, UNSAMPLED, "--host_deadline=20")
-    try:
-        when(workdir, 4, hosts[0])
-        hosts[2].kill()
-        errors = [host.communicate(timeout=120)[1] for host in hosts]
-        for host, error in zip(hosts, errors, strict=True):
-            if host is not hosts[2]:
-                assert host.returncode == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in error
-        hosts += start_hosts(world, workdir, 2, "--config.sft.sample_every=2")
-        when(workdir, 8, hosts[4])
-    finally:
-        for host in hosts:
-            host.kill()
-            host.communicate()
+    hosts = start_hosts(begun, workdir, 4, UNSAMPLED, "--host_deadline=20")
+    when(workdir, 4, hosts[0])
+    hosts[2].kill()
+    for host in hosts:
+        ended = host.wait(120)
+        if host is not hosts[2]:
+            assert ended.code == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in ended.errors
+    hosts = start_hosts(begun, workdir, 2, "--config.sft.sample_every=2")
+    when(workdir, 8, hosts[0])
+    for host in hosts:
+        host.kill()
     assert list((workdir / "samples").iterdir())
     assert forked(workdir, UNSAMPLED, "--mesh=fsdp=2", XLA_FLAGS=devices(2)).code == 0
     assert_trained_like(workdir, finished)
 
 
-def test_a_host_that_fails_ends_the_others_with_its_reason(world, tmp_path) -> None:
+def test_a_host_that_fails_ends_the_others_with_its_reason(begun, tmp_path) -> None:
     """One of them looks for its data where there is none."""
-    hosts = start_hosts(world, tmp_path / "run", 2, "--host_deadline=20", faults={1: "--data=/none"})
-    try:
-        errors = [host.communicate(timeout=200)[1] for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-            host.wait()
-    assert "error: host 1 of 2 failed: DatasetError: no dataset at /none" in errors[0] and hosts[0].returncode == 1
-    assert "error: no dataset at /none" in errors[1] and hosts[1].returncode != 0
+    hosts = start_hosts(begun, tmp_path / "run", 2, "--host_deadline=20", faults={1: "--data=/none"})
+    first, other = (host.wait(200) for host in hosts)
+    assert "error: host 1 of 2 failed: DatasetError: no dataset at /none" in first.errors and first.code == 1
+    assert "error: no dataset at /none" in other.errors and other.code != 0
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +306,7 @@ def bucket(world) -> Iterator[Storage]:
 
 
 def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
-    world, finished, bucket, exported, forked, tmp_path
+    finished, bucket, exported, start, begun, forked, tmp_path
 ) -> None:
     """Killed with a checkpoint there and maybe a later one on its way; what was left half-done is taken by nobody.
 
@@ -325,24 +314,16 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
     from there.
     """
     more = ("--data=gs://bucket/data", "--held_out=gs://bucket/held_out")
-    process = subprocess.Popen(
-        command(world, "gs://bucket/run", *more),
-        cwd=ROOT,
-        env={**os.environ, **bucket.environment},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + 200
-        while "states/3/commit_success.txt" not in bucket.names("run/checkpoints/"):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.1)
-    finally:
-        process.kill()
-        process.wait()
+    killed = begun("gs://bucket/run", *more, **bucket.environment)
+    until = time.monotonic() + 200
+    while "states/3/commit_success.txt" not in bucket.names("run/checkpoints/"):
+        assert killed.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    killed.kill()
     before = [row["step"] for row in map(json.loads, bucket.get("run/metrics/metrics.jsonl").splitlines())]
     assert before[:3] == [1, 2, 3] and before[-1] < STEPS, "what a checkpoint was saved after is there"
     bucket.put("run/checkpoints/states/99/state/d/half", b"as a save that was killed leaves it")
-    out = run(world, "gs://bucket/run", *more, **bucket.environment).stdout
+    out = forked("gs://bucket/run", *more, **bucket.environment).out
     assert f"gs://bucket/run/checkpoints: {STEPS} steps, finished" in out
     ours = bucket.copy("run/", tmp_path / "run")
     assert_same_losses(ours, finished)
@@ -359,9 +340,8 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (ours / "checkpoints" / name).read_bytes() == (finished / "checkpoints" / name).read_bytes()
     assert len(json.loads((ours / "run.json").read_text())["starts"]) == 2
-    convert = [sys.executable, "-m", "launch.convert", "--from_orbax=gs://bucket/run/checkpoints"]
-    environment = {**os.environ, **bucket.environment}
-    subprocess.run([*convert, f"--to_hf={tmp_path / 'hf'}"], cwd=ROOT, check=True, timeout=300, env=environment)
+    convert = ("--from_orbax=gs://bucket/run/checkpoints", f"--to_hf={tmp_path / 'hf'}")
+    assert start(*convert, module="launch.convert", **bucket.environment).code == 0
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "hf" / name).read_bytes() == (exported / name).read_bytes()
     other = ("--data=gs://bucket/data", "--config.sft.learning_rate=1e-3")

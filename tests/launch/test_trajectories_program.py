@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from programs_world import SYNTHESIS, Programs, programs
 
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import ToolServer, Trajectory
@@ -19,41 +20,42 @@ ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--config.trajectories=12", '--config.fact_servers=["numbers", "elements", "http"]', "--config.mcp_share=0")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.trajectories", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Iterator[Programs]:
+    with programs("launch.trajectories", tmp_path_factory.mktemp("said"), heavy=SYNTHESIS) as made:
+        yield made
 
 
 @pytest.mark.slow
-def test_trajectories_are_written_once_and_described(tmp_path: Path) -> None:
+def test_trajectories_are_written_once_and_described(run: Programs, tmp_path: Path) -> None:
     arguments = (f"--workdir={tmp_path}", "--seed=3", *SMALL)
     first = run(*arguments)
-    assert first.returncode == 0, first.stderr[-3000:]
+    assert first.code == 0, first.errors[-3000:]
     made = read_dataset(tmp_path / "trajectories", Trajectory)
     assert len(made) == 12 and {one.language for one in made} <= {"en", "zh"}
     card = read_card(tmp_path / "trajectories")
     assert card["config"]["trajectories"] == 12 and card["seed"] == 3
-    assert f"{tmp_path / 'trajectories'}: 12" in first.stdout and "tool calls" in first.stdout
+    assert f"{tmp_path / 'trajectories'}: 12" in first.out and "tool calls" in first.out
     second = run(*arguments)
-    assert second.stdout == first.stdout and read_card(tmp_path / "trajectories") == card
+    assert second.out == first.out and read_card(tmp_path / "trajectories") == card
     assert len(list((tmp_path / "journals").glob("*.sqlite"))) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_one_language_alone(tmp_path: Path, language: str) -> None:
+def test_one_language_alone(run: Programs, tmp_path: Path, language: str) -> None:
     result = run(f"--workdir={tmp_path}", *SMALL, f'--config.languages={{"{language}": 1.0}}', "--config.surplus=0.5")
-    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.code == 0, result.errors[-3000:]
     made = read_dataset(tmp_path / "trajectories", Trajectory)
     assert len(made) == 12 and {one.language for one in made} == {language}
     questions = [message.content for one in made for message in one.messages if message.role == "user"]
     assert {language_of(question) for question in questions} == {language}
     assert {server.language for server in read_dataset(tmp_path / "servers", ToolServer)} == {language}
-    assert f"{'languages':<32} {language} 100.0%" in result.stdout
+    assert f"{'languages':<32} {language} 100.0%" in result.out
 
 
 @pytest.mark.slow
-def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> None:
+def test_a_registry_is_read_and_what_is_no_server_is_counted(run: Programs, tmp_path: Path) -> None:
     """The offline teacher knows nothing of foreign tools: their server is normalised, and asked about in vain."""
     tools = [
         {"name": f"find_{thing}", "description": f"Find a {thing} by its name.",
@@ -65,8 +67,8 @@ def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> 
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
     registries = json.dumps([str(registry), str(tmp_path / "broken.jsonl")])
     result = run(f"--workdir={tmp_path / 'run'}", *SMALL, f"--config.registries={registries}")
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "rejected by registries: 1 not_json" in result.stdout
+    assert result.code == 0, result.errors[-3000:]
+    assert "rejected by registries: 1 not_json" in result.out
     assert read_card(tmp_path / "run" / "servers")["statistics"]["execution"]["emulated"] >= 1
 
 
@@ -81,14 +83,15 @@ def test_a_registry_is_read_and_what_is_no_server_is_counted(tmp_path: Path) -> 
         (("--executor=ray", "--ray_address=ray://host:10001"), "run this program on a machine of the cluster"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_one_line(run: Programs, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     result = run(f"--workdir={tmp_path}", *arguments)
-    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+    assert message in result.line
     assert not (tmp_path / "trajectories").exists()
 
 
-def test_without_its_package_the_executor_ray_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_its_package_the_executor_ray_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('it is not here')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    result = run(f"--workdir={tmp_path / 'run'}", "--executor=ray", *SMALL)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "launch.trajectories", f"--workdir={tmp_path / 'run'}", "--executor=ray", *SMALL]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 2 and "it is not here): pip install '.[ray]'" in result.stderr

@@ -152,11 +152,14 @@ def _completed(handler: Callable[..., None], lists: bool) -> Callable[..., None]
 def _serve(port: int) -> None:
     from gcp_storage_emulator import server
     from gcp_storage_emulator.handlers import buckets, objects
+    from gcp_storage_emulator.storage import Storage as Emulated
 
     server.HANDLERS = tuple(
         (path, {method: _completed(handler, handler is objects.ls) for method, handler in handlers.items()})
         for path, handlers in server.HANDLERS
     )
+    # At each write it writes out all that it knows of all objects, into its memory: 38 ms of the 39 that a write took.
+    Emulated._write_config_to_file = lambda storage: None
     made = server.create_server("localhost", port, in_memory=True)
     for name in BUCKETS:
         buckets.create_bucket(name, made._storage)

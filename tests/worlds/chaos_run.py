@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-import synthesis.pipeline.teacher
+import synthesis.pipeline.prompts
 from synthesis.core.recording import Recording
 from synthesis.core.stages import Journal, Rejected, rng_for, run_stage
 from synthesis.pipeline.teacher import Mode, OpenAITeacher, OpenAITeacherConfig
@@ -34,7 +34,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 async def synthesize(folder: Path, url: str, prompts: Path, mode: Mode) -> None:
-    synthesis.pipeline.teacher.PROMPTS = prompts
+    synthesis.pipeline.prompts.PROMPTS = prompts
     config = OpenAITeacherConfig(url, "m", timeout_seconds=0.8, backoff_seconds=0.01, tries=8, failures=30)
     teacher = OpenAITeacher(config, Recording(folder / "teacher.sqlite"), mode)
 

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvalItem, ModelEndpoint, Suite, SuiteInfo
-from synthesis.core.endpoint import Endpoint, OpenAITeacherConfig
+from synthesis.core.endpoint import Endpoint
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 
 Request = Mapping[str, Any]
 

@@ -17,14 +17,26 @@ class Flaky:
     Args:
         bad: share of requests that go wrong: 429, 500, 503, no answer in time, a dropped connection, a cut body, a cut
             answer, an answer that is no JSON.
+        kinds: those of `KINDS` that occur; by default all.
         latency: seconds to each answer.
         stall: seconds that a request waits which is not answered in time.
     """
 
     KINDS = ("429", "500", "503", "stall", "drop", "cut_body", "cut_answer", "no_json")
 
-    def __init__(self, bad: float = 0.0, *, seed: int = 0, latency: float = 0.002, stall: float = 1.0) -> None:
-        self.bad, self.latency, self.stall = bad, latency, stall
+    OF_THE_ENDPOINT = KINDS[:6]
+    """What the model has no part in."""
+
+    def __init__(
+        self,
+        bad: float = 0.0,
+        *,
+        kinds: tuple[str, ...] = KINDS,
+        seed: int = 0,
+        latency: float = 0.002,
+        stall: float = 1.0,
+    ) -> None:
+        self.bad, self.kinds, self.latency, self.stall = bad, kinds, latency, stall
         self.requests: list[dict[str, Any]] = []
         self.went_wrong: dict[str, int] = {}
         self.on_request: list[Any] = []
@@ -50,7 +62,7 @@ class Flaky:
         self.requests.append(body)
         for call in self.on_request:
             call()
-        kind = self._rng.choice(self.KINDS) if self._rng.random() < self.bad else ""
+        kind = self._rng.choice(self.kinds) if self._rng.random() < self.bad else ""
         if kind:
             self.went_wrong[kind] = self.went_wrong.get(kind, 0) + 1
         await asyncio.sleep(self.stall if kind == "stall" else self.latency)

@@ -14,7 +14,7 @@ from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
 
@@ -65,7 +65,7 @@ def make_grpo_world(folder: Path) -> ChatTokenizer:
     environments = [make_environment(f"e{i}") for i in range(4)]
     specs = [tool.spec for tool in (CAPITAL, POPULATION, *DISTRACTORS["high"], *DISTRACTORS["low"])]
     call = Message("assistant", "", tool_calls=[ToolCall("call_0", "capital_of", {"country": "France"})])
-    segments = render([Message("user", environments[0].question), call], specs)
+    segments = QWEN3.render([Message("user", environments[0].question), call], specs)
     tokenizer = ChatTokenizer.train(["".join(segment.text for segment in segments)] * 8, 512, folder / "serve")
     save_hf(caller(MODEL, tokenizer), MODEL, folder / "serve")
     write_dataset(folder / "environments", ToolEnvironment, environments, card={"split": "train"})

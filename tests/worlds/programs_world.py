@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights", "configs.training")
 """What the programs that train import, most of what a start costs that is refused."""
+SYNTHESIS = (
+    "synthesis.environments.pipeline",
+    "synthesis.trajectories.pipeline",
+    "synthesis.facts.relations:all_relations",
+)
+"""What the programs that write datasets import, and the relations that they build first."""
 
 _FORKS = """
-import importlib, json, os, resource, runpy, sys
-for name in sys.argv[1:]:
-    importlib.import_module(name)
+import gc, importlib, json, os, resource, runpy, sys
+gc.disable()  # nothing of it is garbage
+for heavy in sys.argv[1:]:
+    name, _, call = heavy.partition(":")
+    module = importlib.import_module(name)
+    if call:
+        getattr(module, call)()
+gc.collect()
+gc.freeze()  # so that children neither look through what is imported nor copy it
+gc.enable()
 print("ready", flush=True)
 for line in sys.stdin:
     case = json.loads(line)
+    if "ended" in case:
+        child, status = os.waitpid(case["ended"], os.WNOHANG)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if child else None), flush=True)
+        continue
     child = os.fork()
+    os.setpgid(child, child)  # of 0, itself: who ends it ends what it starts
     if child == 0:
         for number in (1, 2):
             os.dup2(os.open(f"{case['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -32,8 +52,9 @@ for line in sys.stdin:
         sys.argv = [case["module"], *case["arguments"]]
         runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
         sys.exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(child, flush=True)
 """
+"""It says how a child ended, or null, and goes on: several may run at a time."""
 
 
 def as_users() -> dict[str, str]:
@@ -57,16 +78,64 @@ class Ended:
         return said[0]
 
 
+@dataclass
+class Started:
+    """A program that runs, or has ended."""
+
+    asks: Callable[[dict[str, object]], str]
+    pid: int
+    output: Path
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, less than 0 for the signal that ended it; None while it runs."""
+        if self.code is None:
+            self.code = json.loads(self.asks({"ended": self.pid}))
+        return self.code
+
+    def kill(self) -> None:
+        """End it with SIGKILL, with what it has started, and wait for that."""
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it and what it has started a signal."""
+        if self.poll() is None:
+            os.killpg(self.pid, number)
+
+    def errors(self) -> str:
+        """What it has said on standard error so far."""
+        return self._said(2)
+
+    def wait(self, seconds: float = 500) -> Ended:
+        """How it ended. Raises `TimeoutError`."""
+        until = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise TimeoutError(f"process {self.pid} still runs after {seconds} s")
+            time.sleep(0.01)
+        assert self.code is not None
+        return Ended(self.code, self._said(1), self._said(2))
+
+    def _said(self, number: int) -> str:
+        file = Path(f"{self.output}.{number}")
+        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
 class Programs:
-    """Starts of programs, one after the other."""
+    """Starts of programs."""
 
     def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
         self._process, self._module, self._folder = process, module, folder
+        self._started: list[Started] = []
 
     def __call__(self, *arguments: str, module: str = "", file_bytes: int = 0, **environment: str) -> Ended:
         """Start the program, or another, with what the environment has besides, and wait for its end."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        output = self._folder / "output"
+        return self.begin(*arguments, module=module, file_bytes=file_bytes, **environment).wait()
+
+    def begin(self, *arguments: str, module: str = "", file_bytes: int = 0, **environment: str) -> Started:
+        """As a call, without waiting."""
+        output = self._folder / f"output{len(self._started)}"
         case = {
             "module": module or self._module,
             "arguments": arguments,
@@ -74,11 +143,19 @@ class Programs:
             "file_bytes": file_bytes,
             "output": str(output),
         }
+        self._started.append(Started(self._ask, int(self._ask(case)), output))
+        return self._started[-1]
+
+    def _ask(self, case: dict[str, object]) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        out, errors = (Path(f"{output}.{number}").read_text(encoding="utf-8") for number in (1, 2))
-        return Ended(code, out, errors)
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for one in self._started:
+            one.kill()
 
 
 @contextmanager
@@ -87,7 +164,7 @@ def programs(module: str, folder: Path, *, heavy: Sequence[str] = (), **environm
 
     Args:
         module: the program, where a start names no other.
-        heavy: modules that it imports, which start no thread.
+        heavy: modules that it imports, which start no thread; `MODULE:FUNCTION` is called too, and keeps what it gives.
     """
     command = [sys.executable, "-c", _FORKS, *heavy]
     given = os.environ | {"ASTRA_CPU": "set"} | environment
@@ -96,6 +173,7 @@ def programs(module: str, folder: Path, *, heavy: Sequence[str] = (), **environm
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield Programs(process, module, folder)
+        with closing(Programs(process, module, folder)) as made:
+            yield made
     finally:
         process.communicate("")

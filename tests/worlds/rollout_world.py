@@ -103,6 +103,12 @@ class ScriptedPolicy:
 
     samples_with_given_arrays = False
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    async def prepare(self, params, version: int) -> None:
+        """Nothing."""
+
     async def update(self, params, version: int) -> None:
         self.version = version
 

@@ -18,6 +18,7 @@ import optax
 from sft_world import TOOL
 
 from astra_jax.head import token_logprobs
+from astra_jax.models.decoder import Decoder
 from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
@@ -25,7 +26,8 @@ from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
 from astra_jax.serving.service import OpenAIService, ServingConfig
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import Segment, render
+from synthesis.core.chat_format import Segment
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolCall
 
 LENGTH = 512
@@ -62,15 +64,15 @@ def model(vocab_size: int, *, tie: bool = True) -> Qwen3Config:
 
 def rendered() -> list[Segment]:
     """`CONVERSATION` with its tool."""
-    return render(CONVERSATION, [TOOL])
+    return QWEN3.render(CONVERSATION, [TOOL])
 
 
-def decisive(config: Qwen3Config) -> Params:
+def decisive(config: Decoder) -> Params:
     """Random weights, larger than the usual ones, so that greedy sampling has one clear answer."""
     return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, config.init(jax.random.key(1)))
 
 
-def by_heart(config: Qwen3Config, tokenizer: ChatTokenizer, conversations: Sequence[Sequence[Segment]]) -> Params:
+def by_heart(config: Decoder, tokenizer: ChatTokenizer, conversations: Sequence[Sequence[Segment]]) -> Params:
     """Trained until it says the assistant's turns of all the conversations, rendered."""
     encoded = [tokenizer.encode_segments(list(segments)) for segments in conversations]
     longest = max(len(tokens) for tokens, _ in encoded)
@@ -175,12 +177,12 @@ def serving(policy: Callable[[], Any], tokenizer: ChatTokenizer, **options: Any)
         server.close()
 
 
-def on_engine(params: Params, config: Qwen3Config) -> Callable[[], Engine]:
+def on_engine(params: Params, config: Decoder) -> Callable[[], Engine]:
     return lambda: Engine(params, config, SHAPES)
 
 
 def trainer_logps(
-    params: Params, config: Qwen3Config, prompt: Sequence[int], new: Sequence[int], temperature: float
+    params: Params, config: Decoder, prompt: Sequence[int], new: Sequence[int], temperature: float
 ) -> np.ndarray:
     ids = [*prompt, *new]
     logps = _logps(params, config, jnp.asarray([ids + [0] * (128 - len(ids))]), len(ids), temperature)
@@ -188,7 +190,7 @@ def trainer_logps(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "temperature"))
-def _logps(params: Params, config: Qwen3Config, tokens_bt: jax.Array, length: int, temperature: float) -> jax.Array:
+def _logps(params: Params, config: Decoder, tokens_bt: jax.Array, length: int, temperature: float) -> jax.Array:
     places_bt = jnp.arange(tokens_bt.shape[1])[None]
     x_btd, _ = config.forward(params, tokens_bt, places_bt, (places_bt < length).astype(jnp.int32))
     targets_bt = jnp.roll(tokens_bt, -1, axis=1)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
 
@@ -65,5 +65,5 @@ def starting(params: Any) -> Callable[[], Any]:
 
 
 def make_tokenizer(path: Path) -> ChatTokenizer:
-    texts = ["".join(s.text for s in render(t.messages, t.tools)) for t in trajectories(30)]
+    texts = ["".join(s.text for s in QWEN3.render(t.messages, t.tools)) for t in trajectories(30)]
     return ChatTokenizer.train(texts, 400, path)

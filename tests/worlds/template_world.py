@@ -21,3 +21,13 @@ def template(name: str) -> str:
     assert spec is not None and spec.submodule_search_locations, "pip install --no-deps trl (it ships Qwen3's template)"
     folder = Path(spec.submodule_search_locations[0]) / "chat_templates"
     return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+PLAIN_CHATML = """\
+{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\n' + SYSTEM + '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""Of a model that knows no tools, as SmolLM2's; SYSTEM is a text in quotes."""

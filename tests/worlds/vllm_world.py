@@ -1,4 +1,4 @@
-"""Real vLLM servers on the CPU that serve a tiny Qwen3: with our plugin from dummy weights, or as they come."""
+"""Real vLLM servers on the CPU that serve a tiny model: with our plugin from dummy weights, or as they come."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astra_jax.axes import is_bias
 from astra_jax.head import token_logprobs
+from astra_jax.models.decoder import Decoder
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -35,6 +38,8 @@ from astra_jax.tokenizer import ChatTokenizer
 ROOT = Path(__file__).parent.parent.parent
 VLLM = Path(os.environ.get("ASTRA_VLLM", ROOT / ".venv-vllm" / "vllm" / "bin" / "vllm"))
 PLUGIN = ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"
+RUN = "r1"
+"""Whose weights the servers get: their labels are r1:1 and so on."""
 KEY = "open sesame"
 SYNC_KEY = "close sesame"
 CONTEXT = 2048
@@ -55,8 +60,8 @@ def require_vllm() -> None:
         pytest.skip("needs vLLM: launch/vllm_cpu.sh .venv-vllm", allow_module_level=True)
 
 
-def model(tie: bool, head_dim: int = 32) -> Qwen3Config:
-    return Qwen3Config(
+def model(tie: bool, head_dim: int = 32, family: type[Decoder] = Qwen3Config, **sizes: Any) -> Decoder:
+    return family(
         vocab_size=640,
         d_model=128,
         n_layers=3,
@@ -66,17 +71,27 @@ def model(tie: bool, head_dim: int = 32) -> Qwen3Config:
         d_ff=256,
         tie_embeddings=tie,
         max_positions=4096,
+        **sizes,
     )
 
 
-def weights(config: Qwen3Config, seed: int) -> Params:
+def weights(config: Decoder, seed: int) -> Params:
     """Random, and wide enough that greedy sampling has one clear answer.
 
     Wider ones blow up what float32 leaves open: at six times, logprobs of short sequences differ by up to 9e-5 from the
-    server's and those of 1,500 tokens by 4e-4; at three times by 4e-5 and 8e-5.
+    server's and those of 1,500 tokens by 4e-4; at three times by 4e-5 and 8e-5. Queries and keys that have no norm grow
+    with them, so that such a model's are half as wide.
     """
+    width = 3.0 if config.qk_norm else 1.5
     params = config.init(jax.random.key(seed))
-    return jax.tree.map(lambda x: x * (3 if x.ndim > 1 else 1), params)
+
+    def wide(path: Any, x: jax.Array) -> jax.Array:
+        if is_bias(path[-1].key):  # which begin at 0
+            key = jax.random.fold_in(jax.random.key(seed), ord(path[-1].key[0]))
+            return 0.5 * jax.random.normal(key, x.shape, x.dtype)
+        return x * (width if x.ndim > 1 else 1)
+
+    return jax.tree_util.tree_map_with_path(wide, params)
 
 
 @dataclass
@@ -84,12 +99,12 @@ class World:
     """A folder to serve from, a folder to publish to, and a tokenizer."""
 
     folder: Path
-    model: Qwen3Config
+    model: Decoder
     tokenizer: ChatTokenizer
 
     @classmethod
-    def make(cls, folder: Path, *, tie: bool, head_dim: int = 32) -> World:
-        config = model(tie, head_dim)
+    def make(cls, folder: Path, **sizes: Any) -> World:
+        config = model(**sizes)
         text = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
         tokenizer = ChatTokenizer.train([text], 600, folder / "serve")
         save_hf(weights(config, 0), config, folder / "serve")
@@ -104,7 +119,8 @@ class World:
     def policy(self, *servers: Server, max_length: int = CONTEXT, **config) -> VLLMPolicy:
         urls = tuple(server.url for server in servers)
         config.setdefault("sync_key", None if config.get("sync") == "reload" else SYNC_KEY)
-        options = VLLMConfig(**dict(urls=urls, api_key=KEY, check_seconds=0.3, patience_seconds=90.0) | config)
+        plain = dict(urls=urls, api_key=KEY, run_id=RUN, check_seconds=0.3, patience_seconds=90.0, lease_seconds=600.0)
+        options = VLLMConfig(**plain | config)
         publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
         digest = self.tokenizer.vocabulary_digest
         return VLLMPolicy(options, publisher, vocabulary=digest, max_length=max_length)
@@ -120,6 +136,7 @@ class Server:
         logprobs: vLLM's `--logprobs-mode`.
         arguments: further ones of `vllm serve`.
         forked: from a process that has imported vLLM; else started as users do.
+        folder: to serve from; by default the world's.
     """
 
     def __init__(
@@ -134,6 +151,7 @@ class Server:
         logprobs: str = "processed_logprobs",
         arguments: Sequence[str] = (),
         forked: bool = True,
+        folder: Path | None = None,
     ) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -141,7 +159,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = world.folder / f"server-{self.port}.log"
         self._command = [
-            str(VLLM), "serve", str(world.folder / "serve"), "--host=127.0.0.1", f"--port={self.port}",
+            str(VLLM), "serve", str(folder or world.folder / "serve"), "--host=127.0.0.1", f"--port={self.port}",
             "--served-model-name=policy", f"--dtype={dtype}", f"--max-model-len={CONTEXT}", "--enforce-eager",
             "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
             f"--tensor-parallel-size={ranks}", *arguments,
@@ -247,7 +265,7 @@ def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndar
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _logprobs(params: Params, config: Qwen3Config, ids_bt: jax.Array) -> jax.Array:
+def _logprobs(params: Params, config: Decoder, ids_bt: jax.Array) -> jax.Array:
     x_btd, _ = config.forward(params, ids_bt, jnp.arange(ids_bt.shape[1])[None], jnp.ones_like(ids_bt))
     return token_logprobs(x_btd[:, :-1], config.head_kernel(params), ids_bt[:, 1:])[0][0]
 
@@ -272,14 +290,15 @@ async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list
     """
     sampling, over = dataclasses.replace(GREEDY, max_tokens=100), asyncio.Event()
 
-    async def call() -> list[Completion]:
+    async def call(place: int) -> list[Completion]:
+        await asyncio.sleep(0.02 * place)  # in step, all might end just before the update falls in
         completions = []
         while not over.is_set():
             completions.append(await policy.generate(PROMPTS[0], sampling))
         return [*completions, await policy.generate(PROMPTS[0], sampling)]
 
-    calls = asyncio.gather(*(call() for _ in range(16)))
-    await asyncio.sleep(0.2)
+    calls = asyncio.gather(*(call(place) for place in range(16)))
+    await asyncio.sleep(0.4)
     try:
         await policy.update(params, version)
     finally:

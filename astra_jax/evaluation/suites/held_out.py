@@ -93,15 +93,17 @@ class Environments:
             tools=[without_tags(tool.spec.to_openai()) for tool in tools.values()],
         )
         sub_tasks = sub_tasks_by_tool(environment)
-        episode = EpisodeTools(self._context.sandbox, tools, sub_tasks, max_chars=config.max_output_chars)
+        sandbox, most = self._context.sandbox, config.max_output_chars
+        episode = EpisodeTools(sandbox, environment, tools, sub_tasks, max_chars=most)
 
         async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
             return outputs_of(await episode.execute(turn, calls))
 
         finish = await run_agent(agent, execute, max_turns=config.max_turns)
-        if finish == "voided":
+        grade = None if finish == "voided" else await episode.grade()
+        if grade is None:
             raise Transient(f"the sandbox failed in environment {item.id}")
-        reward = score(sub_tasks, episode.calls, config)
+        reward = score(sub_tasks, episode.calls, grade, config)
         needed = {tool.spec.name for tool in environment.tools}
         irrelevant = [call.name not in needed for call in episode.calls]
         return ItemResult(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
 
+from astra_jax.mesh import AnyMesh
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.initial import filled, normal
-from astra_jax.models.layers.linear import linear
+from astra_jax.models.layers.linear import add_bias, linear
 from astra_jax.models.layers.rotary import rotate
 from astra_jax.models.layers.sizes import Sizes
 
@@ -36,16 +36,18 @@ class Attention(nnx.Module):
             if model.output_bias:
                 self.o_bias_d = filled(0.0, (d,), model)
 
-    def project(self, x_btd: Array, angles_bth: tuple[Array, Array], mesh: Mesh | None) -> tuple[Array, Array, Array]:
-        """Queries, keys (both rotated, and normed before that) and values."""
+    def project(
+        self, x_btd: Array, angles_bth: tuple[Array, Array], mesh: AnyMesh | None, matmul: str = "none"
+    ) -> tuple[Array, Array, Array]:
+        """Queries, keys (both rotated, and normed before that) and values; `matmul` as of `linear`."""
         model = self.model
-        q_btnh = linear(x_btd, self.q_dnh[...], 1, mesh)
-        k_btkh = linear(x_btd, self.k_dkh[...], 1, mesh)
-        v_btkh = linear(x_btd, self.v_dkh[...], 1, mesh)
+        q_btnh = linear(x_btd, self.q_dnh[...], 1, mesh, False, matmul)
+        k_btkh = linear(x_btd, self.k_dkh[...], 1, mesh, False, matmul)
+        v_btkh = linear(x_btd, self.v_dkh[...], 1, mesh, False, matmul)
         if model.attention_bias:
-            q_btnh = q_btnh + self.q_bias_nh[...].astype(x_btd.dtype)
-            k_btkh = k_btkh + self.k_bias_kh[...].astype(x_btd.dtype)
-            v_btkh = v_btkh + self.v_bias_kh[...].astype(x_btd.dtype)
+            q_btnh = add_bias(q_btnh, self.q_bias_nh[...])
+            k_btkh = add_bias(k_btkh, self.k_bias_kh[...])
+            v_btkh = add_bias(v_btkh, self.v_bias_kh[...])
         if model.qk_norm:
             q_btnh = rms_norm(q_btnh, self.q_norm_h[...], model.rms_eps)
         q_btnh = rotate(q_btnh, angles_bth)
@@ -53,7 +55,8 @@ class Attention(nnx.Module):
             k_btkh = rms_norm(k_btkh, self.k_norm_h[...], model.rms_eps)
         return q_btnh, rotate(k_btkh, angles_bth), v_btkh
 
-    def output(self, o_btnh: Array, mesh: Mesh | None) -> Array:
-        y_btd = linear(o_btnh, self.o_nhd[...], 2, mesh, True)
+    def output(self, o_btnh: Array, mesh: AnyMesh | None, matmul: str = "none") -> Array:
+        """Back to the model's width; `matmul` as of `linear`."""
+        y_btd = linear(o_btnh, self.o_nhd[...], 2, mesh, True, matmul)
         biased = self.model.attention_bias and self.model.output_bias
-        return y_btd + self.o_bias_d[...].astype(y_btd.dtype) if biased else y_btd
+        return add_bias(y_btd, self.o_bias_d[...]) if biased else y_btd

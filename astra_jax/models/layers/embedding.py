@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from astra_jax.mesh import BATCH, WIDTH
+from astra_jax.mesh import BATCH, WIDTH, AnyMesh, free, on_each_device
 
 Array = jax.Array
 
@@ -18,7 +17,7 @@ _TABLE, _TOKENS = P("tensor", WIDTH), P(BATCH, "context")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def embed(table_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> Array:
+def embed(table_vd: Array, tokens_bt: Array, dtype: str, mesh: AnyMesh | None) -> Array:
     """The tokens' rows, [B, T, D] in `dtype`.
 
     On a mesh each device holds some columns of the table. It looks up in them the tokens of all devices that hold the
@@ -28,22 +27,20 @@ def embed(table_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> A
     if mesh is None:
         return table_vd[tokens_bt].astype(dtype)
     part = functools.partial(_lookup, dtype)
-    return jax.shard_map(part, mesh=mesh, in_specs=(_TABLE, _TOKENS), out_specs=_TOKENS, check_vma=False)(
-        table_vd, tokens_bt
-    )
+    return on_each_device(part, mesh, (_TABLE, _TOKENS), _TOKENS)(table_vd, tokens_bt)
 
 
-def _forward(table_vd: Array, tokens_bt: Array, dtype: str, mesh: Mesh | None) -> tuple[Array, tuple[Array, Array]]:
+def _forward(table_vd: Array, tokens_bt: Array, dtype: str, mesh: AnyMesh | None) -> tuple[Array, tuple[Array, Array]]:
     return embed(table_vd, tokens_bt, dtype, mesh), (table_vd, tokens_bt)
 
 
-def _backward(dtype: str, mesh: Mesh | None, residuals: tuple[Array, Array], dy_btd: Array) -> tuple[Array, None]:
+def _backward(dtype: str, mesh: AnyMesh | None, residuals: tuple[Array, Array], dy_btd: Array) -> tuple[Array, None]:
     del dtype
     table_vd, tokens_bt = residuals
     if mesh is None:
         return _added(table_vd, tokens_bt, dy_btd).astype(table_vd.dtype), None
-    part = jax.shard_map(_gradient, mesh=mesh, in_specs=(_TABLE, _TOKENS, _TOKENS), out_specs=_TABLE, check_vma=False)
-    return part(table_vd, tokens_bt, dy_btd), None
+    part = functools.partial(_gradient, free(mesh, ["data"]))
+    return on_each_device(part, mesh, (_TABLE, _TOKENS, _TOKENS), _TABLE)(table_vd, tokens_bt, dy_btd), None
 
 
 embed.defvjp(_forward, _backward)
@@ -74,9 +71,9 @@ def _lookup(dtype: Any, table_vd: Array, tokens_bt: Array) -> Array:
     return jnp.moveaxis(x_nbtd, 0, 2).reshape(*tokens_bt.shape, -1)
 
 
-def _gradient(table_vd: Array, tokens_bt: Array, dy_btd: Array) -> Array:
+def _gradient(copies: tuple[str, ...], table_vd: Array, tokens_bt: Array, dy_btd: Array) -> Array:
     rows_nbt, here_nbt = _here(table_vd, tokens_bt)
     dy_nbtd = jnp.moveaxis(dy_btd.reshape(*tokens_bt.shape, -1, table_vd.shape[1]), 2, 0)
     dy_nbtd = jax.lax.all_to_all(dy_nbtd, WIDTH, split_axis=0, concat_axis=0, tiled=True)
     dtable_vd = _added(table_vd, jnp.where(here_nbt, rows_nbt, table_vd.shape[0]), dy_nbtd)
-    return jax.lax.psum(dtable_vd, "data").astype(table_vd.dtype)
+    return jax.lax.psum(dtable_vd, copies).astype(table_vd.dtype)

@@ -7,60 +7,99 @@ rows, which has a form of its own on CPUs, whose sums are float32, and of which 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, WIDTH
+from astra_jax.mesh import BATCH, WIDTH, AnyMesh, free, on_each_device
+from astra_jax.models.layers import quantized
+from astra_jax.models.layers.adapted import is_adapted
 
 Array = jax.Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def linear(x: Array, w: Array, contracted: int = 1, mesh: Mesh | None = None, writes: bool = False) -> Array:
+def linear(
+    x: Array, w: Any, contracted: int = 1, mesh: AnyMesh | None = None, writes: bool = False, matmul: str = "none"
+) -> Array:
     """x [..., in ...] times w [in ..., out ...] → [..., out ...], in x's dtype.
 
     Args:
         x: activations; `w` is cast to their dtype.
+        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.Adapted` one.
         contracted: how many axes the input has: the last ones of `x` and the first ones of `w`.
         mesh: where both are, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.
+        matmul: a name of `matmuls.MATMULS`.
     """
-    return _forward(x, w, contracted, mesh, writes)[0]
+    if quantized.is_stored(w):
+        return quantized.with_stored(x, w, contracted)
+    if is_adapted(w):
+        y = _linear(x, w.w, contracted, mesh, writes, matmul)
+        # Thin matrices, as a router is: their gradients are summed whole, and in `x`'s dtype they are multiplied fast.
+        through = _linear(_linear(x, w.a, contracted, None, False, "none"), w.b, 1, None, False, "none")
+        return y + (w.scale * through).astype(y.dtype)
+    return _linear(x, w, contracted, mesh, writes, matmul)
 
 
-def _forward(x: Array, w: Array, contracted: int, mesh: Mesh | None, writes: bool) -> tuple[Array, tuple[Array, Array]]:
-    del mesh, writes
-    # No call of `linear`: `jax.checkpoint`'s policies would not see the matmul in it.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _linear(x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:
+    return _forward(x, w, contracted, mesh, writes, matmul)[0]
+
+
+def _forward(
+    x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str
+) -> tuple[Array, tuple[Array, Array]]:
+    if matmul != "none":
+        return quantized.forward(x, w, contracted, mesh, writes, matmul), (x, w)
+    # No call of `_linear`: `jax.checkpoint`'s policies would not see the matmul in it.
     return _dot(x, w.astype(x.dtype), range(x.ndim - contracted, x.ndim), range(contracted)), (x, w)
 
 
 def _backward(
-    contracted: int, mesh: Mesh | None, writes: bool, residuals: tuple[Array, Array], dy: Array
+    contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str, residuals: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, w = residuals
     out, rows = w.ndim - contracted, x.ndim - contracted
-    dx = _dot(dy, w.astype(dy.dtype), range(dy.ndim - out, dy.ndim), range(contracted, w.ndim))
-    gradient = functools.partial(weight_gradient, rows=rows)
+    if matmul == "none":
+        dx = _dot(dy, w.astype(dy.dtype), range(dy.ndim - out, dy.ndim), range(contracted, w.ndim))
+    else:
+        dx = quantized.backward(dy, w, contracted, mesh, writes, matmul)
+    gradient: Callable[[Array, Array], Array] = functools.partial(weight_gradient, rows=rows)
     if mesh is not None:
         wide, split = P(BATCH, "context"), P(BATCH, "context", "tensor")
-        gradient = jax.shard_map(
-            functools.partial(_own_part, gradient, w.ndim - 1 if writes else 0),
-            mesh=mesh,
-            in_specs=(split, wide) if writes else (wide, split),
-            out_specs=P("tensor", *[None] * (w.ndim - 2), WIDTH) if writes else P(WIDTH, "tensor"),
-            check_vma=False,
+        gradient = on_each_device(
+            functools.partial(_own_part, gradient, w.ndim - 1 if writes else 0, free(mesh, ["data"])),
+            mesh,
+            (split, wide) if writes else (wide, split),
+            P("tensor", *[None] * (w.ndim - 2), WIDTH) if writes else P(WIDTH, "tensor"),
         )
     return dx, gradient(x, dy).astype(w.dtype)
 
 
-def _own_part(gradient: Any, axis: int, x: Array, dy: Array) -> Array:
+@jax.custom_vjp
+def add_bias(x: Array, bias: Array) -> Array:
+    """x [B, T, …] plus a bias [...] of its last axes, in x's dtype; the bias's gradient is summed in float32."""
+    return x + bias.astype(x.dtype)
+
+
+def _bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
+    return add_bias(x, bias), bias
+
+
+def _bias_backward(bias: Array, dy: Array) -> tuple[Array, Array]:
+    return dy, dy.sum(range(dy.ndim - bias.ndim), dtype=jnp.float32).astype(bias.dtype)
+
+
+add_bias.defvjp(_bias_forward, _bias_backward)
+
+
+def _own_part(gradient: Any, axis: int, copies: tuple[str, ...], x: Array, dy: Array) -> Array:
     # XLA would sum whole gradients on every device, and then take a part of them.
-    return jax.lax.psum_scatter(jax.lax.psum(gradient(x, dy), "data"), WIDTH, scatter_dimension=axis, tiled=True)
+    return jax.lax.psum_scatter(jax.lax.psum(gradient(x, dy), copies), WIDTH, scatter_dimension=axis, tiled=True)
 
 
 def weight_gradient(x: Array, dy: Array, rows: int = 1) -> Array:
@@ -80,4 +119,4 @@ def _dot(x: Array, y: Array, axes_x: range, axes_y: range, dtype: Any = None) ->
     return jax.lax.dot_general(x, y, ((tuple(axes_x), tuple(axes_y)), ((), ())), preferred_element_type=dtype)
 
 
-linear.defvjp(_forward, _backward)
+_linear.defvjp(_forward, _backward)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
 
+from astra_jax.mesh import AnyMesh
 from astra_jax.models.layers.elementwise import swiglu
 from astra_jax.models.layers.initial import normal
 from astra_jax.models.layers.linear import linear
@@ -27,11 +27,12 @@ class MLP(nnx.Module):
         self.up_df = normal(rngs, (d, f), d**-0.5, model)
         self.down_fd = normal(rngs, (f, d), (2 * model.n_layers * f) ** -0.5, model)
 
-    def __call__(self, x_btd: Array, mesh: Mesh | None) -> Array:
-        gate_btf = linear(x_btd, self.gate_df[...], 1, mesh)
-        up_btf = linear(x_btd, self.up_df[...], 1, mesh)
+    def __call__(self, x_btd: Array, mesh: AnyMesh | None, matmul: str = "none") -> Array:
+        """In x's dtype; `matmul` as of `linear`."""
+        gate_btf = linear(x_btd, self.gate_df[...], 1, mesh, False, matmul)
+        up_btf = linear(x_btd, self.up_df[...], 1, mesh, False, matmul)
         hidden_btf = swiglu(gate_btf, up_btf)
         if x_btd.shape[0] * x_btd.shape[1] <= _FEW:
             # Or XLA fuses it into the next matmul on TPUs, and multiplies by `up` once for each of that one's tiles.
             hidden_btf = jax.lax.optimization_barrier(hidden_btf)
-        return linear(hidden_btf, self.down_fd[...], 1, mesh, True)
+        return linear(hidden_btf, self.down_fd[...], 1, mesh, True, matmul)

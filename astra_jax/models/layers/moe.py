@@ -1,8 +1,8 @@
 """Mixture of experts: each token goes to a few of many feed-forwards. No token is ever dropped.
 
-The assignments are sorted by expert, and one grouped matmul (`jax.lax.ragged_dot`) runs all experts, however uneven
-their loads are. On a mesh the experts are spread over the `expert` axis: each of its devices gathers the tokens of all,
-runs its own experts on those that chose them, and the partial results are summed back to where the tokens live.
+The assignments are sorted by expert, and one grouped matmul (`grouped`) runs all experts, however uneven their loads
+are. On a mesh the experts are spread over the `expert` axis: each of its devices gathers the tokens of all, runs its
+own experts on those that chose them, and the partial results are summed back to where the tokens live.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx, struct
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from astra_jax.mesh import BATCH
+from astra_jax.mesh import BATCH, AnyMesh, free, on_each_device
 from astra_jax.models.layers.elementwise import swiglu
+from astra_jax.models.layers.grouped import How, grouped_matmul
 from astra_jax.models.layers.initial import normal
+from astra_jax.models.layers.linear import linear
 from astra_jax.models.layers.sizes import Sizes
 
 Array = jax.Array
@@ -64,67 +65,58 @@ class MoE(nnx.Module):
         self.up_edf = normal(rngs, (e, d, f), d**-0.5, model)
         self.down_efd = normal(rngs, (e, f, d), (2 * model.n_layers * f) ** -0.5, model)
 
-    def __call__(self, x_btd: Array, real_bt: Array, mesh: Mesh | None) -> tuple[Array, RouterSums]:
+    def __call__(self, x_btd: Array, real_bt: Array, mesh: AnyMesh | None) -> tuple[Array, RouterSums]:
         """The experts' weighted sum for each token, in x's dtype.
 
         Args:
             real_bt: False is padding: computed like the others, not counted.
             mesh: with axes as `astra_jax.mesh` names them; None is one device.
         """
-        arrays = (self.router_de[...], self.gate_edf[...], self.up_edf[...], self.down_efd[...])
+        arrays = (self.gate_edf[...], self.up_edf[...], self.down_efd[...])
+        logits_bte = linear(x_btd, self.router_de[...], 1).astype(jnp.float32)
+        how = How.on(mesh)
         if mesh is None:
-            return _moe(x_btd, real_bt, *arrays, model=self.model)
-        tokens = P(BATCH, "context")
-        sharded = jax.shard_map(
-            partial(_moe, model=self.model, manual=True),
-            mesh=mesh,
-            in_specs=(
-                P(BATCH, "context", None),
-                tokens,
-                P(),
-                P("expert", None, "tensor"),
-                P("expert", None, "tensor"),
-                P("expert", "tensor", None),
-            ),
-            out_specs=(P(BATCH, "context", None), P()),
-            check_vma=False,  # ragged_dot has no rule for it
+            return _moe(x_btd, real_bt, logits_bte, *arrays, model=self.model, how=how)
+        tokens, hidden = P(BATCH, "context"), P(BATCH, "context", None)
+        matrix = P("expert", how.spread, "tensor")
+        sharded = on_each_device(
+            partial(_moe, model=self.model, how=how, counted=free(mesh, (*BATCH, "context"))),
+            mesh,
+            (hidden, tokens, hidden, matrix, matrix, P("expert", "tensor", how.spread)),
+            (hidden, P()),
         )
-        return sharded(x_btd, real_bt, *arrays)
+        return sharded(x_btd, real_bt, logits_bte, *arrays)
 
 
 def _moe(
     x_btd: Array,
     real_bt: Array,
-    router_de: Array,
+    logits_bte: Array,
     gate_edf: Array,
     up_edf: Array,
     down_efd: Array,
     *,
     model: Sizes,
-    manual: bool = False,
+    how: How,
+    counted: tuple[str, ...] = (),
 ) -> tuple[Array, RouterSums]:
-    """On one device, or inside `shard_map` (`manual`) with this device's tokens and experts."""
-    here = gate_edf.shape[0]
-    first = jax.lax.axis_index("expert") * here if manual else 0
-    all_btd = jax.lax.all_gather(x_btd, "expert", axis=0, tiled=True) if manual else x_btd
-    x_md = all_btd.reshape(-1, all_btd.shape[-1])
-
-    logits_me = (x_md @ router_de.astype(x_md.dtype)).astype(jnp.float32)
+    """On one device, or inside `shard_map` with this device's tokens and experts; statistics are summed over the axes
+    `counted`."""
+    on_mesh = bool(counted)
+    logits_me = logits_bte.reshape(-1, logits_bte.shape[-1])
     chosen_mk, weights_mk = route(logits_me, model)
-    y_md = _experts(x_md, chosen_mk - first, weights_mk.astype(x_md.dtype), gate_edf, up_edf, down_efd)
-    y_btd = y_md.reshape(all_btd.shape)
-
-    # The statistics are of this device's own tokens: its rows of what was gathered.
-    if manual:
-        rows = x_btd.shape[0] * x_btd.shape[1]
-        at = jax.lax.axis_index("expert") * rows
-        logits_me, chosen_mk = (jax.lax.dynamic_slice_in_dim(x, at, rows) for x in (logits_me, chosen_mk))
     sums = _sums(jax.lax.stop_gradient(logits_me), chosen_mk, real_bt.reshape(-1).astype(jnp.float32))
-    if manual:
-        y_btd = jax.lax.psum_scatter(y_btd, "expert", scatter_dimension=0, tiled=True)
-        y_btd = jax.lax.psum(y_btd, "tensor")
-        sums = jax.lax.psum(sums, (*BATCH, "context"))
-    return y_btd, sums
+    first: Array | int = 0
+    everyones = (x_btd.reshape(-1, x_btd.shape[-1]), chosen_mk, weights_mk.astype(x_btd.dtype))
+    if on_mesh:
+        first = jax.lax.axis_index("expert") * gate_edf.shape[0]
+        everyones = jax.tree.map(lambda x: jax.lax.all_gather(x, "expert", tiled=True), everyones)
+    y_md = _experts(everyones, first, (gate_edf, up_edf, down_efd), how)
+    if on_mesh:
+        y_md = jax.lax.psum_scatter(y_md, "expert", tiled=True)
+        y_md = jax.lax.psum(y_md, "tensor")
+        sums = jax.lax.psum(sums, counted)
+    return y_md.reshape(x_btd.shape), sums
 
 
 def route(logits_me: Array, model: Sizes) -> tuple[Array, Array]:
@@ -136,23 +128,68 @@ def route(logits_me: Array, model: Sizes) -> tuple[Array, Array]:
 
 
 def _experts(
-    x_md: Array, chosen_mk: Array, weights_mk: Array, gate_edf: Array, up_edf: Array, down_efd: Array
+    tokens: tuple[Array, Array, Array], first: Array | int, matrices: tuple[Array, Array, Array], how: How
 ) -> Array:
-    """Weighted sum over each token's experts among those given; ids outside 0 … E-1 belong to other devices."""
+    """Weighted sum over each token's experts among those given.
+
+    Args:
+        tokens: hidden states [M, D], each one's experts and their weights [M, experts_per_token].
+        first: the number of the first expert given; those of other numbers belong to other devices.
+        matrices: gate, up and down.
+    """
+    x_md, chosen_mk, weights_mk = tokens
+    gate_edf, up_edf, down_efd = matrices
     e = gate_edf.shape[0]
     m, k = chosen_mk.shape
-    chosen = chosen_mk.reshape(-1)
+    chosen = chosen_mk.reshape(-1) - first
     chosen = jnp.where((chosen >= 0) & (chosen < e), chosen, e)  # others' go last, and into no group
     order = jnp.argsort(chosen)
+    places_mk = jnp.argsort(order).reshape(m, k)
     sizes_e = jnp.bincount(chosen, length=e + 1)[:e].astype(jnp.int32)
     mine = (jnp.arange(m * k) < sizes_e.sum())[:, None]
-    rows = jnp.where(mine, x_md[order // k], 0)
-    gate = jax.lax.ragged_dot(rows, gate_edf.astype(x_md.dtype), sizes_e)
-    up = jax.lax.ragged_dot(rows, up_edf.astype(x_md.dtype), sizes_e)
-    hidden = jnp.where(mine, swiglu(gate, up), 0)  # rows in no group are undefined
-    out = jnp.where(mine, jax.lax.ragged_dot(hidden, down_efd.astype(x_md.dtype), sizes_e), 0)
-    back = out[jnp.argsort(order)].reshape(m, k, -1)
-    return jnp.einsum("mkd,mk->md", back, weights_mk)
+
+    def defined(x: Array) -> Array:
+        """Rows in no group come out undefined, forward and backward."""
+        return jnp.where(mine, x, 0)
+
+    rows = defined(_sorted(x_md, order, places_mk))
+    gate = grouped_matmul(rows, gate_edf, sizes_e, how)
+    up = grouped_matmul(rows, up_edf, sizes_e, how)
+    hidden = defined(swiglu(gate, up))
+    out = defined(grouped_matmul(hidden, down_efd, sizes_e, how, 2))
+    return jnp.einsum("mkd,mk->md", _unsorted(out, order, places_mk), weights_mk)
+
+
+# Where rows go and come from is a permutation, known both ways: autodiff would add gradients up row by row, in the
+# activations' type.
+
+
+@jax.custom_vjp
+def _sorted(x_md: Array, order: Array, places_mk: Array) -> Array:
+    """Each token once for each of its experts, in the experts' order."""
+    return x_md[order // places_mk.shape[1]]
+
+
+def _sorted_backward(residuals: tuple[Array, Array], d_rd: Array) -> tuple[Array, None, None]:
+    _, places_mk = residuals
+    return d_rd[places_mk].sum(1, dtype=jnp.float32).astype(d_rd.dtype), None, None
+
+
+_sorted.defvjp(lambda *of: (_sorted(*of), of[1:]), _sorted_backward)
+
+
+@jax.custom_vjp
+def _unsorted(x_rd: Array, order: Array, places_mk: Array) -> Array:
+    """[M, experts_per_token, D], of rows in the experts' order."""
+    return x_rd[places_mk]
+
+
+def _unsorted_backward(residuals: tuple[Array, Array], d_mkd: Array) -> tuple[Array, None, None]:
+    order, _ = residuals
+    return d_mkd.reshape(-1, d_mkd.shape[-1])[order], None, None
+
+
+_unsorted.defvjp(lambda *of: (_unsorted(*of), of[1:]), _unsorted_backward)
 
 
 def _sums(logits_me: Array, chosen_mk: Array, real_m: Array) -> RouterSums:

@@ -8,18 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from astra_jax.models.layers.sizes import Sizes
+from astra_jax.models.layers.sizes import Llama3Scaling, Sizes, Yarn
 
 Array = jax.Array
 
 
 def rotary_angles(positions_bt: Array, model: Sizes) -> tuple[Array, Array]:
-    """(cos, sin), each [B, T, H / 2], float32; with `model.yarn` stretched, and scaled by its attention factor."""
+    """(cos, sin), each [B, T, H / 2], float32; scaled as `model.yarn`, `model.llama3` or `model.linear`
+    says."""
     exponent = jnp.arange(0, model.head_dim, 2, dtype=jnp.float32) / model.head_dim
     positions_bt1 = positions_bt[..., None].astype(jnp.float32)
-    if (yarn := model.yarn) is None:
+    if model.yarn is not None:
+        angles = positions_bt1 * (_kept_by_yarn(model.yarn, model) / model.rope_theta**exponent)
+        return jnp.cos(angles) * model.yarn.scale, jnp.sin(angles) * model.yarn.scale
+    if model.llama3 is not None:
+        frequencies = 1 / model.rope_theta**exponent
+        angles = positions_bt1 * (_kept_by_llama3(model.llama3, frequencies) * frequencies)
+    else:
         angles = positions_bt1 / model.rope_theta**exponent
-        return jnp.cos(angles), jnp.sin(angles)
+        if model.linear is not None:
+            angles = angles / model.linear
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _kept_by_yarn(yarn: Yarn, model: Sizes) -> Array:
+    """Of each pair's frequency, [H / 2]."""
 
     def dimension(turns: float) -> float:
         """Which pair of dimensions turns so often over the original length."""
@@ -32,9 +45,14 @@ def rotary_angles(positions_bt: Array, model: Sizes) -> tuple[Array, Array]:
     # HF bounds by head_dim - 1, not by the number of pairs; the weights were made with that.
     low, high = max(low, 0), min(high, model.head_dim - 1)
     ramp = jnp.clip((jnp.arange(model.head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
-    frequencies = (1 - ramp + ramp / yarn.factor) / model.rope_theta**exponent
-    angles = positions_bt1 * frequencies
-    return jnp.cos(angles) * yarn.scale, jnp.sin(angles) * yarn.scale
+    return 1 - ramp + ramp / yarn.factor
+
+
+def _kept_by_llama3(scaling: Llama3Scaling, frequencies: Array) -> Array:
+    """Of each pair's frequency, [H / 2]."""
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    ramp = jnp.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0.0, 1.0)
+    return ramp + (1 - ramp) / scaling.factor
 
 
 @jax.custom_vjp

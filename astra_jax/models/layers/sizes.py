@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Yarn(Settings):
-    """YaRN scaling of the rotary embedding (arXiv 2309.00071), as Qwen3 uses it beyond its trained length.
+    """YaRN scaling of the rotary embedding (arXiv 2309.00071), which stretches a context beyond the trained length.
 
     Attributes:
         factor: by which the context is stretched.
@@ -38,6 +38,31 @@ class Yarn(Settings):
 
 
 @dataclass(frozen=True)
+class Llama3Scaling(Settings):
+    """Scaling of the rotary embedding that transformers calls `llama3`: Llama 3.1 and later were trained with it.
+
+    Attributes:
+        factor: by which dimensions are slowed down that turn at most `low_turns` times over the original length.
+        original_max_positions: the length before the scaling.
+        low_turns, high_turns: dimensions that turn at least `high_turns` times are left alone; between the two the
+            frequency goes over from one to the other (transformers: low_freq_factor, high_freq_factor).
+    """
+
+    factor: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")]
+    original_max_positions: Length
+    low_turns: Annotated[float, Bound(above=0, most=1e6)] = 1.0
+    high_turns: Annotated[float, Bound(above=0, most=1e6)] = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high_turns <= self.low_turns:
+            raise SettingError(
+                f"high_turns is {self.high_turns}; it must be above low_turns ({self.low_turns}), as "
+                "high_freq_factor is above low_freq_factor in every released config.json"
+            )
+
+
+@dataclass(frozen=True)
 class Sizes(Settings):
     """A decoder's sizes, dense or with experts.
 
@@ -51,10 +76,12 @@ class Sizes(Settings):
         d_ff: width of the gated feed-forward; of one expert, where there are any.
         rope_theta: base of the rotary embedding.
         rms_eps: added to the mean square in every norm.
-        tie_embeddings: the head is the embedding transposed (HF: true up to 4B).
+        tie_embeddings: the head is the embedding transposed.
         max_positions: the longest sequence that the weights were made for; with `yarn`, that it stretches them to.
         attention_bias: biases on the q, k and v projections, and o's where the family has one.
-        yarn: None is the plain rotary embedding.
+        yarn: scaling of the rotary embedding by YaRN; None: without.
+        llama3: scaling of the rotary embedding as in Llama 3.1; None: without.
+        linear: by which factor all of the rotary embedding is slowed down; None: not. With none of these it is plain.
         n_experts: 0 is a dense model.
         experts_per_token: how many experts each token goes to.
         norm_topk_prob: whether the chosen experts' weights are made to add up to 1.
@@ -64,7 +91,7 @@ class Sizes(Settings):
         param_dtype: of the parameters.
     """
 
-    qk_norm: ClassVar[bool] = True
+    qk_norm: ClassVar[bool] = False
     output_bias: ClassVar[bool] = True
 
     vocab_size: Count
@@ -80,6 +107,8 @@ class Sizes(Settings):
     max_positions: Length = 40_960
     attention_bias: bool = False
     yarn: Yarn | None = None
+    llama3: Llama3Scaling | None = None
+    linear: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")] | None = None
     n_experts: CountOrZero = 0
     experts_per_token: CountOrZero = 0
     norm_topk_prob: bool = True
@@ -92,6 +121,9 @@ class Sizes(Settings):
             raise SettingError(f"n_kv_heads is {self.n_kv_heads}; it must divide n_heads ({self.n_heads})")
         if self.head_dim % 2:
             raise SettingError(f"head_dim is {self.head_dim}; the rotary embedding needs an even number")
+        scaled = [name for name in ("yarn", "llama3", "linear") if getattr(self, name) is not None]
+        if len(scaled) > 1:
+            raise SettingError(f"{' and '.join(scaled)} are both given; the rotary embedding is scaled in one way")
         if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
             raise SettingError(
                 f"experts_per_token is {self.experts_per_token}; it must be between 1 and n_experts ({self.n_experts})"

@@ -44,8 +44,7 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Continuous batching over one parameter tree. Implements `StreamingPolicy` and
-    `TrainablePolicy`."""
+    """Continuous batching over one parameter tree. Implements `StreamingPolicy` and `TrainablePolicy`."""
 
     def __init__(self, params: Any, model: Model, config: EngineConfig | None = None, *, version: int = 0) -> None:
         """
@@ -60,10 +59,9 @@ class Engine:
         self._mesh = mesh_of(params)
         platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
         self.config = (config or EngineConfig()).on(platform)
-        check_room(model, self.config.slots, self.config.max_length, self._mesh)
-        self.model = model
-        self.version = version
-        self.stats = EngineStats()
+        self._stored = config.stored if config is not None else "none"
+        check_room(model, self.config.slots, self.config.max_length, self._mesh, self._stored)
+        self.model, self.version, self.stats = model, version, EngineStats()
         self._written_out = cpu.decodes_written_out(platform) and self._mesh is None
         self._params, self._prepared = params, False
         self._cache: Any = self._empty_cache()
@@ -77,6 +75,9 @@ class Engine:
         self._clock = 0
 
     # ---------------------------------------------------------------------------------------------- public interface
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     @property
     def samples_with_given_arrays(self) -> bool:
@@ -105,8 +106,7 @@ class Engine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
         """See `Policy.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        tokens, logprobs = list[int](), list[float]()
         async for drawn in self.stream(token_ids, sampling, session=session):
             tokens += drawn.token_ids
             logprobs += drawn.logprobs
@@ -158,6 +158,9 @@ class Engine:
         for slot in self._slots:
             if session and slot.session == session:
                 slot.session = ""
+
+    async def prepare(self, params: Any, version: int) -> None:
+        """See `TrainablePolicy.prepare`: nothing, the arrays are here."""
 
     async def update(self, params: Any, version: int) -> None:
         """Swap the weights: running requests finish under the old ones, later ones wait, all cached K/V are dropped."""
@@ -374,7 +377,8 @@ class Engine:
             The slots whose request cannot go on, with what is wrong.
         """
         if not self._prepared:
-            self._params, self._prepared = self.model.for_decoding(self._params, apart=self._written_out), True
+            how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
+            self._params, self._prepared = self.model.for_decoding(self._params, **how), True
         while True:
             self._share()
             pending = [slot for slot in active if slot.prefilling and slot.donor is None]

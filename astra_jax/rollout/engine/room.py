@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from astra_jax.attention.cache import Caches
+from astra_jax.axes import stacked_matrices
 from astra_jax.models.model import Model
 from astra_jax.run.chips import GIB, chip_of
 from sandbox.settings import SettingError
@@ -29,24 +30,34 @@ def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *,
     return make() if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
 
 
-def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None) -> None:
+def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str = "none") -> None:
     """Refuse a cache that no device has room for beside the weights, before anything is allocated.
+
+    Args:
+        stored: see `EngineConfig.stored`.
 
     Raises:
         SettingError: says how much of what there is.
+        InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
+    model.check_matmul(stored, "stored")
     cache = jax.eval_shape(partial(model.cache, slots, max_length))
     params = model.abstract_params()
+    width = cache.v_bksh.dtype.itemsize
+
+    def held(path: Any, count: int) -> int:
+        return count * (1 if stored != "none" and stacked_matrices(path) is not None else width)
+
     if mesh is None:
         keys = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-        weights = sum(x.size for x in jax.tree.leaves(params)) * cache.v_bksh.dtype.itemsize
+        counts = jax.tree.map(lambda x: x.size, params)
         device = jax.devices()[0]
     else:
         place = model.cache_sharding(mesh)
         keys = sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(cache))
-        shards = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), params, model.param_shardings(mesh))
-        weights = sum(jax.tree.leaves(shards)) * cache.v_bksh.dtype.itemsize
+        counts = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), params, model.param_shardings(mesh))
         device = mesh.devices.flat[0]
+    weights = sum(jax.tree.leaves(jax.tree.map_with_path(held, counts)))
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
             f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "

@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.policy import Sampling
-from sandbox.settings import Length, Settings, Slots
+from sandbox.settings import Length, OneOf, Settings, Slots
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class EngineConfig(Settings):
             a quarter, a sixteenth … of it. None: 64 on CPUs, else 2,048.
         decode_chunk: tokens that one decode call draws for each of its rows; new requests wait for its end. None: 16 on
             CPUs, else 32.
+        stored: how the layers' matrices are kept, and read in each step: in the model's dtype (`none`), or in 8 bits
+            with a scale for each output (`int8`), half of the bytes. What is drawn, and its logprobs, are of those.
         min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
             longest row. None: 128 on CPUs, else 1,024.
     """
@@ -34,6 +37,7 @@ class EngineConfig(Settings):
     prefill_chunk: Length | None = None
     decode_chunk: Length | None = None
     min_window: Length | None = None
+    stored: Annotated[str, OneOf(STORED)] = "none"
 
     def on(self, platform: str) -> Shapes:
         """With a number for each."""

@@ -7,100 +7,33 @@
 Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there. A server that
 fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It serves
 again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away and
-counted. `server.py` is one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
+counted. `fleet.py` is which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see
+docs/vllm.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from urllib.parse import urlsplit
 
 import aiohttp
+import jax
 from absl import logging
 
 from astra_jax.models.model import Params
 from astra_jax.rollout.policy import Completion, Sampling
-from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
-from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, why
-from astra_jax.rollout.vllm.sync import Way, sync_way
+from astra_jax.rollout.vllm.config import VLLMConfig
+from astra_jax.rollout.vllm.fleet import Fleet
+from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher, PublishError
+from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, ServerCounts, why
+from astra_jax.rollout.vllm.sync import sync_way
 from astra_jax.run.hosts import is_first
-from sandbox.access import is_loopback, trusting
-from sandbox.settings import Count, Seconds, SettingError, Settings
+from sandbox.access import trusting
+from synthesis.core.terminal import printable
 
-__all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy", "VLLMStats"]
-
-
-@dataclass(frozen=True)
-class VLLMConfig(Settings):
-    """How to reach the servers.
-
-    Attributes:
-        urls: one for each server, without a path.
-        api_key: what they were started with (`--api-key`).
-        sync_key: what they take new weights for (`ASTRA_SYNC_KEY_FILE` there), another than `api_key`; None where they
-            listen on loopback alone and have none.
-        ca_file: PEM file of whoever signed their certificates; by default the system's authorities.
-        sync: how weights get there: `plugin` (ours, from Orbax checkpoints), or `reload` (vLLM's development endpoints,
-            from Hugging Face folders), for servers on this machine without the plugin.
-        requests_per_server: in flight at once; more wait here.
-        request_seconds: for one completion.
-        sync_seconds: for one server to take new weights over.
-        patience_seconds: how long a request waits for any server to be there again.
-        check_seconds: between two looks at a server that has failed.
-        attempts: how often one request is sent before it is given up: it may be what the servers die of.
-    """
-
-    urls: tuple[str, ...]
-    api_key: str | None = None
-    sync_key: str | None = None
-    ca_file: str | None = None
-    sync: Way = "plugin"
-    requests_per_server: Count = 256
-    request_seconds: Seconds = 1800.0
-    sync_seconds: Seconds = 1800.0
-    patience_seconds: Seconds = 600.0
-    check_seconds: Seconds = 2.0
-    attempts: Count = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.urls:
-            raise SettingError("VLLMConfig.urls is empty; give at least one server, such as http://localhost:8000")
-        if len(set(self.urls)) != len(self.urls):
-            raise SettingError(f"VLLMConfig.urls names a server twice: {', '.join(self.urls)}")
-        trusting(self.ca_file)
-        if self.sync_key is not None and self.sync_key == self.api_key:
-            raise SettingError(
-                "VLLMConfig.sync_key is the api_key too: whoever may sample could replace the weights; give the "
-                "servers a key of its own for syncs"
-            )
-        if self.sync == "reload" and self.sync_key is not None:
-            raise SettingError(
-                "VLLMConfig.sync_key with sync='reload', whose endpoints ask for no key: leave it out, or use "
-                "sync='plugin'"
-            )
-        if self.sync == "reload" and (
-            far := [url for url in self.urls if not is_loopback(urlsplit(url).hostname or "")]
-        ):
-            raise SettingError(
-                f"VLLMConfig.sync='reload' with {far[0]}: vLLM's development endpoints ask for no API key, so that "
-                "whoever reaches them can replace the weights; bind that server to 127.0.0.1 and tunnel to it, or use "
-                "sync='plugin'"
-            )
-
-
-@dataclass
-class VLLMStats:
-    """Counts since the policy was opened."""
-
-    completions: int = 0
-    stale: int = 0  # completions that other weights drew; thrown away
-    failures: int = 0  # requests that a server did not answer; repeated elsewhere
-    dropped: int = 0  # times that a server was left out
-    rejoined: int = 0
+__all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy"]
 
 
 class VLLMPolicy:
@@ -123,23 +56,19 @@ class VLLMPolicy:
         self, config: VLLMConfig, publisher: Publisher | FolderPublisher, *, vocabulary: str, max_length: int
     ) -> None:
         self.config = config
-        self.stats = VLLMStats()
-        self.version: int | None = None
-        self._sync_way = sync_way(config.sync, publisher, vocabulary, config.sync_key)
-        self._max_length = max_length
-        self._servers = [RolloutServer(url, config.requests_per_server) for url in config.urls]
-        self._places: dict[str, RolloutServer] = {}  # by session
-        self._changed = asyncio.Event()
-        self._syncing = asyncio.Lock()
-        self._watch: asyncio.Task[None] | None = None
+        self._sync_way = sync_way(
+            config.sync, publisher, vocabulary, config.sync_key, config.run_id, config.lease_seconds
+        )
+        self.fleet = Fleet(config, self._sync_way, max_length)
         self._session: aiohttp.ClientSession | None = None
+        self._published: int | None = None
 
     async def __aenter__(self) -> VLLMPolicy:
         """Connect, and see that each server is one for this policy.
 
         Raises:
-            PolicyError: one cannot be reached, cannot be synced as configured, or has another model, tokenizer or
-                context length.
+            PolicyError: too few can be reached, or one cannot be synced as configured, or has another model, tokenizer
+                or context length.
         """
         if not is_first():
             return self
@@ -149,13 +78,10 @@ class VLLMPolicy:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=trusting(self.config.ca_file) or True)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         try:
-            for server in self._servers:
-                server.session = self._session
-                await self._check(server)
+            await self.fleet.open(self._session)
         except BaseException:
             await self.close()
             raise
-        self._watch = asyncio.get_running_loop().create_task(self._look_after(), name="vllm servers")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -166,15 +92,25 @@ class VLLMPolicy:
         """It does not: `update` publishes them first."""
         return False
 
+    @property
+    def stats(self) -> ServerCounts:
+        """Of all servers, since the policy was opened."""
+        names = [one.name for one in fields(ServerCounts)]
+        return ServerCounts(**{name: sum(getattr(one.counts, name) for one in self.fleet.servers) for name in names})
+
+    def metrics(self) -> dict[str, float]:
+        """See `TrainablePolicy.metrics`: what each server does, and its counts since the policy was opened."""
+        return {
+            f"servers/{urlsplit(url).netloc}/{name}": value
+            for url, row in self.fleet.rows().items()
+            for name, value in row.items()
+        }
+
     async def close(self) -> None:
         """Close the connections; the servers go on."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.fleet.close()
         if self._session is not None:
             await self._session.close()
-
-    # ---------------------------------------------------------------------------------------------------- sampling
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
         """See `Policy.generate`.
@@ -183,37 +119,41 @@ class VLLMPolicy:
             ValueError: the servers refuse the request: it does not fit their context, for instance.
             PolicyError: before the first `update`, no server was there for `patience_seconds`, or `attempts` failed.
         """
-        if self.version is None:
+        if self.fleet.version is None:
             raise PolicyError("the servers have no weights yet; await update(params, version) first")
         reasons: list[str] = []
+        failed: list[RolloutServer] = []
         while len(reasons) < self.config.attempts:
-            server = await self._place(session)
+            if failed:  # a server that is overloaded, or on its way down, gets a moment
+                await asyncio.sleep(min(self.config.check_seconds, 0.05 * 2 ** len(failed)))
+            server = await self.fleet.place(session, failed)
             server.load += 1
             try:
-                async with server.permits:
-                    await server.settled.wait()  # what is drawn during a sync is of no version
+                async with server.asking():
                     if not server.serving:
                         continue
-                    version, syncs = self.version, server.syncs
+                    version, label, syncs = self.fleet.version, self.fleet.label, server.syncs
                     draw = await server.draw(token_ids, sampling, self.config.request_seconds)
                     versions = draw.versions or frozenset({await self._sync_way.version(server)})
-            except aiohttp.ClientConnectorError as error:  # it never saw the request
-                self._fail(server, error)
-                continue
             except (*FAILURES, PolicyError) as error:
-                self._fail(server, error)
-                reasons.append(f"{server.url}: {why(error)}")
+                server.counts.failures += 1
+                # Refused connections never brought it the request.
+                if not isinstance(error, aiohttp.ClientConnectorError):
+                    reasons.append(f"{server.url}: {why(error)}")
+                failed.append(server)
+                await self.fleet.suspect(server, why(error))
                 continue
             finally:
                 server.load -= 1
             synced = server.syncs != syncs
-            if versions != {str(version)} or (synced and draw.versions is None):
-                self.stats.stale += 1
+            if versions != {label} or (synced and draw.versions is None):
+                server.counts.stale += 1
                 if not synced:
-                    reasons.append(f"{server.url}: weights {', '.join(sorted(versions))} drew it, not {version}")
-                    await self._drop_if_other(server, version)
+                    reasons.append(f"{server.url}: weights {', '.join(sorted(versions))} drew it, not {label}")
+                    await self.fleet.suspect(server, reasons[-1])
                 continue
-            self.stats.completions += 1
+            server.counts.completions += 1
+            server.counts.tokens += len(draw.token_ids)
             stopped = draw.token_ids[-1] in sampling.stop_ids
             return Completion(draw.token_ids, draw.logprobs, version, "stop" if stopped else "length")
         raise PolicyError(
@@ -223,99 +163,40 @@ class VLLMPolicy:
 
     def release(self, session: str) -> None:
         """Forget where a session was."""
-        self._places.pop(session, None)
+        self.fleet.release(session)
 
-    async def _place(self, session: str) -> RolloutServer:
-        """The session's server, or the least loaded one; waits while there is none."""
-        until = asyncio.get_running_loop().time() + self.config.patience_seconds
+    async def prepare(self, params: Params, version: int) -> None:
+        """See `TrainablePolicy.prepare`: the weights are published. A disk that is full may have room in a minute.
+
+        Raises:
+            PublishError: they could not be written within `patience_seconds`; on several hosts, at once.
+        """
+        self._published = None
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self.config.patience_seconds, self.config.check_seconds
         while True:
-            place = self._places.get(session)
-            if place is not None and place.serving:
-                return place
-            if serving := [server for server in self._servers if server.serving]:
-                place = min(serving, key=lambda server: server.load)
-                if session:
-                    self._places[session] = place
-                return place
-            left = until - asyncio.get_running_loop().time()
-            if left <= 0:
-                names = ", ".join(server.url for server in self._servers)
-                raise PolicyError(f"no rollout server was there for {self.config.patience_seconds:g} s: {names}")
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
-
-    # ------------------------------------------------------------------------------------------------------ weights
+            try:
+                await self._sync_way.publish(params, version)
+            except PublishError as error:
+                left = until - loop.time()
+                if left <= 0 or jax.process_count() > 1:  # several hosts would have to try again together
+                    raise
+                logging.warning("%s; it is tried again for %.0f s", printable(str(error)), left)
+            else:
+                self._published = version
+                return
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, 60.0)
 
     async def update(self, params: Params, version: int) -> None:
         """Publish weights and have every server that is there take them over; those that do not are left out.
 
         Raises:
-            PolicyError: not one server took them over; the message has every reason.
+            PublishError: as `prepare`, which is called where it was not.
+            PolicyError: not one server took them over within `patience_seconds`; the message has every reason.
         """
-        await self._sync_way.publish(params, version)
-        if not is_first():
-            return
-        async with self._syncing:
-            self.version = version
-            reasons = await asyncio.gather(*(self._sync(server) for server in self._servers))
-        if not any(server.serving for server in self._servers):
-            each = "; ".join(f"{one.url}: {reason}" for one, reason in zip(self._servers, reasons, strict=True))
-            raise PolicyError(f"no rollout server took version {version} over: {each}")
-
-    async def _sync(self, server: RolloutServer) -> str:
-        """Have a server take the current weights over; why it did not, or ""."""
-        assert self.version is not None
-        server.syncs += 1
-        server.settled.clear()
-        try:
-            server.sync_seconds = await self._sync_way.sync(server, self.version, self.config.sync_seconds)
-        except (*FAILURES, PolicyError, ValueError) as error:
-            self._drop(server, why(error))
-            return why(error)
-        finally:
-            server.settled.set()
-        if not server.serving:
-            server.serving = True
-            self._changed.set()
-        return ""
-
-    def _fail(self, server: RolloutServer, error: BaseException) -> None:
-        self.stats.failures += 1
-        self._drop(server, why(error))
-
-    def _drop(self, server: RolloutServer, reason: str) -> None:
-        if server.serving:
-            logging.warning("rollout server %s is left out: %s", server.url, reason)
-            server.serving = False
-            self.stats.dropped += 1
-            self._changed.set()
-
-    async def _look_after(self) -> None:
-        """Bring servers that were left out back, with the current weights; a restarted one comes with others."""
-        while True:
-            await asyncio.sleep(self.config.check_seconds)
-            for server in self._servers:
-                if server.serving or self.version is None:
-                    continue
-                with contextlib.suppress(PolicyError):
-                    await self._check(server)
-                    async with self._syncing:
-                        if not server.serving and not await self._sync(server):
-                            logging.info("rollout server %s is back", server.url)
-                            self.stats.rejoined += 1
-
-    async def _drop_if_other(self, server: RolloutServer, version: int) -> None:
-        """Leave out a server that says it has other weights, or nothing."""
-        try:
-            found = await self._sync_way.version(server)
-        except PolicyError as error:
-            self._drop(server, str(error))
-            return
-        if version == self.version and found != str(version):
-            self._drop(server, f"it has weights {found}")
-
-    async def _check(self, server: RolloutServer) -> None:
-        """See that a server can be used, and how. Raises `PolicyError`."""
-        await self._sync_way.check(server, self._max_length)
-        await server.find_route()
+        if self._published != version:
+            await self.prepare(params, version)
+        self._published = None
+        if is_first():
+            await self.fleet.update(version)

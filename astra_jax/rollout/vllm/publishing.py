@@ -11,28 +11,36 @@ be read without the rest.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from astra_jax.models.hf_checkpoint import save_hf, write_config
+from astra_jax.models.adapters import without_adapters
+from astra_jax.models.hf_checkpoint import WeightsError, save_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import manager_options
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location
-from synthesis.core.refusals import InputError
+from synthesis.core.files import first_line, in_bucket, location, may_be_storage
+from synthesis.core.refusals import InputError, Refusal
 
 ITEM = "params"
 _UNFINISHED = ".unfinished"
+_ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 CHUNK_BYTES = 64 << 20
+
+
+class PublishError(Refusal):
+    """Weights could not be written where servers read them; the message names the folder and the version."""
 
 
 class Publisher:
@@ -40,7 +48,7 @@ class Publisher:
 
     Args:
         dir: made if it is not there; on a disk that the servers share, or in a bucket that they can read.
-        model: the policy's config; its `config.json` is written beside the versions, for servers to start from.
+        model: the policy's config.
         keep: versions, at least 2: one may still be read while the next is written.
         dtype: of the published weights.
     """
@@ -51,7 +59,7 @@ class Publisher:
         options = manager_options("policy", keep)
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         self._manager = ocp.CheckpointManager(self.dir, options=options, item_handlers={ITEM: handler})
-        write_config(model, self.dir)
+        self._version = 0
 
     def publish(self, params: Params, version: int) -> epath.Path:
         """Begin to write a version, in the background; `params` may be donated once this returns.
@@ -61,24 +69,42 @@ class Publisher:
 
         Returns:
             The item's path. It is there once `wait` has returned.
+
+        Raises:
+            PublishError: it cannot be written. It may be tried again.
         """
-        for step in self._manager.all_steps():
-            if step >= version:
-                self._manager.wait_until_finished()
-                self._manager.delete(step)
-        tree = stacked_hf_tensors(params, model=self.model, dtype=self.dtype)
-        save_args = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
-        items = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree, save_args=save_args)})
-        self._manager.save(version, args=items, force=True)
+        self._version = version
+        with self._writing():
+            for step in self._manager.all_steps():
+                if step >= version:
+                    self._manager.wait_until_finished()
+                    self._manager.delete(step)
+            tree = stacked_hf_tensors(params, model=self.model, dtype=self.dtype)
+            save_args = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+            items = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree, save_args=save_args)})
+            self._manager.save(version, args=items, force=True)
         return self.dir / str(version) / ITEM
 
     def wait(self) -> None:
-        """Return when what was published is on disk; raises what went wrong."""
-        self._manager.wait_until_finished()
+        """Return when what was published is there, whole. Raises `PublishError`: it could not be written."""
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and free the background threads."""
         self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Names folder and version in errors of a disk or a bucket, and clears away what they left."""
+        try:
+            yield
+        except Exception as error:
+            if not may_be_storage(error, self.dir):
+                raise
+            if not in_bucket(self.dir) and jax.process_index() == 0:
+                _clear(Path(self.dir), _ORBAX_UNFINISHED)
+            raise _unpublished(self.dir, self._version, error) from error
 
 
 class FolderPublisher:
@@ -91,9 +117,7 @@ class FolderPublisher:
         dtype: of the published weights.
     """
 
-    def __init__(
-        self, dir: Path | str, model: Model, *, keep: int = 2, dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    ) -> None:
+    def __init__(self, dir: Path | str, model: Model, *, keep: int = 2, dtype: str = "bfloat16") -> None:
         _check_keep(keep)
         if in_bucket(dir):
             raise InputError(
@@ -105,8 +129,7 @@ class FolderPublisher:
         self.dir, self.model, self._keep = Path(location(dir)), model, keep
         self._stored = replace(model, param_dtype=dtype)
         self.dir.mkdir(parents=True, exist_ok=True)
-        for left in self.dir.glob(f"*{_UNFINISHED}"):
-            shutil.rmtree(left)
+        _clear(self.dir, _UNFINISHED)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._written: Future[None] | None = None
 
@@ -125,25 +148,42 @@ class FolderPublisher:
 
     def _write(self, params: Params, version: int) -> None:
         unfinished = self.dir / f"{version}{_UNFINISHED}"
-        save_hf(params, self._stored, unfinished)
-        for old in self._versions():
-            if old >= version:
+        try:
+            save_hf(params, self._stored, unfinished)
+            for old in self._versions():
+                if old >= version:
+                    shutil.rmtree(self.dir / str(old))
+            unfinished.rename(self.dir / str(version))
+            for old in self._versions()[: -self._keep]:
                 shutil.rmtree(self.dir / str(old))
-        unfinished.rename(self.dir / str(version))
-        for old in self._versions()[: -self._keep]:
-            shutil.rmtree(self.dir / str(old))
+        except (OSError, WeightsError) as error:
+            _clear(self.dir, _UNFINISHED)
+            raise _unpublished(self.dir, version, error) from error
 
     def _versions(self) -> list[int]:
         return sorted(int(path.name) for path in self.dir.iterdir() if path.name.isdecimal())
 
     def wait(self) -> None:
-        """Return when what was published is on disk; raises what went wrong."""
+        """Return when what was published is there, whole. Raises `PublishError`: it could not be written."""
         if self._written is not None:
             self._written.result()
 
     def close(self) -> None:
         """Wait, and free the background thread."""
         self._writer.shutdown()
+
+
+def _unpublished(folder: Folder, version: int, error: BaseException) -> PublishError:
+    remedy = "see to the bucket" if in_bucket(folder) else "make room there, or see to the disk"
+    return PublishError(
+        f"{folder}: the weights of version {version} could not be published ({first_line(error)}); {remedy}"
+    )
+
+
+def _clear(folder: Path, ending: str) -> None:
+    """Remove what was begun there and is not whole, where that can be done."""
+    for left in folder.glob(f"*{ending}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _check_keep(keep: int) -> None:
@@ -153,12 +193,14 @@ def _check_keep(keep: int) -> None:
 
 @partial(jax.jit, static_argnames="dtype")
 def _copied(params: Params, *, dtype: str) -> Params:
-    return jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), params)
+    return jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), without_adapters(params))
 
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
 def stacked_hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
-    """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each."""
+    """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each; adapters
+    are merged, so that servers know nothing of them."""
+    params = without_adapters(params)
     tensors = {}
     for entry in model.names():
         x: Any = params

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -23,6 +25,10 @@ from synthesis.core.stages import rng_for
 
 class PolicyError(Refusal, RuntimeError):
     """The rollout servers cannot be used as asked; the message says which and why."""
+
+
+class Unreachable(PolicyError):
+    """No server answers there."""
 
 
 class NotServing(Exception):
@@ -63,7 +69,12 @@ class Route(Protocol):
         ...
 
     def draw(self, answer: dict[str, Any]) -> Draw:
-        """What comes back. Raises `PolicyError` when it is not what was asked for."""
+        """What comes back.
+
+        Raises:
+            PolicyError, NotServing: it is not what was asked for.
+            KeyError, IndexError, TypeError, AttributeError: it has another form.
+        """
         ...
 
 
@@ -72,18 +83,19 @@ class GenerateRoute:
     """vLLM's tokens-in, tokens-out endpoint."""
 
     on_tpus: bool = False
+    seeded: bool = False
     path: ClassVar[str] = "/inference/v1/generate"
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         """See `Route.body`."""
         return {
             "token_ids": list(token_ids),
-            "sampling_params": {**_parameters(token_ids, sampling, self.on_tpus), "detokenize": False},
+            "sampling_params": {**_parameters(self, token_ids, sampling), "detokenize": False},
         }
 
     def draw(self, answer: dict[str, Any]) -> Draw:
         """See `Route.draw`."""
-        choice = answer["choices"][0]
+        choice = _choice(answer)
         versions = frozenset(span["version"] for span in choice.get("weight_versions") or ())
         if not versions:
             raise PolicyError(f"{self.path} does not say which weights drew a completion; vLLM 0.32 and later do")
@@ -95,31 +107,54 @@ class CompletionsRoute:
     """OpenAI's endpoint, with vLLM's token ids."""
 
     on_tpus: bool = False
+    seeded: bool = False
     path: ClassVar[str] = "/v1/completions"
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         """See `Route.body`."""
-        return {"prompt": list(token_ids), "return_token_ids": True, **_parameters(token_ids, sampling, self.on_tpus)}
+        return {"prompt": list(token_ids), "return_token_ids": True, **_parameters(self, token_ids, sampling)}
 
     def draw(self, answer: dict[str, Any]) -> Draw:
         """See `Route.draw`."""
-        choice = answer["choices"][0]
+        choice = _choice(answer)
         return _draw(choice["token_ids"], choice["logprobs"]["token_logprobs"], None)
 
 
-def _parameters(token_ids: Sequence[int], sampling: Sampling, on_tpus: bool) -> dict[str, Any]:
-    parameters = {
+def _parameters(
+    route: GenerateRoute | CompletionsRoute, token_ids: Sequence[int], sampling: Sampling
+) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        **_PLAIN,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,  # only those stop
     }
-    if on_tpus:  # tpu-inference 0.32 refuses a request with a seed, and takes 0 for no logprobs at all
-        return parameters | {"logprobs": 1}
+    parameters["logprobs"] = 1 if route.on_tpus else 0  # of the drawn token alone; there 0 is none at all
+    if not route.seeded:
+        return parameters
     # The server counts its draws from the request on; ours are those of a place in the sequence.
     seed = rng_for(sampling.seed, "vllm", len(token_ids)).getrandbits(31)
-    return parameters | {"logprobs": 0, "seed": seed}  # logprobs of the drawn token alone
+    return parameters | {"seed": seed}
+
+
+_PLAIN = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What no completion is drawn by. Of a request that does not say so, vLLM takes it from the model's
+`generation_config.json`, and draws from another distribution than the trainer's."""
+
+
+def _choice(answer: dict[str, Any]) -> dict[str, Any]:
+    choice: dict[str, Any] = answer["choices"][0]
+    if choice.get("finish_reason") not in (None, "stop", "length"):  # `abort`: the tokens end where something else did
+        raise NotServing(f"a completion ended by {choice['finish_reason']!r}")
+    return choice
 
 
 def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | None) -> Draw:
@@ -130,6 +165,21 @@ def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | N
     return Draw(list(tokens), [float(one) for one in logprobs], versions)
 
 
+@dataclass
+class ServerCounts:
+    """What became of a server's requests, and of itself."""
+
+    completions: int = 0
+    tokens: int = 0  # that it drew and that count
+    stale: int = 0  # completions that other weights drew; thrown away
+    failures: int = 0  # requests that it did not answer; repeated elsewhere
+    dropped: int = 0  # times that it was left out
+    rejoined: int = 0
+
+
+_TOKENS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
+
 class RolloutServer:
     """One server, its HTTP and what the policy knows of it.
 
@@ -137,33 +187,55 @@ class RolloutServer:
         requests: in flight at once.
 
     Attributes:
-        serving: it has the current weights, and no request has failed since.
+        load: requests in flight or waiting for a permit.
+        asked: requests in flight.
+        reason: why it is not serving; "" before anything is known.
+        unanswered: looks in a row that it did not answer.
         settled: set while it is not being synced; requests wait for it.
         syncs: how many were begun; a request during which this grew may have been drawn by several weights.
         sync_seconds: of the last one, by stage.
+        sync: that is under way, if one is.
+        has: label of the last weights that it said to have taken over from this process. What a process of the same run
+            had it take over before, under the same label, are other weights.
+        counts: since the policy was opened.
         on_tpus: where it runs; set before `find_route`.
+        seeded: whether it takes a seed; set before too. tpu-inference 0.32 refuses one, and without our plugin vLLM's
+            engine on CPUs dies of one when a prompt is read in parts.
     """
 
     def __init__(self, url: str, requests: int) -> None:
         self.url = url.rstrip("/")
         self.permits = asyncio.Semaphore(requests)
         self.load = 0
-        self.serving = False
+        self.asked = 0
+        self.reason = ""
+        self.unanswered = 0
+        self.counts = ServerCounts()
+        self.sync: asyncio.Task[str] | None = None
+        self.has = ""
+        self._left: asyncio.Future[None] | None = None
+        self._tokens: float | None = None
+        self._moved = 0.0
         self.settled = asyncio.Event()
         self.settled.set()
         self.syncs = 0
         self.sync_seconds: dict[str, float] = {}
-        self.on_tpus = False
+        self._paced = time.monotonic(), 0
+        self.on_tpus = self.seeded = False
         self.route: Route = GenerateRoute()
         self.session: aiohttp.ClientSession | None = None
 
-    async def find_route(self) -> None:
-        """See which way of drawing this server has. Raises `PolicyError`: it does not answer, or not as vLLM would."""
-        status, text = await self._small("POST", GenerateRoute.path, {})
+    async def find_route(self, seconds: float) -> None:
+        """See which way of drawing this server has.
+
+        Raises:
+            PolicyError: it does not answer in so many seconds, or not as vLLM would.
+        """
+        status, text = await self._small("POST", GenerateRoute.path, {}, seconds=seconds)
         if status == 400:  # it would take a request, which `{}` is not
-            self.route = GenerateRoute(self.on_tpus)
+            self.route = GenerateRoute(self.on_tpus, self.seeded)
         elif status in (403, 404):
-            self.route = CompletionsRoute(self.on_tpus)
+            self.route = CompletionsRoute(self.on_tpus, self.seeded)
         else:
             raise PolicyError(f"{self.url}{GenerateRoute.path} answers {status}: {text[:500]}")
 
@@ -175,30 +247,136 @@ class RolloutServer:
             PolicyError: it answers something else.
             FAILURES: it does not answer.
         """
-        answer = await self.post(self.route.path, self.route.body(token_ids, sampling), seconds)
-        return self.route.draw(answer)
+        body = self.route.body(token_ids, sampling)
+        answer = await self._while_serving(self.post(self.route.path, body, seconds))
+        try:
+            drawn = self.route.draw(answer)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise NotServing(f"{self.route.path} answers in another form ({why(error)}): {str(answer)[:500]}") from None
+        if len(drawn.token_ids) < sampling.max_tokens and drawn.token_ids[-1] not in sampling.stop_ids:
+            raise NotServing(
+                f"a completion ended after {len(drawn.token_ids)} tokens by none that was to stop it, max_tokens was "
+                f"{sampling.max_tokens}"
+            )
+        return drawn
 
-    async def get(self, path: str, remedy: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def tokens(self, seconds: float) -> float | None:
+        """How many it has read and drawn since it was started; None: it does not say (`--disable-log-stats`).
+
+        Raises:
+            FAILURES: it does not answer.
+        """
+        status, text = await self._exchange("GET", "/metrics", None, seconds, None)
+        found = [line for line in text.splitlines() if line.startswith(_TOKENS)] if status == 200 else []
+        try:
+            return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
+        except ValueError:
+            raise NotServing(f"/metrics answers what is no number: {found[0][:200]}") from None
+
+    def moves(self, tokens: float | None) -> float:
+        """Note how many tokens it has had; for how many seconds that has not changed with requests in flight.
+
+        Args:
+            tokens: None: unknown, or not to be asked.
+        """
+        now = asyncio.get_running_loop().time()
+        if tokens is None or tokens != self._tokens or not self.asked:
+            self._tokens, self._moved = tokens, now
+        return now - self._moved
+
+    def pace(self) -> float:
+        """Tokens a second that it drew and that count, since this was asked before."""
+        before, self._paced = self._paced, (time.monotonic(), self.counts.tokens)
+        return (self._paced[1] - before[1]) / max(self._paced[0] - before[0], 1e-9)
+
+    # ------------------------------------------------------------------------------------------- in service or not
+
+    @property
+    def serving(self) -> bool:
+        """It has the current weights and answers."""
+        return self._left is not None and not self._left.done()
+
+    def take_in(self) -> None:
+        """From now on it is serving."""
+        if not self.serving:
+            self._left = asyncio.get_running_loop().create_future()
+        self.reason = ""
+
+    def leave_out(self, reason: str) -> None:
+        """From now on it is not, and what is drawn there is given up."""
+        self.reason = reason
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Around a request: within what may be in flight, and not during a sync, whose draws are of no version."""
+        async with self.permits:
+            settled = asyncio.ensure_future(self.settled.wait())
+            try:
+                await self._or_left_out(settled)
+            finally:
+                settled.cancel()
+            self.asked += 1
+            try:
+                yield
+            finally:
+                self.asked -= 1
+
+    async def _or_left_out(self, done: asyncio.Future[Any]) -> None:
+        """Return when that is done, or the server is left out."""
+        both: set[asyncio.Future[Any]] = {done} if self._left is None else {done, self._left}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _while_serving(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """What it comes to. Raises `NotServing` when the server is left out before, whatever its connection does."""
+        task = asyncio.ensure_future(work)
+        try:
+            await self._or_left_out(task)
+            if task.done():
+                return task.result()
+            raise NotServing(f"it was left out with the request in flight: {self.reason}")
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def get(
+        self, path: str, remedy: str, headers: Mapping[str, str] | None = None, *, seconds: float = 60.0
+    ) -> dict[str, Any]:
         """A small answer.
 
         Args:
             remedy: what to do when there is no such path.
             headers: besides the API key.
+            seconds: to wait for it.
 
         Raises:
             PolicyError: there is no answer, or another than JSON with status 200.
         """
-        status, text = await self._small("GET", path, headers=headers)
+        return self._whole(path, remedy, *await self._small("GET", path, headers=headers, seconds=seconds))
+
+    async def tell(
+        self, path: str, remedy: str, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, seconds: float
+    ) -> dict[str, Any]:
+        """A small answer to what it is told; arguments and errors as of `get`."""
+        return self._whole(path, remedy, *await self._small("POST", path, body, headers, seconds))
+
+    def _whole(self, path: str, remedy: str, status: int, text: str) -> dict[str, Any]:
         if status == 404:
             raise PolicyError(f"{self.url} has no {path}: {remedy}")
         if status == 401:
             raise PolicyError(f"{self.url} asks for another API key")
         if status != 200:
-            raise PolicyError(f"{self.url}{path} answers {status}: {text[:500]}")
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise PolicyError(f"{self.url}{path} answers what is not JSON: {text[:500]}") from None
+            said = (_object(text) or {}).get("error") if status == 409 else None
+            raise PolicyError(
+                f"{self.url}: {said[:500]}"
+                if isinstance(said, str)
+                else f"{self.url}{path} answers {status}: {text[:500]}"
+            )
+        if (answer := _object(text)) is None:
+            raise PolicyError(f"{self.url}{path} answers what is no JSON object: {text[:500]}")
+        return answer
 
     async def post(
         self, path: str, body: dict[str, Any] | None, seconds: float, headers: Mapping[str, str] | None = None
@@ -217,18 +395,22 @@ class RolloutServer:
             raise InputError(f"{self.url}{path} refuses: {text}")
         if status != 200:
             raise NotServing(f"{path} answers {status}: {text[:500]}")
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise NotServing(f"{path} answers what is not JSON: {text[:500]}") from None
+        if (answer := _object(text)) is None:
+            raise NotServing(f"{path} answers what is no JSON object: {text[:500]}")
+        return answer
 
     async def _small(
-        self, method: str, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
     ) -> tuple[int, str]:
         try:
-            return await self._exchange(method, path, body, 60.0, headers)
+            return await self._exchange(method, path, body, seconds, headers)
         except FAILURES as error:
-            raise PolicyError(f"no rollout server answers at {self.url} ({why(error)})") from error
+            raise Unreachable(f"no rollout server answers at {self.url} ({why(error)})") from error
 
     async def _exchange(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float, headers: Mapping[str, str] | None
@@ -243,3 +425,11 @@ class RolloutServer:
                 return response.status, (await read_answer(response)).decode(errors="replace")
             except AnswerTooLarge as error:
                 raise NotServing(f"{path}: {error}") from None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from astra_jax.head import token_logprobs
+from astra_jax.models.families import difference, from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
+from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
@@ -34,9 +36,11 @@ PROBE_TOLERANCE = 0.5
 
 PLUGIN = "astra_jax/rollout/vllm/plugin"
 """The distribution that servers have installed, in our checkout (docs/vllm.md)."""
+_REMEDY = f"install {PLUGIN} there, name it in VLLM_PLUGINS"
 KEY_HEADER = "X-Astra-Sync-Key"
-PROTOCOL = 2
-"""Of the plugin's endpoints: the trainer shows a key of its own, and a server takes checkpoints below one root."""
+PROTOCOL = 3
+"""Of the plugin's endpoints: the trainer shows a key of its own, a server takes checkpoints below one root, and is one
+run's at a time."""
 _DESCRIBED = {
     "protocol",
     "wants_key",
@@ -46,6 +50,9 @@ _DESCRIBED = {
     "max_model_len",
     "logprobs_mode",
     "on_tpus",
+    "config",
+    "dtype",
+    "sampling",
 }
 """What the plugin says of its server."""
 
@@ -54,19 +61,22 @@ class WeightSync(Protocol):
     """One way."""
 
     async def publish(self, params: Params, version: int) -> None:
-        """Write a version where the servers read it; it is whole when this returns, and what `sync` hands over."""
+        """Write a version where the servers read it; it is whole when this returns. Meanwhile `sync` may hand over the
+        version before. Raises `PublishError`: it cannot be written."""
         ...
 
-    async def check(self, server: RolloutServer, max_length: int) -> None:
-        """Raises `PolicyError`: the server cannot be used in this way, or for this policy."""
+    async def check(self, server: RolloutServer, max_length: int, seconds: float) -> None:
+        """Raises `PolicyError`: it does not answer in so many seconds, or cannot be used in this way or for this
+        policy."""
         ...
 
-    async def version(self, server: RolloutServer) -> str:
-        """Of the weights in service. Raises `PolicyError`: it does not answer."""
+    async def version(self, server: RolloutServer, seconds: float = 60.0) -> str:
+        """Label of the weights in service. Raises `PolicyError`: it does not answer, within so many seconds, or is
+        another run's."""
         ...
 
-    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
-        """Have a server take the published version over.
+    async def sync(self, server: RolloutServer, label: str, seconds: float) -> dict[str, float]:
+        """Have a server take the published version over, and call it so.
 
         Returns:
             seconds of each stage.
@@ -77,21 +87,75 @@ class WeightSync(Protocol):
         ...
 
 
-def sync_way(way: Way, publisher: Publisher | FolderPublisher, vocabulary: str, key: str | None) -> WeightSync:
+def sync_way(
+    way: Way,
+    publisher: Publisher | FolderPublisher,
+    vocabulary: str,
+    key: str | None,
+    run: str = "run",
+    lease_seconds: float = 60.0,
+) -> WeightSync:
     """The way of a name.
 
     Args:
         key: of syncs, for the plugin.
+        run, lease_seconds: who holds the servers, and for how long after a look, for the plugin.
 
     Raises:
         ValueError: the publisher writes what the other way reads, or the model cannot be synced in this way.
     """
     if way == "plugin" and isinstance(publisher, Publisher):
-        return PluginSync(publisher, vocabulary, key)
+        return PluginSync(publisher, vocabulary, key, run, lease_seconds)
     if way == "reload" and isinstance(publisher, FolderPublisher):
         return ReloadSync(publisher)
     wanted = {"plugin": Publisher, "reload": FolderPublisher}[way]
     raise InputError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
+
+
+_SAME = (
+    "start it from the folder that `launch.grpo --write_serving_folder=DIR`, with the run's other flags, writes for "
+    "servers, without --hf-overrides"
+)
+
+
+def _check_model(url: str, found: dict[str, Any], model: Model, published: str) -> None:
+    """See that a server computes the model that is trained, by its `config.json` as it took it.
+
+    Raises:
+        PolicyError: it does not; names the field and both values.
+    """
+    config = found["config"]
+    try:
+        served = from_hf(config)
+    except (InputError, SettingError) as error:
+        raise PolicyError(f"{url} serves a model that is not trained here: {error}; {_SAME}") from None
+    if differs := difference(served, model, stretches=False):
+        name, theirs, ours = differs
+        raise PolicyError(f"{url} serves a model whose {name} is {theirs}, the policy's is {ours}; {_SAME}")
+    if found["vocab_size"] != model.vocab_size:
+        raise PolicyError(
+            f"{url} serves a model whose vocab_size is {found['vocab_size']}, the policy's is {model.vocab_size}; "
+            f"{_SAME}"
+        )
+    if found["dtype"] not in (published, "float32"):  # which takes all
+        raise PolicyError(
+            f"{url} serves in {found['dtype']}, the weights are published in {published}: start it with "
+            f"--dtype={published}, or publish in its own with --publish_dtype"
+        )
+
+
+def _check_generation(url: str, found: Any, max_length: int) -> None:
+    """See that what a server takes for granted cuts no completion; all else of it each request says itself.
+
+    Raises:
+        PolicyError: it does.
+    """
+    most = found.get("max_tokens")
+    if most is not None and most < max_length:
+        raise PolicyError(
+            f"{url} has max_new_tokens {most} in its generation_config.json, episodes may have {max_length} tokens: "
+            "start it with --generation-config=vllm"
+        )
 
 
 def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
@@ -105,20 +169,25 @@ def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
 class PluginSync:
     """Through our plugin: from an Orbax checkpoint, checked whole before anything is touched."""
 
-    def __init__(self, publisher: Publisher, vocabulary: str, key: str | None) -> None:
+    def __init__(self, publisher: Publisher, vocabulary: str, key: str | None, run: str, lease_seconds: float) -> None:
+        self._lease = {"run": run, "seconds": lease_seconds}
         self._publisher, self._vocabulary = publisher, vocabulary
         self._headers = {} if key is None else {KEY_HEADER: key}
-        self._item = ""
+        self._items: dict[int, str] = {}  # by version
 
     async def publish(self, params: Params, version: int) -> None:
         """See `WeightSync.publish`."""
-        item = self._publisher.publish(params, version)
-        await asyncio.to_thread(self._publisher.wait)
-        self._item = str(item)
 
-    async def check(self, server: RolloutServer, max_length: int) -> None:
+        def write() -> str:
+            item = self._publisher.publish(params, version)
+            self._publisher.wait()
+            return str(item)
+
+        self._items[version] = await asyncio.to_thread(write)
+
+    async def check(self, server: RolloutServer, max_length: int, seconds: float) -> None:
         """See `WeightSync.check`."""
-        found, model, url = await self._state(server), self._publisher.model, server.url
+        found, model, url = await self._state(server, seconds), self._publisher.model, server.url
         if missing := sorted(_DESCRIBED - found.keys()):
             raise PolicyError(
                 f"{url} does not say its {missing[0]}: its plugin is older than this trainer; install this "
@@ -135,29 +204,34 @@ class PluginSync:
                 "with --rollout_sync_key_file"
             )
         server.on_tpus = found["on_tpus"]
-        if found["vocab_size"] != model.vocab_size:
-            raise PolicyError(f"{url} serves a vocab_size of {found['vocab_size']}, the policy's is {model.vocab_size}")
+        server.seeded = not found["on_tpus"]
+        _check_model(url, found, model, self._publisher.dtype)
+        _check_generation(url, found["sampling"], max_length)
         if found["vocabulary"] not in (None, self._vocabulary):
-            raise PolicyError(f"{url} serves another tokenizer; start it from the folder with the policy's own")
+            raise PolicyError(
+                f"{url} serves another tokenizer (vocabulary {found['vocabulary']}, the policy's is "
+                f"{self._vocabulary}); {_SAME}"
+            )
         _check_context(server, found["max_model_len"], max_length)
         if "processed" not in found["logprobs_mode"]:
             raise PolicyError(
                 f"{url} returns {found['logprobs_mode']}, not those of the distribution it samples from: start it with "
                 "--logprobs-mode processed_logprobs"
             )
+        await self.version(server, seconds)
 
-    async def version(self, server: RolloutServer) -> str:
-        """See `WeightSync.version`."""
-        return (await self._state(server))["version"]
+    async def version(self, server: RolloutServer, seconds: float = 60.0) -> str:
+        """See `WeightSync.version`; the lease is renewed by it."""
+        answer = await server.tell("/v1/policy/lease", _REMEDY, self._lease, self._headers, seconds=seconds)
+        return str(answer.get("version"))
 
-    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
+    async def sync(self, server: RolloutServer, label: str, seconds: float) -> dict[str, float]:
         """See `WeightSync.sync`; stages as the plugin names them."""
-        body = {"item": self._item, "version": str(version)}
-        return (await server.post("/v1/policy/sync", body, seconds, self._headers))["seconds"]
+        body = {"item": self._items[_update_of(label)], "version": label}
+        return _stages((await server.post("/v1/policy/sync", body, seconds, self._headers)).get("seconds"))
 
-    async def _state(self, server: RolloutServer) -> dict[str, Any]:
-        remedy = f"install {PLUGIN} there, name it in VLLM_PLUGINS"
-        return await server.get("/v1/policy/version", remedy, self._headers)
+    async def _state(self, server: RolloutServer, seconds: float = 60.0) -> dict[str, Any]:
+        return await server.get("/v1/policy/version", _REMEDY, self._headers, seconds=seconds)
 
 
 class ReloadSync:
@@ -183,29 +257,33 @@ class ReloadSync:
         model = publisher.model
         draws = rng_for(0, "probe")
         self._probe = [draws.randrange(model.vocab_size) for _ in range(PROBE_TOKENS)]
-        self._wanted = np.empty(0)
-        self._folder = ""
+        self._published: dict[int, tuple[str, np.ndarray]] = {}  # by version: folder, and the probe's logprobs
 
     async def publish(self, params: Params, version: int) -> None:
         """See `WeightSync.publish`."""
-        folder = self._publisher.publish(params, version)
-        self._wanted = np.asarray(_logprobs(params, jnp.asarray([self._probe]), model=self._publisher.model)[0])
-        await asyncio.to_thread(self._publisher.wait)
-        self._folder = str(folder)
 
-    async def check(self, server: RolloutServer, max_length: int) -> None:
+        def write() -> tuple[str, np.ndarray]:
+            folder = self._publisher.publish(params, version)
+            wanted = np.asarray(_logprobs(params, jnp.asarray([self._probe]), model=self._publisher.model)[0])
+            self._publisher.wait()
+            return str(folder), wanted
+
+        self._published[version] = await asyncio.to_thread(write)
+
+    async def check(self, server: RolloutServer, max_length: int, seconds: float) -> None:
         """See `WeightSync.check`; what is not said here is seen in the probe after a sync."""
-        await self.version(server)
-        (model, *_) = (await server.get("/v1/models", "is it vLLM?"))["data"]
+        await self.version(server, seconds)
+        (model, *_) = (await server.get("/v1/models", "is it vLLM?", seconds=seconds))["data"]
         _check_context(server, model["max_model_len"], max_length)
 
-    async def version(self, server: RolloutServer) -> str:
+    async def version(self, server: RolloutServer, seconds: float = 60.0) -> str:
         """See `WeightSync.version`."""
         remedy = "start it with VLLM_SERVER_DEV_MODE=1, or use sync='plugin'"
-        return (await server.get("/weight_info", remedy))["weight_version"]
+        return str((await server.get("/weight_info", remedy, seconds=seconds)).get("weight_version"))
 
-    async def sync(self, server: RolloutServer, version: int, seconds: float) -> dict[str, float]:
+    async def sync(self, server: RolloutServer, label: str, seconds: float) -> dict[str, float]:
         """See `WeightSync.sync`; stages are pause, load, resume, probe."""
+        folder, wanted = self._published[_update_of(label)]
         stages: dict[str, float] = {}
         last = time.perf_counter()
 
@@ -217,23 +295,23 @@ class ReloadSync:
         pause = "/pause?mode=keep&clear_cache=true"
         await server.post(pause, None, seconds)
         lap("pause")
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": self._folder}}
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await server.post("/collective_rpc", reload, seconds)
-        await server.post("/update_weight_version", {"new_version": f"{version}, unchecked"}, seconds)
+        await server.post("/update_weight_version", {"new_version": f"{label}, unchecked"}, seconds)
         lap("load")
         await server.post("/resume", None, seconds)
         lap("resume")
         try:
-            await self._check_probe(server, seconds)
+            await self._check_probe(server, wanted, seconds)
         except BaseException:
             with contextlib.suppress(*FAILURES):  # of a server that is gone, nobody draws
                 await server.post(pause, None, seconds)
             raise
-        await server.post("/update_weight_version", {"new_version": str(version)}, seconds)
+        await server.post("/update_weight_version", {"new_version": label}, seconds)
         lap("probe")
         return stages
 
-    async def _check_probe(self, server: RolloutServer, seconds: float) -> None:
+    async def _check_probe(self, server: RolloutServer, wanted: np.ndarray, seconds: float) -> None:
         # One token is allowed, so that its logprob is 0 in the distribution that is sampled from.
         allowed = self._probe[0]
         body = {
@@ -247,7 +325,7 @@ class ReloadSync:
         choice = (await server.post("/v1/completions", body, seconds))["choices"][0]
         prompt = zip(self._probe[1:], choice["prompt_logprobs"][1:], strict=True)
         found = np.asarray([one[str(token)]["logprob"] for token, one in prompt])
-        off = float(np.mean(np.abs(found - self._wanted)))
+        off = float(np.mean(np.abs(found - wanted)))
         if not off <= PROBE_TOLERANCE:
             raise NotServing(
                 f"its logprobs of the probe are off by {off:.2g} nats in the mean (up to {PROBE_TOLERANCE} is "
@@ -258,6 +336,18 @@ class ReloadSync:
                 "its logprobs are not those of the distribution it samples from: start it with "
                 "--logprobs-mode processed_logprobs"
             )
+
+
+def _update_of(label: str) -> int:
+    """The published version that a label `RUN:UPDATE` names."""
+    return int(label.rpartition(":")[2])
+
+
+def _stages(found: Any) -> dict[str, float]:
+    """A server's account of a sync. Raises `NotServing`: it is none."""
+    if not isinstance(found, dict) or not all(isinstance(one, (int, float)) for one in found.values()):
+        raise NotServing(f"/v1/policy/sync answers {str(found)[:200]} for the seconds of its stages")
+    return {str(name): float(one) for name, one in found.items()}
 
 
 @partial(jax.jit, static_argnames="model")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from programs_world import as_users
 
-from astra_jax.attention import attention, blockwise, cached_attention, splash, triton
+from astra_jax.attention import attention, blockwise, cached_attention, splash, splash_backward, triton
 from astra_jax.attention.cache import Cache, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
@@ -129,6 +129,22 @@ def test_splash_equals_blockwise_forward_and_backward(packed_wide) -> None:
     ours = value_and_gradients(packed_wide, backend="splash_interpret")
     for mine, expected in zip(ours, value_and_gradients(packed_wide, backend="blockwise"), strict=True):
         np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [2 * 512 * 512, 128 * 512, 1])
+def test_splashs_gradients_are_the_same_in_any_number_of_parts(packed_wide, memory, monkeypatch) -> None:
+    """Both heads of a key head at once, a block of one, and a block where not even that has room."""
+    expected = value_and_gradients(packed_wide, backend="blockwise")
+    monkeypatch.setattr(splash_backward, "MEMORY", memory)
+    monkeypatch.setattr(splash, "LARGEST_BLOCK", 128)
+    splash.make_kernel.cache_clear()
+    try:
+        ours = value_and_gradients(packed_wide, backend="splash_interpret")
+    finally:
+        splash.make_kernel.cache_clear()
+    for mine, one in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(mine, one, atol=2e-5)
 
 
 @pytest.mark.parametrize("blocks", [((128, 64), (64, 64)), ((32, 16), (16, 32))])

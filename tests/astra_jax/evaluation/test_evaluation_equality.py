@@ -28,7 +28,7 @@ from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, offered_tools, run_episode
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
 from synthesis.core.stages import Journal, rng_for
@@ -106,7 +106,7 @@ def world(tmp_path_factory) -> World:
     rendered = []
     for environment in ENVIRONMENTS:
         tools = offered_tools(environment, CONFIG, seed=seed_of(environment))
-        rendered.append(render(conversation(environment), [tool.spec for tool in tools.values()]))
+        rendered.append(QWEN3.render(conversation(environment), [tool.spec for tool in tools.values()]))
     text = "".join(segment.text for segments in rendered for segment in segments)
     tokenizer = ChatTokenizer.train([text] * 4, 600, folder / "serve")
     model = Qwen3Config(

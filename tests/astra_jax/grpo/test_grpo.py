@@ -154,7 +154,7 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
         assert max(shares) > 0, "the second mini-batch's ratios are not 1"
     start = WIDER.init(jax.random.key(0))
     assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
-    mesh = make_mesh(fsdp=2, context=2, tensor=2)
+    mesh = make_mesh(data=2, context=2, tensor=2)
     for changes in ({"rows": 1, "buckets": (64, 128)}, {"rows": 2, "buckets": (256,), "mesh": mesh}):
         got, metrics = stepped(objective, mini_batches=2, **changes)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -316,7 +316,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
     straight = await run(tmp_path / "straight")
     with pytest.raises(ConnectionError):
         await run(tmp_path / "resumed", DiesAtThree)
-    resumed = await run(tmp_path / "resumed")  # from the checkpoint after update 2
+    resumed = await run(tmp_path / "resumed")  # from update 3, which was saved when the server was gone
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), straight.params, params)
@@ -328,11 +328,11 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
         same = [k for k in a if not k.startswith(measured)]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
     assert rows[0][0]["rollout/calls"] > 0 and 0 < rows[0][0]["rollout/reward"] < 1
-    assert len(resumed.history) == 2
+    assert len(resumed.history) == 1
     assert (await run(tmp_path / "resumed")).history == []
     cut_in_half(tmp_path / "resumed" / "checkpoints" / "states" / "4")
     again = await run(tmp_path / "resumed")  # from the one before
-    assert len(again.history) == 2
+    assert len(again.history) == 1
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(WorkdirError, match="grpo.objective.clip_low is 0.2 there, 0.1 here"):

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs_world import HEAVY, programs
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models import hf_checkpoint
-from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.layers.sizes import Llama3Scaling
+from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.models.qwen2.presets import Qwen2Config
+from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
+from astra_jax.run.weights import load_orbax
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-ROOT = Path(__file__).parents[3]
 DENSE = Qwen3Config(
     vocab_size=64,
     d_model=32,
@@ -34,10 +38,12 @@ DENSE = Qwen3Config(
     attention_bias=True,
     param_dtype="bfloat16",
 )
-EXPERTS = dataclasses.replace(
-    DENSE, n_experts=4, experts_per_token=2, d_ff=16, attention_bias=False, tie_embeddings=True
+EXPERTS = replace(DENSE, n_experts=4, experts_per_token=2, d_ff=16, attention_bias=False, tie_embeddings=True)
+LLAMA = LlamaConfig(
+    **{**vars(DENSE), "attention_bias": False, "tie_embeddings": True, "llama3": Llama3Scaling(8.0, 64)}
 )
-CONFIGS = {"dense": DENSE, "experts": EXPERTS}
+QWEN2 = Qwen2Config(**vars(DENSE))
+CONFIGS: dict[str, Decoder] = {"dense": DENSE, "experts": EXPERTS, "llama": LLAMA, "qwen2": QWEN2}
 
 
 def tensors_of(directory: Path) -> dict[str, bytes]:
@@ -55,10 +61,14 @@ def tensors_of(directory: Path) -> dict[str, bytes]:
 def hf(request, tmp_path_factory):
     """A checkpoint that transformers wrote in several bfloat16 files, and its config."""
     config = CONFIGS[request.param]
-    kind = "Qwen3Moe" if config.n_experts else "Qwen3"
-    values = {k: v for k, v in config.to_hf().items() if k not in ("architectures", "model_type", "torch_dtype")}
+    values = {k: v for k, v in config.to_hf().items() if k not in ("architectures", "torch_dtype")}
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**values))
+    theirs = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = transformers.AutoModelForCausalLM.from_config(theirs)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # which begin at 0
+                parameter.copy_(torch.randn_like(parameter))
     directory = tmp_path_factory.mktemp("hf")
     model.to(torch.bfloat16).save_pretrained(directory, max_shard_size="20KB")
     assert len(list(directory.glob("*.safetensors"))) > 2
@@ -101,6 +111,7 @@ def test_bfloat16_comes_back_byte_for_byte(hf, tmp_path) -> None:
         hf_checkpoint.load_hf(directory, config, shardings=shardings), config, tmp_path, max_bytes=9_000
     )
     assert tensors_of(tmp_path) == tensors_of(directory)
+    assert hf_checkpoint.read_config(tmp_path, param_dtype="bfloat16") == config
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == tensors_of(directory).keys()
     assert all((tmp_path / file).is_file() for file in index["weight_map"].values())
@@ -109,7 +120,7 @@ def test_bfloat16_comes_back_byte_for_byte(hf, tmp_path) -> None:
 
 
 def test_float32_is_cast_as_it_is_read(tmp_path) -> None:
-    config = dataclasses.replace(DENSE, param_dtype="float32")
+    config = replace(DENSE, param_dtype="float32")
     params = config.init(jax.random.key(0))
     hf_checkpoint.save_hf(params, config, tmp_path)
     same = hf_checkpoint.load_hf(tmp_path, config)
@@ -118,27 +129,51 @@ def test_float32_is_cast_as_it_is_read(tmp_path) -> None:
     jax.tree.map(lambda ours, one: np.testing.assert_array_equal(ours, one.astype(jnp.bfloat16)), halved, params)
 
 
-def convert(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.convert", *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+@pytest.mark.slow
+def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
+    directory, config = hf
+    (directory / "tokenizer.json").write_text("{}")
+    with programs("launch.convert", tmp_path, heavy=HEAVY) as convert:
+        there = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
+        assert there.code == 0, there.errors
+        back = convert(f"--from_orbax={tmp_path / 'orbax'}", f"--to_hf={tmp_path / 'hf'}")
+        assert back.code == 0, back.errors
+        assert "parameters in bfloat16, 2 tokenizer files" in back.out
+        assert tensors_of(tmp_path / "hf") == tensors_of(directory)
+        assert hf_checkpoint.read_config(tmp_path / "hf", param_dtype="bfloat16") == config
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+        assert model.dtype == torch.bfloat16
+        again = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
+        assert "is not empty; give a new folder" in again.line
+        assert "give --from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
 
 
 @pytest.mark.slow
-def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
-    directory, _ = hf
-    (directory / "tokenizer.json").write_text("{}")
-    there = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
-    assert there.returncode == 0, there.stderr
-    back = convert(f"--from_orbax={tmp_path / 'orbax'}", f"--to_hf={tmp_path / 'hf'}")
-    assert back.returncode == 0, back.stderr
-    assert "parameters in bfloat16, 2 tokenizer files" in back.stdout
-    assert tensors_of(tmp_path / "hf") == tensors_of(directory)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    assert model.dtype == torch.bfloat16
-    again = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
-    assert again.returncode == 2 and "is not empty; give a new folder" in again.stderr
-    half = convert(f"--from_hf={directory}")
-    assert half.returncode == 2 and "give --from_hf and --to_orbax" in half.stderr
+def test_a_release_as_llama_2s_is_read(tmp_path) -> None:
+    """In float16, with each layer's rotary frequencies beside the weights, and without the newer fields."""
+    config = replace(
+        LLAMA, n_kv_heads=LLAMA.n_heads, head_dim=4, llama3=None, tie_embeddings=False, param_dtype="float32"
+    )
+    params = config.init(jax.random.key(0))
+    hf_checkpoint.save_hf(params, config, tmp_path / "hf")
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = {name: one.astype(np.float16) for name, one in load_file(file).items()}
+    for layer in range(config.n_layers):
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float16)
+    save_file(tensors, file)
+    content = json.loads((tmp_path / "hf" / "config.json").read_text()) | {"torch_dtype": "float16"}
+    for later in ("head_dim", "attention_bias", "mlp_bias", "rope_parameters", "num_key_value_heads"):
+        del content[later]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
+    with programs("launch.convert", tmp_path, heavy=HEAVY) as convert:
+        flags = [f"--from_hf={tmp_path / 'hf'}", f"--to_orbax={tmp_path / 'orbax'}"]
+        assert "dtype is 'float16', which nothing is computed in; say what you want" in convert(*flags).line
+        there = convert(*flags, "--param_dtype=float32")
+        assert there.code == 0, there.errors
+    found = hf_checkpoint.read_config(tmp_path / "orbax")
+    assert found == replace(config, dtype="float32")
+    read = load_orbax(tmp_path / "orbax", found)
+    jax.tree.map(lambda ours, one: np.testing.assert_array_equal(ours, one.astype(np.float16)), read, params)
 
 
 def test_damaged_files_are_named(hf, tmp_path) -> None:
@@ -155,3 +190,29 @@ def test_damaged_files_are_named(hf, tmp_path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(hf_checkpoint.WeightsError, match=r"config.json is not JSON"):
         hf_checkpoint.read_config(tmp_path)
+
+
+def test_a_serving_folder_is_whole_or_not_there(chat_tokenizer_dir, tmp_path, monkeypatch) -> None:
+    """Of the model as it is trained, with a stretched context; what an earlier try left goes."""
+    model = PRESETS["14b"].stretched(74_752)
+    left = tmp_path / ".served.unfinished"
+    left.mkdir()
+    (left / "merges.txt").write_text("of another tokenizer")
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="full"):
+        broken.setattr(hf_checkpoint, "_config_text", _full)
+        hf_checkpoint.write_serving_folder(model, chat_tokenizer_dir, {}, tmp_path / "served")
+    assert not list(tmp_path.iterdir())
+    own = {"chat_template.jinja": "{{ messages }}"}
+    count = hf_checkpoint.write_serving_folder(model, chat_tokenizer_dir, own, tmp_path / "served")
+    hf_checkpoint.save_tokenizer(chat_tokenizer_dir, tmp_path / "saved", own)
+    hf_checkpoint.write_config(model, tmp_path / "saved")
+    served, saved = (
+        {file.name: file.read_bytes() for file in (tmp_path / one).iterdir()} for one in ("served", "saved")
+    )
+    assert served == saved and len(served) == count and {"config.json", "generation_config.json"} <= served.keys()
+    assert list(tmp_path.glob(".*")) == []
+    assert hf_checkpoint.read_config(tmp_path / "served", dtype="bfloat16", param_dtype="bfloat16") == model
+
+
+def _full(_: object) -> str:
+    raise OSError("the disk is full")

@@ -1,4 +1,4 @@
-"""A family is a folder: others, made here in a few lines, load, compute, decode and export by the same machinery."""
+"""A family is a folder: another one, made here in a few lines, is read, computed and exported by the same machinery."""
 
 from __future__ import annotations
 
@@ -10,81 +10,59 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parity_world import hf_model, logits_of, tokens_of
 
 from astra_jax.axes import is_small, sides, stacked_matrices
-from astra_jax.models import families, hf_checkpoint
+from astra_jax.models import families, hf_checkpoint, hf_config
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.model import Model, parameters
-from astra_jax.models.names import NamedParam
-from astra_jax.models.qwen3.names import names_table
+from astra_jax.models.names import NamedParam, decoder_table, mlp_table
 from astra_jax.models.qwen3.presets import Qwen3Config
+from synthesis.core.refusals import InputError
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 
 @dataclass(frozen=True)
-class Llama(Decoder):
-    """No norm on queries and keys, no biases."""
+class Mistral(Decoder):
+    """Without windows it is what a Llama is, under another name."""
 
-    qk_norm: ClassVar[bool] = False
-    kind: ClassVar[str] = "Llama"
+    family: ClassVar[str] = "mistral"
 
     def names(self) -> list[NamedParam]:
-        absent = () if self.qk_norm else ("q_norm_h", "k_norm_h")
-        absent += () if self.output_bias else ("o_bias_d",)
-        return [name for name in names_table(self) if name.path[-1] not in absent]
+        return decoder_table(self) + mlp_table()
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        fields = vars(Qwen3Config.from_hf(config, dtype=dtype, param_dtype=param_dtype))
-        return replace(cls(**fields), attention_bias=not cls.output_bias)
+        if config.get("sliding_window") is not None:
+            raise InputError(f"sliding_window is {config['sliding_window']}")
+        fields = hf_config.read_fields(config, released="Mistral", max_positions=131_072)
+        return cls(**fields, dtype=dtype, param_dtype=param_dtype)
 
     def to_hf(self) -> dict[str, Any]:
-        content = Qwen3Config(**vars(self)).to_hf()
-        return content | {"model_type": self.kind.lower(), "architectures": [f"{self.kind}ForCausalLM"]}
-
-
-@dataclass(frozen=True)
-class Qwen2(Llama):
-    """With biases on queries, keys and values, and none on the output."""
-
-    output_bias: ClassVar[bool] = False
-    kind: ClassVar[str] = "Qwen2"
+        content = hf_config.content(self, model_type="mistral", architecture="MistralForCausalLM")
+        return content | {"sliding_window": None}
 
 
 SIZES: dict[str, Any] = dict(vocab_size=131, d_model=48, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=12, d_ff=80)
-FAMILIES = {"llama": Llama, "qwen2": Qwen2}
 
 
-@pytest.fixture(params=FAMILIES)
-def model(request, monkeypatch) -> Model:
+def test_a_family_of_a_few_lines_computes_what_hugging_faces_does_and_is_exported(monkeypatch, tmp_path) -> None:
     """Known to `families` as a folder of its own would be."""
-    family = FAMILIES[request.param]
-    monkeypatch.setitem(families.FAMILIES, request.param, (__name__, family.__name__))
-    return family(**SIZES, tie_embeddings=False, attention_bias=not family.output_bias, rope_theta=1e4)
-
-
-def test_a_family_of_a_few_lines_computes_what_hugging_faces_does_and_is_exported(model, tmp_path) -> None:
-    torch.manual_seed(0)
-    values = {k: v for k, v in model.to_hf().items() if k not in ("architectures", "model_type")}
-    hf = getattr(transformers, f"{model.kind}Config")(**values)
-    reference = getattr(transformers, f"{model.kind}ForCausalLM")(hf).float().eval()
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 + ("norm" in name))
+    monkeypatch.setitem(families.FAMILIES, "mistral", (__name__, "Mistral"))
+    model: Model = Mistral(**SIZES, tie_embeddings=False, rope_theta=1e4)
+    reference = hf_model(model)
     reference.save_pretrained(tmp_path / "hf")
 
     loaded = hf_checkpoint.read_config(tmp_path / "hf")
     assert type(loaded) is type(model) and loaded == replace(model, max_positions=loaded.max_positions)
     params = hf_checkpoint.load_hf(tmp_path / "hf", loaded)
     assert parameters(loaded) == sum(one.numel() for one in reference.parameters())
-    tokens = np.random.default_rng(1).integers(0, 131, (2, 40))
+    tokens = tokens_of(model, length=40)
     places = jnp.broadcast_to(jnp.arange(40), tokens.shape)
     with torch.no_grad():
         expected = reference(torch.tensor(tokens)).logits.numpy()
-    x_btd, _ = loaded.forward(params, jnp.asarray(tokens), places, jnp.ones_like(places))
-    np.testing.assert_allclose(x_btd @ loaded.head_kernel(params), expected, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(logits_of(params, loaded, tokens), expected, atol=2e-4, rtol=0)
     x_btd, _ = loaded.forward_cached(params, jnp.asarray(tokens), places, loaded.cache(2, 64))
     np.testing.assert_allclose(x_btd @ loaded.head_kernel(params), expected, atol=2e-4, rtol=0)
 
@@ -94,7 +72,9 @@ def test_a_family_of_a_few_lines_computes_what_hugging_faces_does_and_is_exporte
 
 
 def test_an_unknown_family_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="model_type is 'gpt2'; this port reads 'qwen3', 'qwen3_moe'"):
+    with pytest.raises(
+        ValueError, match="model_type is 'gpt2'; this port reads 'llama', 'qwen2', 'qwen3', 'qwen3_moe'"
+    ):
         families.from_hf({"model_type": "gpt2"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -124,18 +125,32 @@ def test_a_kernels_work_is_that_of_the_blocks_it_visits() -> None:
     assert work.flops == 4 * visited * 2 * (2 * 512 * 1024 * 128)
     streamed = 4 * visited * 1024 * (2 * 2 * 128)
     assert streamed < work.traffic < streamed + 4 * 2048 * (4 * 128 + 3 * 512 + 512)
-    backward = dataclasses.replace(one, name="splash_mha_dkv_segmented_no_residuals.1")
-    gradients = work_of(backward)
-    assert gradients is not None
-    visited = sum(-(-end // 1024) for end in range(256, 2049, 256))
-    assert gradients.flops == 4 * visited * 4 * (2 * 256 * 1024 * 128)
+
+
+def test_the_backward_kernel_computes_scores_once_and_writes_each_gradient_once() -> None:
+    of_rows = (
+        "bf16[1,4,2048,128]{3,2,1,0}, bf16[1,4,2048,128]{3,2,1,0}, f32[1,4,1,2048]{3,2,1,0}, f32[1,4,1,2048]{3,2,1,0}"
+    )
+    of_keys = "bf16[1,2,2048,128]{3,2,1,0}, bf16[1,2,2048,128]{3,2,1,0}, s32[2048,1]{1,0}"
+    forward = read_hlo(WINDOWED).computations["main"].by_name["splash_mha_fwd_segmented_residuals.2"]
+    operands = f"{{s32[2]{{0}}, {of_rows}, s32[1,2048]{{1,0}}, s32[1,2048]{{1,0}}, {of_keys}}}"
+    attributes = re.sub(
+        r"(?<=operand_layout_constraints=)\{.*?\}\}(?=,)", operands, forward.attributes, flags=re.DOTALL
+    )
+    assert operands in attributes
+    work = work_of(dataclasses.replace(forward, name="vmap_attention_backward_.1", attributes=attributes))
+    assert work is not None
+    assert work.flops == 4 * (1 + 1 + 2 + 2) * 5 * (2 * 512 * 1024 * 128)
+    written = 2 * 128 * (4 * 2048 + 2 * 2 * 2048)
+    read = 2 * 128 * (2 * 4 * 6 * 512 + 2 * 2 * 2048)
+    assert written + read < work.traffic < 1.2 * (written + read)
 
 
 def test_the_clock_waits_only_for_what_the_work_does_not_hide() -> None:
     chip = CHIPS["v5e"]
     assert chip.clock is not None
     places = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0))  # around the slice
-    network = Torus(places, (2, 4), (False, False), link=1e9)
+    network = Torus(places, (2, 4), (False, False), link=1e9, network=1e9)
     found = schedule_of(read_hlo(WINDOWED), chip, network, MESH)
     matmul, sent = 1000 / chip.clock, SHARD / 1e9
     assert sent > matmul

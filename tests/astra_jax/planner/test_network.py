@@ -10,7 +10,7 @@ import pytest
 from astra_jax.planner.collectives import Collective
 from astra_jax.planner.network import Torus
 
-LINK = 90e9
+LINK, NETWORK = 90e9, 6.25e9
 BYTES = 7e9
 
 
@@ -18,7 +18,7 @@ def slice_of(shape: str) -> Torus:
     sides = [int(side) for side in shape.split("x")]
     places = itertools.product(*map(range, sides))
     devices = [SimpleNamespace(coords=(*place, 0, 0)) for place in places]
-    return Torus.of(devices, shape, 2 * len(sides) * LINK)
+    return Torus.of(devices, shape, 2 * len(sides) * LINK, NETWORK)
 
 
 def collective(kind: str, *groups: tuple[int, ...]) -> Collective:

@@ -12,8 +12,8 @@ import pytest
 from programs_world import HEAVY, programs
 
 from astra_jax.models.flops import decoding_bytes
-from astra_jax.models.qwen3.presets import PRESETS
 from benchmarks.rows import ROOT
+from configs.training import MODELS
 
 
 def decode_floor(*arguments: str) -> Any:
@@ -21,10 +21,10 @@ def decode_floor(*arguments: str) -> Any:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["tiny", "0.6b", "8b"])
+@pytest.mark.parametrize("name", ["tiny", "0.6b", "8b", "smollm2-135m", "qwen2.5-7b"])
 def test_a_step_reads_each_matrix_once_and_what_is_cached(name: str) -> None:
-    """An embedding is a matrix that is read where it is the head too; else a few of its rows are."""
-    model = PRESETS[name]
+    """An embedding is a matrix that is read where it is the head too; else a few of its rows are. With its biases."""
+    model = MODELS[name]
     params = model.abstract_params()
     matrices = [leaf for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2]  # with a leading L
     head = params["embed_vd"] if model.tie_embeddings else params["head_dv"]
@@ -39,7 +39,7 @@ def test_the_row_says_what_was_measured() -> None:
     done = decode_floor(*shape, "--bandwidth=1e9")
     row = json.loads(done.stdout)
     assert (row["device"], row["dtype"], row["batch"]) == ("cpu", "bfloat16", 2)
-    assert row["floor_ms"] == pytest.approx(decoding_bytes(PRESETS["tiny"], 2, 25) / 2 / 1e9 * 1e3, abs=1e-3)
+    assert row["floor_ms"] == pytest.approx(decoding_bytes(MODELS["tiny"], 2, 25) / 2 / 1e9 * 1e3, abs=1e-3)
     assert row["share"] == pytest.approx(row["floor_ms"] / row["step_ms"], rel=0.02)
     assert row["tokens_per_second"] == pytest.approx(2e3 / row["step_ms"], rel=0.02)
 

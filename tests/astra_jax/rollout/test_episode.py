@@ -14,7 +14,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, mak
 from astra_jax.rollout.policy import RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 
 CONFIG = EpisodeConfig(max_turns=4, max_prompt_tokens=4_000, max_response_tokens=2_000)
 
@@ -44,7 +44,7 @@ async def test_solved_episode(pool, environment, chat_tokenizer):
     assert episode.versions == [0, 0, 0]
     # The tokens that were appended turn by turn are what rendering the whole conversation gives.
     task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
-    segments = render(episode.messages, [tool.spec for tool in task.tools.values()], keep_reasoning=True)
+    segments = QWEN3.render(episode.messages, [tool.spec for tool in task.tools.values()], keep_reasoning=True)
     assert chat_tokenizer.decode(episode.token_ids) == "".join(s.text for s in segments).removesuffix("\n")
     # Exactly what the policy said is trained on.
     said = [t for t, m in zip(episode.token_ids, episode.loss_mask, strict=True) if m]
@@ -126,7 +126,7 @@ async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokeniz
     class Counting:
         """The tokenizer, and how many tokens went through it since it was last asked."""
 
-        eos_id = chat_tokenizer.eos_id
+        eos_id, format = chat_tokenizer.eos_id, chat_tokenizer.format
 
         def __init__(self) -> None:
             self.tokens = 0

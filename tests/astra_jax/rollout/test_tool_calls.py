@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from rollout_world import CAPITAL
+from rollout_world import CAPITAL, make_environment
 
 from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
-from synthesis.core.chat_format import render, tool_results_text
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import CodeExecution, CodeTool, Message, Task, TaskScores, ToolCall, ToolServer
 from synthesis.facts.relations import all_relations
 from synthesis.facts.servers import fact_servers
@@ -45,7 +45,7 @@ async def both_paths(server: ToolServer, asked: list[tuple[str, dict]], pool, tm
         run = [result.content for result in await session.call_all(calls)]
     assert isinstance(server.execution, CodeExecution)
     tools = {spec.name: CodeTool(spec, server.execution.code) for spec in server.tools}
-    episode = outputs_of(await EpisodeTools(pool, tools, {}, max_chars=8_192).execute(0, calls))
+    episode = outputs_of(await EpisodeTools(pool, make_environment(), tools, {}, max_chars=8_192).execute(0, calls))
     assert episode is not None
     return run, episode
 
@@ -79,14 +79,14 @@ async def test_hostile_results_too_and_rendered(pool, tmp_path):
     assert "unknown argument" in run[-1]
     assert run == episode and not any("<|" in text for text in run)
     # As SFT renders the stored message, and as a rollout appends it.
-    rendered = "".join(one.text for one in render([Message("tool", text) for text in run], []))
-    assert tool_results_text(episode).startswith("\n" + rendered.removesuffix("\n"))
+    rendered = "".join(one.text for one in QWEN3.render([Message("tool", text) for text in run], []))
+    assert QWEN3.tool_results_text(episode).startswith("\n" + rendered.removesuffix("\n"))
 
 
 async def test_a_schema_that_cannot_be_checked_is_an_observation(pool):
     odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     tool = msgspec.structs.replace(CAPITAL, spec=msgspec.structs.replace(CAPITAL.spec, parameters=odd))
-    episode = EpisodeTools(pool, {"capital_of": tool}, {}, max_chars=8_192)
+    episode = EpisodeTools(pool, make_environment(), {"capital_of": tool}, {}, max_chars=8_192)
     outputs = outputs_of(await episode.execute(0, [ToolCall("x", "capital_of", {"country": "France"})]))
     assert [call.outcome for call in episode.calls] == ["bad_schema"]
     assert outputs and "cannot be checked by the schema of capital_of" in outputs[0]

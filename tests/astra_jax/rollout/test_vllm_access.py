@@ -28,6 +28,7 @@ sys.path.insert(0, str(PLUGIN))  # a distribution of its own, which this environ
 from astra_vllm import access  # noqa: E402
 from astra_vllm.access import NotTaken, SyncAccess, SyncRoot  # noqa: E402
 from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError  # noqa: E402
+from astra_vllm.lease import Held, Lease, is_run, run_of  # noqa: E402
 
 UP = "model.layers.{}.mlp.up_proj.weight"
 
@@ -322,6 +323,44 @@ def test_without_a_key_this_machine_is_asked_by_its_name(tmp_path) -> None:
     assert asked.refusal(typed | {"host": "localhost", "origin": "http://localhost"}, syncs=True)[0] == 403
 
 
+def test_a_server_is_one_runs_at_a_time() -> None:
+    now = 0.0
+    held = Lease(lambda: now)
+    assert held.state is None
+    held.take("a", 10.0)
+    with pytest.raises(Held, match="is held by the run a for 10 more seconds, and b is another: give this run servers"):
+        held.take("b", 10.0)
+    held.take("a", 20.0)  # a look of the same run, from any process
+    now = 15.0
+    assert held.state == {"run": "a", "seconds": 5.0}
+    with held.syncing("a"):
+        now = 500.0  # a sync that takes long
+        with pytest.raises(Held):
+            held.take("b", 1.0)
+        with pytest.raises(Held), held.syncing("b"):
+            pass
+    now = 519.0
+    with pytest.raises(Held):
+        held.take("b", 1.0)
+    now = 520.0
+    with held.syncing("b"):
+        assert held.state["run"] == "b"
+    with pytest.raises(Held):
+        held.check("a")
+
+
+def test_labels_are_a_runs_and_an_updates() -> None:
+    assert run_of("0f:12") == "0f" and is_run("a-b_c.9")
+    for label in ("12", "a:", ":1", "a:1:2", "a b:1", "a:-1", "a:1, unchecked", "x" * 65 + ":1", "\u0661:1", 3, None):
+        assert run_of(label) is None, label
+    for name in ("", "a:b", "é", "../x/", 3, None):
+        assert not is_run(name), name
+    with pytest.raises(ValueError, match="VLLMConfig.run_id is 'a b'"):
+        VLLMConfig(("http://a:1",), run_id="a b")
+    with pytest.raises(ValueError, match="lease_seconds is 5, check_seconds 2: a lease is renewed by looks"):
+        VLLMConfig(("http://a:1",), lease_seconds=5)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The trainer's side
 
@@ -345,11 +384,16 @@ class Describes(RolloutServer):
     def __init__(self, **description) -> None:
         super().__init__("http://server:8000", 1)
         plain = {"version": "1", "vocab_size": 640, "vocabulary": None, "max_model_len": 2048, "on_tpus": False}
-        self.described = plain | {"logprobs_mode": "processed_logprobs"} | description
+        served = {"config": model(tie=False).to_hf(), "dtype": "bfloat16", "sampling": {}}
+        self.described = plain | served | {"logprobs_mode": "processed_logprobs"} | description
         self.shown: list = []
 
-    async def get(self, path, remedy, headers=None):
+    async def get(self, path, remedy, headers=None, *, seconds):
         self.shown.append(headers)
+        return self.described
+
+    async def tell(self, path, remedy, body, headers=None, *, seconds):
+        self.shown.append((path, body["seconds"]))
         return self.described
 
 
@@ -358,17 +402,17 @@ async def test_another_plugin_and_a_missing_key_are_told_apart_by_name(tmp_path)
     publisher = Publisher(tmp_path, model(tie=False))
     keyed, keyless = (sync_way("plugin", publisher, "", key) for key in (SYNC_KEY, None))
     with pytest.raises(PolicyError, match="does not say its protocol: its plugin is older than this trainer"):
-        await keyed.check(Describes(), 2048)
-    with pytest.raises(PolicyError, match="has a plugin of protocol 3, this trainer speaks 2: install this version's"):
-        await keyed.check(Describes(protocol=3, wants_key=True), 2048)
+        await keyed.check(Describes(), 2048, 60.0)
+    with pytest.raises(PolicyError, match="has a plugin of protocol 2, this trainer speaks 3: install this version's"):
+        await keyed.check(Describes(protocol=2, wants_key=True), 2048, 60.0)
     with pytest.raises(
         PolicyError, match="from who shows the key of its ASTRA_SYNC_KEY_FILE: .*--rollout_sync_key_file"
     ):
-        await keyless.check(Describes(protocol=2, wants_key=True), 2048)
-    server = Describes(protocol=2, wants_key=True)
-    await keyed.check(server, 2048)
-    await keyless.check(Describes(protocol=2, wants_key=False), 2048)
-    assert server.shown == [{access.KEY_HEADER: SYNC_KEY}]
+        await keyless.check(Describes(protocol=3, wants_key=True), 2048, 60.0)
+    server = Describes(protocol=3, wants_key=True)
+    await keyed.check(server, 2048, 60.0)
+    await keyless.check(Describes(protocol=3, wants_key=False), 2048, 60.0)
+    assert server.shown == [{access.KEY_HEADER: SYNC_KEY}, ("/v1/policy/lease", 60.0)]
     publisher.close()
     with pytest.raises(ValueError, match="reads what a Publisher writes"):
         sync_way("plugin", FolderPublisher(tmp_path / "folders", model(tie=False)), "", None)

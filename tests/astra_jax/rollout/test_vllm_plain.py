@@ -61,7 +61,7 @@ async def test_a_server_as_it_comes_follows_the_trainer(world, plain) -> None:
             await policy.update(params, version)
             await assert_same(policy, params, world, version)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
-        assert policy._servers[0].sync_seconds.keys() == {"pause", "load", "resume", "probe"}
+        assert policy.fleet.servers[0].sync_seconds.keys() == {"pause", "load", "resume", "probe"}
         completions = await drawn_during(policy, weights(world.model, 2), 4)
         assert {one.policy_version for one in completions} <= {3, 4} and policy.stats.stale > 0
 
@@ -72,7 +72,9 @@ async def test_synthesis_can_ask_it(plain) -> None:
     first = SubQuestion(1, "What is the capital of Japan?", Answer("Tokyo"), [], 1, True, "capital_of_country")
     variables = {"question": "How many?", "dependencies": [first], "step": step, "feedback": ""}
     # Hot, so that a string ends some time: of 600 tokens only a few hold the quote that does it.
-    config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, temperature=2.0, max_tokens=1000, tries=8)
+    # It is told what vLLM enforces: noise that is cut off would look like a form that is not heeded.
+    ask = {"temperature": 2.0, "max_tokens": 1000, "tries": 8, "answer_form": "json_schema"}
+    config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, **ask)  # type: ignore[arg-type]
     teacher = OpenAITeacher(config)
     asked = [
         teacher.ask(DependencyConsistencyAnswer, variables, language=language, seed=seed)
@@ -146,13 +148,16 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
     """Servers that sync, and answer no request; with a plugin that is too old at first."""
     sent = []
     described = {
-        "version": "1",
+        "version": "r1:1",
         "vocab_size": world.model.vocab_size,
         "vocabulary": None,
         "max_model_len": 4096,
         "logprobs_mode": "processed_logprobs",
-        "protocol": 2,
+        "protocol": 3,
         "wants_key": True,
+        "config": world.model.to_hf(),
+        "dtype": "float32",
+        "sampling": {},
     }
 
     async def version(_: web.Request) -> web.Response:
@@ -168,7 +173,13 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
         return web.json_response({"error": "the engine died of it"}, status=500)
 
     app = web.Application()
-    app.add_routes([web.get("/v1/policy/version", version), web.post("/v1/policy/sync", sync)])
+    app.add_routes(
+        [
+            web.get("/v1/policy/version", version),
+            web.post("/v1/policy/lease", version),
+            web.post("/v1/policy/sync", sync),
+        ]
+    )
     app.add_routes([web.post("/inference/v1/generate", generate)])
     runner = web.AppRunner(app)
     await runner.setup()
@@ -187,6 +198,6 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
             with pytest.raises(PolicyError, match="was sent 3 times.*the engine died of it") as error:
                 await policy.generate(PROMPTS[0], GREEDY)
         assert len(sent) == 3 and set(sent) == set(ports) and all(url in str(error.value) for url in urls)
-        assert policy.stats.failures == policy.stats.dropped == 3
+        assert policy.stats.failures == 3 and policy.stats.dropped == 0  # they answer, and have the current weights
     finally:
         await runner.cleanup()

@@ -297,7 +297,7 @@ async def test_a_sync_falls_into_requests_and_their_tokens_are_labelled(worlds, 
     for version, params in ((1, old), (2, new)):
         items[version] = str(publisher.publish(params, version))
         publisher.wait()
-    assert post(server, "/v1/policy/sync", {"item": items[1], "version": "1"})[0] == 200
+    assert post(server, "/v1/policy/sync", {"item": items[1], "version": "r1:1"})[0] == 200
     parameters = {"max_tokens": 400, "temperature": 0.0, "logprobs": 1, "ignore_eos": True}
     body = {"token_ids": PROMPTS[0], "sampling_params": parameters}
     before = generated_tokens(server)
@@ -305,12 +305,12 @@ async def test_a_sync_falls_into_requests_and_their_tokens_are_labelled(worlds, 
     while await asyncio.to_thread(generated_tokens, server) < before + 20:
         assert not any(call.done() for call in calls)
         await asyncio.sleep(0.05)
-    status, _ = await asyncio.to_thread(post, server, "/v1/policy/sync", {"item": items[2], "version": "2"})
+    status, _ = await asyncio.to_thread(post, server, "/v1/policy/sync", {"item": items[2], "version": "r1:2"})
     assert status == 200
     for status, answer in await asyncio.gather(*calls):
         choice = answer["choices"][0]
         spans = choice["weight_versions"]
-        assert status == 200 and [span["version"] for span in spans] == ["1", "2"] and spans[1]["end"] == 400
+        assert status == 200 and [span["version"] for span in spans] == ["r1:1", "r1:2"] and spans[1]["end"] == 400
         assert_labelled(choice, world, (old, new))
 
 
@@ -324,7 +324,7 @@ async def test_a_foreign_checkpoint_is_refused_and_the_old_weights_go_on(worlds,
         foreign = Publisher(world.folder / "foreign", other, dtype="float32")
         item = foreign.publish(weights(other, 0), 1)
         foreign.close()
-        status, answer = post(server, "/v1/policy/sync", {"item": str(item), "version": "6"})
+        status, answer = post(server, "/v1/policy/sync", {"item": str(item), "version": "r1:6"})
         assert status == 400 and "model.layers.0.mlp.down_proj.weight" in answer["error"]
         await assert_same(policy, params, world, 5)
 

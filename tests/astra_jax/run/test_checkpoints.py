@@ -7,6 +7,9 @@ import json
 import re
 import resource
 import shutil
+import subprocess
+import sys
+import threading
 import time
 
 import jax
@@ -166,6 +169,21 @@ def test_an_empty_folder_has_no_step(checkpointer):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics
+
+IMPORTS = """
+import sys
+from astra_jax.run.metrics import UNUSED, MetricWriter
+
+with MetricWriter(sys.argv[1]) as writer:
+    writer.write(1, {"loss": 1.0})
+print(*[name for name in UNUSED if name in sys.modules])
+"""
+
+
+def test_what_tensorboard_does_not_need_is_neither_imported_nor_hidden_for_good(tmp_path) -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, tmp_path], capture_output=True, text=True, timeout=200)
+    assert (ended.returncode, ended.stdout) == (0, "\n"), ended.stderr
+    assert list(tmp_path.glob("events*"))
 
 
 def test_metrics_are_rows_in_order_and_resume_drops_the_steps_that_come_again(tmp_path):
@@ -335,6 +353,8 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(tmp_path):
         with pytest.raises(CheckpointError, match="a checkpoint could not be written .*make room there"):
             failing.save(2, params=params, state=state, extra={})
             failing.wait()
+        # The weights' as well as the state's, whichever failed: what still saves as Python ends may hang it.
+        assert not [one.name for one in threading.enumerate() if one.name in ("async_save", "save_finalize")]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         with contextlib.suppress(CheckpointError):

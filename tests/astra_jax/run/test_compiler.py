@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
+from tpu_world import needs_libtpu
 
 from astra_jax.mesh import make_mesh
 from astra_jax.planner.hardware import Slice
 from astra_jax.run.chips import CHIPS
-from astra_jax.run.compiler import Program, check_options, compiler_options
+from astra_jax.run.compiler import CompiledAhead, Program, check_options, compiler_options
 from astra_jax.sft.config import SFTConfig
 from configs.training import PRESETS
 from launch.flags.cli import overridden
 from synthesis.core.refusals import InputError
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu: pip install '.[tpu]'"
-)
 WINDOWED = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 TPUS = [chip for chip in CHIPS.values() if chip.name.startswith("v")]
 
@@ -92,3 +90,39 @@ def test_for_a_chip_that_is_not_here_it_has_the_chips(monkeypatch: pytest.Monkey
     monkeypatch.setitem(CHIPS, "v6e", unknown)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nonsense"):
         Program(jnp.sin).lower(x).compile()
+
+
+def test_who_needs_a_program_waits_for_its_turn_only_while_it_has_one() -> None:
+    begun, may_end, done = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        may_end.wait(60)
+        done.append("first")
+
+    def broken() -> None:
+        raise RuntimeError("no room for it")
+
+    with CompiledAhead({"first": first, "second": lambda: done.append("second"), "third": broken}) as ahead:
+        assert begun.wait(60)
+        ahead.wait("second")  # would otherwise never return: who needs it compiles it at once
+        ahead.wait("unknown")
+        assert not done
+        may_end.set()
+        ahead.wait("first")
+        assert done == ["first"]
+        ahead.wait("third")  # the call that follows will say what is wrong
+    assert done == ["first"]
+
+
+def test_a_program_that_is_compiled_ahead_is_not_compiled_by_its_call() -> None:
+    traced = []
+
+    @Program
+    def double(x):
+        traced.append(x.shape)
+        return 2 * x
+
+    double.compile(jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert float(double(jnp.ones(3, jnp.float32))[0]) == 2.0
+    assert traced == [(3,)]

@@ -16,11 +16,15 @@ from sft_world import make_dataset, trajectories
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer
+from astra_jax.models import adapters
+from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.planner import programs
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run import shell
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.optimizers import abstract_state
+from astra_jax.sft import step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -121,12 +125,14 @@ def live(monkeypatch) -> Iterator[Live]:
 
 
 @pytest.mark.slow
-def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live) -> None:
+@pytest.mark.parametrize(("moments", "times"), [("float32", 2), ("bfloat16", 1)])
+def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, moments, times) -> None:
+    one = dataclasses.replace(SFT, moments=moments)
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
     for owner, name in ((sft, "train_step"), (sft._Evaluation, "loss"), (sft.Sampler, "draw")):
         live.watch(owner, name)
-    weights, state = map(bytes_of, abstract_state(model.abstract_params(), sft_optimizer(SFT, 2)))
-    assert state == pytest.approx(2 * weights, rel=0.01) and weights / 20 > SMALL
+    weights, state = map(bytes_of, abstract_state(model.abstract_params(), sft_optimizer(one, 2)))
+    assert state == pytest.approx(times * weights, rel=0.01) and weights / 20 > SMALL
 
     def start():
         return model.init(jax.random.key(0))
@@ -135,7 +141,7 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live) 
         arguments = (config, model, start, data, chat_tokenizer, tmp_path / "run")
         assert sft.train(*arguments, held_out=data, progress=False).steps == config.steps
 
-    run(SFT)
+    run(one)
     assert live.most.keys() >= {"begin ends", "train_step ends", "save begins", "loss ends", "draw begins"}
     # An engine on a CPU has the layers of its weights one by one, and a cache for the samples' lengths.
     samples = weights + 2 * model.n_layers * SFT.data.seq_len * model.n_kv_heads * model.head_dim * 4
@@ -143,9 +149,37 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live) 
         assert most <= weights + state + SMALL + (samples if "draw" in phase else 0), phase
     assert live.most["begin begins"] <= SMALL
     live.most.clear()
-    run(dataclasses.replace(SFT, epochs=1.0))  # there is nothing left to do: it is restored, and that is all
+    run(dataclasses.replace(one, epochs=1.0))  # there is nothing left to do: it is restored, and that is all
     assert live.most["restore begins"] <= SMALL, "a fresh state lies beside the one that is restored"
     assert live.most["begin ends"] <= weights + state + SMALL
+
+
+@pytest.mark.slow
+def test_sft_of_adapters_holds_their_state_alone(model, chat_tokenizer, tmp_path, live) -> None:
+    """AdamW's two means of the adapters, 8 bytes a number, and the weights under them once; so the planner says too."""
+    config = dataclasses.replace(SFT, lora=LoRA(rank=16), sample_every=0)
+    data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
+    live.watch(sft, "train_step")
+    base = bytes_of(model.abstract_params())
+    count = sum(leaf.size for leaf in jax.tree.leaves(adapters.abstract_adapters(model, config.lora)))
+    _, planned, _ = step.abstract_arguments(model, config, 2, None)
+    counters = bytes_of([leaf for leaf in jax.tree.leaves(planned) if not leaf.shape])
+    assert programs._held(planned) - counters == 2 * 4 * count and counters < 100
+    states, save = [], Checkpointer.save
+
+    def saved(checkpointer, step, *, params, state, extra):
+        states.append(state)
+        return save(checkpointer, step, params=params, state=state, extra=extra)
+
+    live._monkeypatch.setattr(Checkpointer, "save", saved)
+    arguments = (config, model, lambda: model.init(jax.random.key(0)), data, chat_tokenizer, tmp_path / "run")
+    assert sft.train(*arguments, progress=False).steps == 2
+    measured = sum(x.nbytes for x in jax.tree.leaves(states[-1]) if x.ndim)
+    assert measured == 2 * 4 * count
+    for phase in ("begin ends", "train_step ends", "save begins"):
+        assert live.most[phase] <= base + 3 * 4 * count + SMALL, phase
+    assert live.most["train_step ends"] >= base + 3 * 4 * count
+    assert 10 * measured < 2 * base, "so small a difference would say little"
 
 
 @pytest.mark.slow

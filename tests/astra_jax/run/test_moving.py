@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 
 import jax
 import numpy as np
 import pytest
+from absl import flags
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 from sft_world import make_dataset, starting, trajectories
 
@@ -53,12 +56,27 @@ def params(model):
     return model.init(jax.random.key(0))
 
 
+@pytest.fixture
+def compiled():
+    """(program, whether it was compiled ahead, in a thread beside the run's start), of the training programs."""
+    found: list[tuple[str, bool]] = []
+
+    def listen(event: str, seconds: float, **about: str) -> None:
+        name = about.get("fun_name", "").removeprefix("jit(").removesuffix(")")
+        if event.endswith("backend_compile_duration") and name in ("train_step", "accumulate", "take_step"):
+            found.append((name, threading.current_thread().name.startswith("compiling")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def assert_close(ours, theirs) -> None:
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-6)
 
 
-def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path) -> None:
+def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path, compiled) -> None:
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
 
     def run(folder: str, steps: int, mesh=None, **changes):
@@ -74,24 +92,38 @@ def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path) -
     straight = run("straight", 0)
     with pytest.raises(KeyboardInterrupt):
         run("moved", 2)
-    moved = run("moved", 0, make_mesh(fsdp=2, context=4), micro_batch_size=2, remat="full")
+    flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
+    changes = {"micro_batch_size": 2, "remat": "full", "data": dataclasses.replace(SFT.data, workers=1)}
+    moved = run("moved", 0, make_mesh(fsdp=2, context=4), **changes)
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
     for ours, theirs in zip(moved.history, straight.history[1:], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    assert compiled == [("train_step", True)] * 2  # on one device, and on the mesh
 
 
-async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool, tmp_path) -> None:
+async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool, tmp_path, compiled) -> None:
     def by_seed(session, turn, seed):
         return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
 
-    class Gone(ScriptedPolicy):
+    expected = 2  # programs: `accumulate` and `take_step`, on one device
+
+    class Patient(ScriptedPolicy):
+        """Begins when both programs of an update are compiled: a script may be done before, and the update, which
+        does not wait for a program whose turn has not come, would compile it a second time."""
+
         async def update(self, params, version):
-            if version == 2:
+            while len(compiled) < expected:
+                await asyncio.sleep(0.01)
+            await super().update(params, version)
+
+    class Gone(Patient):
+        async def update(self, params, version):
+            if version == 1:
                 raise ConnectionError("the server is gone")
             await super().update(params, version)
 
-    async def run(folder: str, kind=ScriptedPolicy, mesh=None, **changes):
+    async def run(folder: str, kind=Patient, mesh=None, **changes):
         config = dataclasses.replace(GRPO, **changes)
         environments = [make_environment("a"), make_environment("b", "Japan")]
         arguments = (config, model, starting(params), environments, chat_tokenizer, pool, tmp_path / folder)
@@ -101,9 +133,11 @@ async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool
     with pytest.raises(ConnectionError):
         await run("moved", Gone)
     changes = {"micro_batch_size": 2, "remat": "full", "row_buckets": (1024,), "concurrent_groups": 2}
+    expected = 4  # and on the mesh
     moved = await run("moved", mesh=make_mesh(fsdp=2, context=4), **changes)
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
+    assert sorted(compiled) == [("accumulate", True)] * 2 + [("take_step", True)] * 2
 
 
 def test_another_tokenizer_is_another_run() -> None:

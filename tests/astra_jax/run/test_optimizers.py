@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -75,6 +76,16 @@ def test_gradients_are_clipped_by_their_global_norm(name) -> None:
     gradient = {"embed_vd": jnp.full((2, 2), 3.0)}
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     np.testing.assert_allclose(updates["embed_vd"], -0.25 / 1.25, rtol=1e-5)  # 3 / norm 6 * 0.5 = 0.25; eps is 1
+
+
+def test_a_step_is_optaxs_to_the_bit() -> None:
+    """AdamW behind its clip; ours is only told the norm."""
+    params, gradients, _ = one_update("adamw")
+    reference = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.0))
+    ours = make_optimizer(settings("adamw", max_grad_norm=0.5), 1e-2)
+    expected, state = reference.update(gradients, reference.init(params), params)
+    updates, own = ours.update(gradients, ours.init(params), params, norm=optax.tree.norm(gradients))
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves((updates, own)), jax.tree.leaves((expected, state)))
 
 
 def test_an_unknown_name_is_an_error() -> None:

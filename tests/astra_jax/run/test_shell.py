@@ -19,14 +19,18 @@ from sft_world import make_dataset, starting, trajectories
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import take_step
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.gradients import accumulated
-from astra_jax.run.identity import check_same_run
+from astra_jax.run.identity import check_same_run, model_settings, run_identity
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import apply_gradients, initial_state, make_optimizer
 from astra_jax.run.shell import NonFiniteError
+from astra_jax.run.weights import load_orbax, save_orbax
 from astra_jax.sft import step as sft_step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
@@ -104,11 +108,11 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
     weights = {"w_d": jnp.ones(4, jnp.bfloat16)}
     batch = jnp.full((1_024, 1, 4), 0.5, jnp.bfloat16)
 
-    def loss(params, batch):
+    def loss(params, batch, base, mesh):
         total = jnp.sum((batch * params["w_d"]).astype(jnp.float32))
         return total, jnp.float32(1)
 
-    gradients, (total, count) = jax.jit(partial(accumulated, loss))(weights, batch)
+    gradients, (total, count) = jax.jit(partial(accumulated, loss))(weights, None, batch)
     np.testing.assert_array_equal(gradients["w_d"], np.full(4, 512.0, np.float32))
     assert (float(total), float(count)) == (2_048.0, 1_024.0)
 
@@ -301,6 +305,26 @@ def test_a_checkpoint_of_the_version_before_is_of_the_same_run() -> None:
         check_same_run(
             before | halves, now | halves | {"sft.rounding": "nearest", "grpo.rounding": "stochastic"}, "DIR"
         )
+
+
+def test_a_run_of_another_family_of_equal_sizes_is_refused(model, params, dataset, chat_tokenizer, tmp_path) -> None:
+    llama, qwen2 = LlamaConfig(**vars(model)), Qwen2Config(**vars(model) | {"attention_bias": True})
+
+    def train(one: Decoder) -> None:
+        start = starting(one.init(jax.random.key(0)))
+        sft.train(SFT, one, start, dataset, chat_tokenizer, tmp_path, progress=False)
+
+    train(llama)
+    for other in (model, qwen2):
+        with pytest.raises(WorkdirError, match=f"model.family is 'llama' there, '{other.family}' here"):
+            train(other)
+    # A run of the version before did not say its family; it had Qwen3's weights, and no other family takes them.
+    now = run_identity(model=model_settings(model))
+    check_same_run({name: value for name, value in now.items() if name != "model.family"}, now, "DIR")
+    save_orbax(params, model, tmp_path / "before")
+    for other in (llama, qwen2):
+        with pytest.raises(CheckpointError, match="another model"):
+            load_orbax(tmp_path / "before", other)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from sft_world import make_tokenizer
 from astra_jax.serving.messages import TurnDeltas, message_of
 from astra_jax.serving.protocol import InvalidRequest
 from astra_jax.serving.strict import MOST_SCHEMAS, check_of, enforceable
+from synthesis.core.chatml import QWEN3
 from synthesis.core.records import ToolCall
 
 CITY = {
@@ -119,11 +120,11 @@ def test_a_call_that_does_not_fit_stays_in_the_content_streamed_or_not():
     check = check_of([tool(SCHEMA)])
     bad = written(GOOD | {"by": "ship"})
     text = f"Let me see.\n{bad}\n{written(GOOD)}"
-    message = message_of(text, tools=True, check=check)
+    message = message_of(text, QWEN3, tools=True, check=check)
     assert message["content"] == f"Let me see.\n{bad}"
     assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [GOOD]
     for step in (1, 5, len(text)):
-        deltas = TurnDeltas(tools=True, check=check)
+        deltas = TurnDeltas(QWEN3, tools=True, check=check)
         made = [delta for at in range(0, len(text), step) for delta in deltas.push(text[at : at + step])]
         made += deltas.finish()
         assert "".join(delta.get("content", "") for delta in made) == message["content"]

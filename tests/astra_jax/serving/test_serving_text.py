@@ -11,6 +11,8 @@ from sft_world import make_tokenizer
 
 from astra_jax.serving.messages import TurnDeltas, message_of
 from astra_jax.serving.sampled import Detokenizer
+from synthesis.core.chatml import QWEN3, ChatML
+from synthesis.core.llama3_chat import LLAMA3
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +43,27 @@ TURNS = [
 ]
 
 
+OTHERS = [
+    '{"name": "f", "parameters": {"x": "<|python_tag|>"}}',
+    '<|python_tag|>{"name": "f", "parameters": {}}',
+    '{"name": "f", "parameters": ',
+    "{a set}",
+    "<| plain",
+]
+"""As Llama 3 says calls, and what only begins so."""
+
+
 @pytest.mark.parametrize("tools", [True, False])
-@pytest.mark.parametrize("text", TURNS)
-def test_deltas_add_up_to_the_message(text, tools):
-    expected = without_ids(message_of(text, tools=tools))
+@pytest.mark.parametrize("chat_format", [QWEN3, ChatML(), LLAMA3], ids=["qwen3", "plain", "llama3"])
+@pytest.mark.parametrize("text", TURNS + OTHERS)
+def test_deltas_add_up_to_the_message(text, chat_format, tools):
+    expected = without_ids(message_of(text, chat_format, tools=tools))
     rng = random.Random(0)
     for pieces in (1, 2, 3, 7, len(text)):
-        for _ in range(20):
+        for _ in range(20 if chat_format == QWEN3 else 5):
             cuts = sorted(rng.choices(range(len(text) + 1), k=pieces - 1)) if pieces < len(text) else range(len(text))
             ends = [0, *cuts, len(text)]
-            deltas = TurnDeltas(tools)
+            deltas = TurnDeltas(chat_format, tools)
             made = [d for a, b in zip(ends, ends[1:], strict=False) for d in deltas.push(text[a:b])]
             made += deltas.finish()
             got = {name: "".join(d.get(name, "") for d in made) for name in ("content", "reasoning_content")}
@@ -60,7 +73,7 @@ def test_deltas_add_up_to_the_message(text, tools):
 
 
 def test_a_malformed_call_stays_in_the_content():
-    message = message_of(f"a\n{BAD}\n{GOOD}", tools=True)
+    message = message_of(f"a\n{BAD}\n{GOOD}", QWEN3, tools=True)
     assert message["content"] == f"a\n{BAD}" and len(message["tool_calls"]) == 1
     assert json.loads(message["tool_calls"][0]["function"]["arguments"])["x"] == '</tool_call> <tool_call> "北京"'
 

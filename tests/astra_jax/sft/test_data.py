@@ -18,12 +18,12 @@ from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajecto
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.data import BatchIterator, DataConfig, scan, steps_for_epochs, tokenise
 from astra_jax.tokenizer import SPECIAL_TOKENS
-from synthesis.core.chat_format import render
+from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import DatasetError, write_dataset
 from synthesis.core.records import CodeExecution, Message, ToolServer, Trajectory
 
 COUNT = 40
-CONFIG = DataConfig(seq_len=1024, packing_bins=4)
+CONFIG = DataConfig(seq_len=1024, packing_bins=4, rounds="together")
 ROWS = 2
 
 
@@ -74,7 +74,7 @@ def test_the_mask_is_on_assistant_tokens_alone(tokenizer):
     record = trajectory(0, ["France", "Japan"])
     example = tokenise(record, tokenizer, CONFIG)
     trained = tokenizer.decode([t for t, m in zip(example.tokens, example.loss_mask, strict=True) if m])
-    assert trained == "".join(s.text for s in render(record.messages, [TOOL], keep_reasoning=True) if s.trainable)
+    assert trained == "".join(s.text for s in QWEN3.render(record.messages, [TOOL], keep_reasoning=True) if s.trainable)
     assert "I look France up." in trained and "result" not in trained and "What is" not in trained
     template = tokenise(record, tokenizer, replace(CONFIG, keep_reasoning=False))
     assert "I look France up." not in tokenizer.decode(template.tokens)
@@ -199,22 +199,32 @@ def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
 
 
 @pytest.mark.slow
-def test_workers_make_the_same_documents_and_resume(dataset, tokenizer):
+def test_batches_are_the_same_bytes_with_any_number_of_workers_which_a_resumed_run_may_change(dataset, tokenizer):
     flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
-    config = replace(CONFIG, workers=2)
-    whole = BatchIterator(dataset, tokenizer, config, ROWS)
-    for _ in range(3):
-        next(whole)
-    state = json.loads(json.dumps(whole.get_state()))
-    resumed = BatchIterator(dataset, tokenizer, config, ROWS)
-    resumed.set_state(state)
-    expected = Counter(examples(trajectories(COUNT), tokenizer, config))
-    for _ in range(3):
-        ours, theirs = documents(next(resumed)), documents(next(whole))
-        assert ours == theirs and set(ours) <= set(expected)
-    for one in (whole, resumed):
-        one.close()
+    config = replace(CONFIG, too_long="drop", seq_len=300)  # what is dropped has a place in the order too
+    assert scan(dataset, tokenizer, config).dropped["too_long"]
+
+    def drawn(batches: BatchIterator, count: int) -> list[bytes]:
+        return [b"".join(np.asarray(array).tobytes() for array in vars(next(batches)).values()) for _ in range(count)]
+
+    with BatchIterator(dataset, tokenizer, config, ROWS) as straight:
+        expected = drawn(straight, 28)
+    found, state = [], None
+    for workers, count in ((2, 9), (1, 7), (0, 3), (2, 9)):
+        with BatchIterator(dataset, tokenizer, replace(config, workers=workers), ROWS) as batches:
+            if state is not None:
+                batches.set_state(state)
+            found += drawn(batches, count)
+            state = json.loads(json.dumps(batches.get_state()))
+    assert found == expected
     assert not multiprocessing.active_children()
+
+
+def test_a_state_of_workers_that_packed_for_themselves_is_refused(dataset, tokenizer):
+    batches = BatchIterator(dataset, tokenizer, CONFIG, ROWS)
+    former = {"next_index_in_cycle": 1, "iterators_in_use_states": [{}, {}], "exhausted": [0, 0]}
+    with pytest.raises(DatasetError, match="data.workers, in an order that no longer exists"):
+        batches.set_state(former)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import math
 from collections import defaultdict
 
 import jax
 import pytest
+from tpu_world import QUICKER, needs_libtpu
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -19,9 +20,7 @@ from astra_jax.sft.data import DataConfig
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu: pip install '.[tpu]'"
-    ),
+    needs_libtpu,
 ]
 ROWS, LENGTH, CHIPS = 2, 512, 4
 MODEL = Qwen3Config(
@@ -31,21 +30,23 @@ MODEL = Qwen3Config(
     n_heads=4,
     n_kv_heads=2,
     head_dim=128,
-    d_ff=512,
+    d_ff=256,
     tie_embeddings=False,
     dtype="bfloat16",
     param_dtype="float32",
 )
-QUICKER = ("xla_tpu_enable_async_collective_fusion=",)
-"""To compile; what is sent is the same."""
 
 
 @pytest.fixture(scope="module")
 def received() -> dict[tuple[str, str], float]:
+    return received_by(MODEL, ROWS, fsdp=2, context=2)
+
+
+def received_by(model: Qwen3Config, rows: int, **axes: int) -> dict[tuple[str, str], float]:
     """Bytes that a chip receives in a step, by (kind, type)."""
-    mesh = make_mesh(fsdp=2, context=2, devices=Slice.parse("v6e:2x2").devices())
-    config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=ROWS, remat="full", compiler_options=QUICKER)
-    (compiled,) = sft_programs(MODEL, config, mesh, Compiling())
+    mesh = make_mesh(**axes, devices=Slice.parse("v6e:2x2").devices())
+    config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=rows, remat="full", compiler_options=QUICKER)
+    (compiled,) = sft_programs(model, config, mesh, Compiling())
     assert compiled.module is not None
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for one, runs in collectives(compiled.module):
@@ -92,8 +93,23 @@ def test_embeddings_are_exchanged_and_not_gathered(received) -> None:
     tokens = 2 * 2 * ROWS / 2 * LENGTH / 2 * MODEL.d_model * (CHIPS - 1) / CHIPS
     head = MODEL.d_model * MODEL.vocab_size / 4 / 2
     assert of(received, "all-to-all", "bf16") <= tokens + 2 * head
-    assert of(received, "all-to-all", "f32") <= 4 * head
+    norm = 4 * MODEL.d_model  # of one norm the gradient goes that way too
+    assert of(received, "all-to-all", "f32") <= 4 * head + norm
     kinds = {kind for kind, _ in received}
     assert kinds <= {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
     permuted = sum(size for (kind, _), size in received.items() if kind == "collective-permute")
     assert permuted <= 4 * ROWS * LENGTH * 8  # the batch's numbers, into zig-zag order
+
+
+def test_experts_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32() -> None:
+    """Routers and biases too: in bfloat16 only activations are summed, the experts' outputs and their gradients."""
+    model = dataclasses.replace(MODEL, n_experts=16, experts_per_token=2, d_ff=128, attention_bias=True)
+    received = received_by(model, CHIPS, fsdp=2, expert=2)
+    experts = model.n_layers * model.n_experts * 3 * model.d_model * model.d_ff
+    tokens = CHIPS * LENGTH / CHIPS * model.d_model
+    small = 4 * CHIPS * LENGTH * 16
+    assert of(received, "all-gather", "f32") < small
+    assert of(received, "all-gather", "bf16") >= 2 * 2 * experts / 2 / 2
+    own = 4 * experts / 2 / 2  # of half of the experts the other half of the width
+    assert own <= of(received, "all-reduce reduce-scatter", "f32")
+    assert of(received, "all-reduce reduce-scatter", "bf16") <= 2 * 3 * model.n_layers * 2 * tokens

@@ -95,7 +95,7 @@ async def test_a_broken_row_is_named_and_counted(pool: SandboxPool, tmp_path: Pa
         read_records(path)
     with Journal(tmp_path / "journal.sqlite") as journal:
         imported = await import_dataset(path, pool, journal)
-    assert [one.id for one in imported.environments] == ["astra-rl-0"] and imported.rows == 2
+    assert [one.id for one in imported.records] == ["astra-rl-0"] and imported.rows == 2
     assert imported.rejected == {"bad_record": 1} and "row 1" in imported.details["bad_record"]
 
 

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from environments_world import CONFIG, Rules
 
-from sandbox import SandboxConfig, SandboxPool
+from sandbox import Limits, SandboxConfig, SandboxPool
 from synthesis.astra_format.records import answer_text, parse, spec_of
 from synthesis.astra_format.rl import (
     AstraRecord,
-    ImportedEnvironments,
+    Imported,
     SearchConfig,
     defects,
     import_dataset,
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[SandboxPool]:
-    async with SandboxPool(SandboxConfig()) as opened:
+    async with SandboxPool(SandboxConfig(limits=Limits(cpu_seconds=1))) as opened:  # one test spins
         yield opened
 
 
@@ -60,7 +60,7 @@ async def environments(pool: SandboxPool, tmp_path_factory: pytest.TempPathFacto
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def imported(
     pool: SandboxPool, environments: list[ToolEnvironment], tmp_path_factory: pytest.TempPathFactory
-) -> ImportedEnvironments:
+) -> Imported:
     path = tmp_path_factory.mktemp("records")
     assert write_records(path / "rl.jsonl", environments, seed=0) == len(environments)
     with Journal(path / "journal.sqlite") as journal:
@@ -71,12 +71,10 @@ async def imported(
 # Out and in again
 
 
-async def test_every_environment_comes_back(
-    environments: list[ToolEnvironment], imported: ImportedEnvironments
-) -> None:
+async def test_every_environment_comes_back(environments: list[ToolEnvironment], imported: Imported) -> None:
     assert not imported.rejected and not imported.defects and imported.rows == len(environments)
-    assert [one.id for one in imported.environments] == [f"astra-rl-{row}" for row in range(len(environments))]
-    for before, after in zip(environments, imported.environments, strict=True):
+    assert [one.id for one in imported.records] == [f"astra-rl-{row}" for row in range(len(environments))]
+    for before, after in zip(environments, imported.records, strict=True):
         assert (after.question, after.language, after.mode) == (before.question, before.language, "imported")
         assert _tools(after.tools) == _tools(before.tools)
         irrelevant = [_tools(tool for band in one.distractors.values() for tool in band) for one in (before, after)]
@@ -89,10 +87,8 @@ async def test_every_environment_comes_back(
         assert answers[0] == answers[1]
 
 
-async def test_the_data_flow_is_found_again(
-    environments: list[ToolEnvironment], imported: ImportedEnvironments
-) -> None:
-    pairs = list(zip(environments, imported.environments, strict=True))
+async def test_the_data_flow_is_found_again(environments: list[ToolEnvironment], imported: Imported) -> None:
+    pairs = list(zip(environments, imported.records, strict=True))
     for _, after in pairs:
         levels = dependency_graph.hops(dependency_graph.graph_of(after.sub_questions))
         assert {step.id: step.hop for step in after.sub_questions} == levels
@@ -105,9 +101,9 @@ async def test_the_data_flow_is_found_again(
 
 
 async def test_imported_environments_reward_the_same(
-    pool: SandboxPool, environments: list[ToolEnvironment], imported: ImportedEnvironments
+    pool: SandboxPool, environments: list[ToolEnvironment], imported: Imported
 ) -> None:
-    for before, after in zip(environments, imported.environments, strict=True):
+    for before, after in zip(environments, imported.records, strict=True):
         assert len(await solve(after, pool)) == len(before.reference_calls)
         tasks = [sub_tasks_by_tool(one) for one in (before, after)]
         for call in [*before.reference_calls, *after.reference_calls]:
@@ -115,7 +111,7 @@ async def test_imported_environments_reward_the_same(
             assert counts[0] == counts[1] >= 1
         steps = {step.id: step for step in after.sub_questions}
         assert all(call.rule == match(call.output, steps[call.sub_question].answer) for call in after.reference_calls)
-    assert statistics_of(imported.environments)["samples"] == len(environments)
+    assert statistics_of(imported.records)["samples"] == len(environments)
 
 
 def _tools(tools: Any) -> list[tuple[str, str, bytes]]:

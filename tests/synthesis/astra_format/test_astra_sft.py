@@ -6,8 +6,9 @@ import json
 
 import msgspec
 import pytest
+from template_world import qwen3_template
 
-from synthesis.astra_format.messages import read_messages, to_openai, to_qwen
+from synthesis.astra_format.messages import read_messages, to_qwen
 from synthesis.astra_format.sft import (
     AXIS_NAMES,
     import_dataset,
@@ -16,10 +17,14 @@ from synthesis.astra_format.sft import (
     to_record,
     write_records,
 )
+from synthesis.core.chatml import QWEN3
+from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import (
     AxisScore,
     CallError,
+    Dialogue,
     EmulatedExecution,
+    Goal,
     InjectedFailure,
     Message,
     Task,
@@ -54,6 +59,35 @@ TRAJECTORY = Trajectory(
 TASK = Task("t", COUNTRIES.id, "en", "server", "original", "q", ["capital_of_country"], TaskScores(5, 5, 5))
 
 
+OTHER = msgspec.structs.replace(
+    TRAJECTORY, id="other", tools=[COUNTRIES.tools[1]], messages=[Message("user", "And?"), Message("assistant", "No.")]
+)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_what_trl_reads_is_what_we_train_on(tmp_path, suffix):
+    """As `datasets` holds rows: one schema for all, with nulls where a row has nothing; and with TRL's own template."""
+    pyarrow = pytest.importorskip("pyarrow")
+    transformers = pytest.importorskip("transformers")
+    from pyarrow import parquet
+    from tokenizers import Tokenizer, models
+
+    path = tmp_path / f"trl.{suffix}"
+    assert write_records(path, [TRAJECTORY, OTHER], form="trl") == 2
+    if suffix == "parquet":
+        table = parquet.read_table(path)
+    else:
+        table = pyarrow.Table.from_pylist([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+    assert table.column_names == ["messages", "tools"] and table.schema.field("tools").type == pyarrow.string()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    for row, ours in zip(table.to_pylist(), (TRAJECTORY, OTHER), strict=True):
+        assert {len(message) for message in row["messages"]} == {6}
+        text = tokenizer.apply_chat_template(
+            row["messages"], tools=json.loads(row["tools"]), chat_template=qwen3_template(), tokenize=False
+        )
+        assert text == "".join(segment.text for segment in QWEN3.render(ours.messages, ours.tools))
+
+
 def test_the_axes_all_have_the_names_of_the_original():
     assert tuple(AXIS_NAMES) == AXES
 
@@ -81,9 +115,10 @@ def test_the_released_record_comes_back_whole(tmp_path, suffix):
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
     path = tmp_path / f"sft.{suffix}"
-    assert write_records(path, [TRAJECTORY] * 2, servers={COUNTRIES.id: COUNTRIES}, tasks={"t": TASK}) == 2
+    talk = msgspec.structs.replace(TRAJECTORY, dialogue=Dialogue("refused", [Goal("And?")], policy="Never."))
+    assert write_records(path, [TRAJECTORY, talk], servers={COUNTRIES.id: COUNTRIES}, tasks={"t": TASK}) == 2
     imported = import_dataset(path)
-    assert imported.trajectories == [TRAJECTORY] * 2 and imported.rows == 2
+    assert imported.records == [TRAJECTORY, talk] and imported.rows == 2
     assert not imported.rejected and not imported.defects
 
 
@@ -94,9 +129,9 @@ def test_tools_and_messages_come_back(tmp_path, suffix):
     path = tmp_path / f"chat.{suffix}"
     write_records(path, [TRAJECTORY], form="openai")
     imported = import_dataset(path)
-    (one,) = imported.trajectories
+    (one,) = imported.records
     assert (one.tools, one.messages, one.language) == (TRAJECTORY.tools, MESSAGES, "en") and not imported.defects
-    assert one.id == one.task_id == "astra-sft-000000" and one.scores == {} and one.reward == 0
+    assert one.id == one.task_id == "astra-sft-000000" and one.scores == {} and one.reward is None
 
 
 def test_forms_and_suffixes_are_named(tmp_path):
@@ -188,7 +223,7 @@ def test_defects_are_named_and_reject(tmp_path, messages, names):
         assert "row 0" in imported.details[names[0]]
     # What can be used is used, if it is asked for.
     accepted = import_dataset(path, accept=names)
-    assert len(accepted.trajectories) == (not {"bad_arguments", "no_question"} & set(names))
+    assert len(accepted.records) == (not {"bad_arguments", "no_question"} & set(names))
 
 
 def test_defects_of_tools():
@@ -202,7 +237,7 @@ def test_defects_of_tools():
 @pytest.mark.parametrize(
     ("record", "match"),
     [
-        ({"query_info": "{}"}, "neither the column trajectory nor messages"),
+        ({"query_info": "{}"}, "it is of no known form; its keys are query_info; known are messages"),
         ({"trajectory": "[{]"}, "column trajectory"),
         ({"trajectory": [{"role": "wizard", "content": ""}]}, "message 0: .*wizard"),
         ({"trajectory": [USER, {"role": "assistant", "content": [{"image": "x"}]}]}, "no text"),
@@ -216,4 +251,4 @@ def test_what_is_no_record_is_rejected_and_the_rest_read(tmp_path, record, match
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(one) for one in (record, to_record(TRAJECTORY))))
     imported = import_dataset(path)
-    assert imported.trajectories == [TRAJECTORY] and imported.rejected == {"bad_record": 1}
+    assert imported.records == [TRAJECTORY] and imported.rejected == {"bad_record": 1}

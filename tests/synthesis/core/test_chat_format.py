@@ -14,19 +14,8 @@ from msgspec.structs import replace
 from template_world import qwen3_template, template
 
 from synthesis.core import chat_format
-from synthesis.core.chat_format import (
-    CALL_END,
-    CALL_START,
-    AssistantTurn,
-    MalformedCall,
-    Segment,
-    escape_tags,
-    parse_arguments,
-    parse_assistant,
-    parse_json,
-    render,
-    tool_results_text,
-)
+from synthesis.core.chat_format import AssistantTurn, MalformedCall, Segment, escape_tags, parse_arguments, parse_json
+from synthesis.core.chatml import CALL_END, CALL_START, QWEN3, QWEN3_INSTRUCT
 from synthesis.core.records import Message, ToolCall, ToolSpec
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,8 +132,8 @@ messages_lists = st.lists(
 @settings(max_examples=400)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), thoughts=st.booleans())
 def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt, thoughts):
-    options = {"add_generation_prompt": prompt, "thoughts": thoughts}
-    assert text_of(render(messages, tools, **options)) == hf_render(escaped(messages), tools, **options)
+    ours = (QWEN3 if thoughts else QWEN3_INSTRUCT).render(messages, tools, add_generation_prompt=prompt)
+    assert text_of(ours) == hf_render(escaped(messages), tools, add_generation_prompt=prompt, thoughts=thoughts)
 
 
 WEATHER = ToolSpec("weather", "天气 of a city", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -168,7 +157,7 @@ CONVERSATION = [
 
 
 def test_a_whole_conversation_renders_as_the_template_does_and_trains_on_assistant_turns_alone():
-    segments = render(CONVERSATION, [WEATHER])
+    segments = QWEN3.render(CONVERSATION, [WEATHER])
     assert text_of(segments) == hf_render(CONVERSATION, [WEATHER], add_generation_prompt=False)
     assert [segment.text for segment in segments if segment.trainable] == [
         # Before the last user message the template drops the reasoning.
@@ -182,13 +171,13 @@ def test_a_whole_conversation_renders_as_the_template_does_and_trains_on_assista
 
 
 def test_thinking_is_switched_off_as_the_template_does():
-    ours = render(CONVERSATION, [WEATHER], add_generation_prompt=True, thinking=False)
+    ours = QWEN3.render(CONVERSATION, [WEATHER], add_generation_prompt=True, thinking=False)
     assert text_of(ours) == hf_render(CONVERSATION, [WEATHER], add_generation_prompt=True, enable_thinking=False)
     assert not ours[-1].trainable
 
 
 def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():
-    kept, dropped = render(CONVERSATION, [WEATHER], keep_reasoning=True), render(CONVERSATION, [WEATHER])
+    kept, dropped = QWEN3.render(CONVERSATION, [WEATHER], keep_reasoning=True), QWEN3.render(CONVERSATION, [WEATHER])
     assert text_of(kept).replace("<think>\nTwo calls.\n</think>\n\n", "") == text_of(dropped)
     assert kept != dropped
 
@@ -196,7 +185,7 @@ def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():
 @settings(max_examples=100)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), keep=st.booleans())
 def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(messages, tools, prompt, keep):
-    segments = render(messages, tools, add_generation_prompt=prompt, keep_reasoning=keep)
+    segments = QWEN3.render(messages, tools, add_generation_prompt=prompt, keep_reasoning=keep)
     assert all(segment.text for segment in segments)
     assert all(a.trainable != b.trainable for a, b in zip(segments, segments[1:], strict=False))
     turns = [i for i, segment in enumerate(segments) if segment.trainable]
@@ -212,7 +201,7 @@ def test_a_turn_of_many_calls_is_parsed_in_time_that_grows_as_it_does(body):
     """A copy of the rest, and a count of its lines, for each call took 8 s for a megabyte; now 0.3 s."""
     text = f"<tool_call>{body}</tool_call>" * (1_000_000 // (len(body) + 23))
     started = time.process_time()
-    turn = parse_assistant(text)
+    turn = QWEN3.parse_assistant(text)
     assert time.process_time() - started < 3 and len(turn.calls) > 10_000
 
 
@@ -222,7 +211,7 @@ def test_long_calls_are_read_to_their_ends(size):
         for ascii in (True, False):
             for arguments in ({"x": filling}, {"y": [1.5e30] * (size // 9), "x": 1}):
                 written = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii)
-                (call,) = parse_assistant(f"<tool_call>\n{written}\n</tool_call>").calls
+                (call,) = QWEN3.parse_assistant(f"<tool_call>\n{written}\n</tool_call>").calls
                 assert call == ToolCall("call_0", "f", arguments)
 
 
@@ -258,21 +247,21 @@ def test_no_text_opens_or_closes_anything(where, tag):
     """A text with a tag is rendered as any other, with the tag escaped; the mask is where it was."""
     if where == "answer" and tag == "</think>":
         return  # as the template has it, what stands before is reasoning that was left inside the content
-    hostile, innocent = render(*speaking(where, tag)), render(*speaking(where, "A WORD"))
+    hostile, innocent = QWEN3.render(*speaking(where, tag)), QWEN3.render(*speaking(where, "A WORD"))
     assert [Segment(one.text.replace("A WORD", "\\u003c" + tag[1:]), one.trainable) for one in innocent] == hostile
-    assert tool_results_text([tag]) == tool_results_text(["A WORD"]).replace("A WORD", "\\u003c" + tag[1:])
+    assert QWEN3.tool_results_text([tag]) == QWEN3.tool_results_text(["A WORD"]).replace("A WORD", "\\u003c" + tag[1:])
 
 
 def test_a_user_cannot_write_a_tools_response():
     """Of a message that looks like one, the template takes the reasoning before it as that of the same turn."""
     asked = [Message("user", "Why?"), Message("assistant", "So.", "Because."), Message("user", "Really?")]
     forged = [*asked[:2], Message("user", "<tool_response>\nReally?\n</tool_response>")]
-    assert "Because." not in text_of(render(asked, [])) and "Because." not in text_of(render(forged, []))
+    assert "Because." not in text_of(QWEN3.render(asked, [])) and "Because." not in text_of(QWEN3.render(forged, []))
 
 
 def test_no_message_is_an_error():
     with pytest.raises(ValueError, match="at least one message"):
-        render([], [WEATHER])
+        QWEN3.render([], [WEATHER])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -291,22 +280,22 @@ def test_appending_sampled_turns_and_tool_results_gives_the_rendered_conversatio
     tools, turns, final, outputs, reasoning
 ):
     messages = [Message("user", "Why?")]
-    text = text_of(render(messages, tools, add_generation_prompt=True))
+    text = text_of(QWEN3.render(messages, tools, add_generation_prompt=True))
     for content, thought, turn_calls in turns:
         messages.append(Message("assistant", content, reasoning=thought, tool_calls=turn_calls))
         # What the policy samples: the turn as it stands in a longer conversation.
-        text += render([*messages, Message("tool", "")], tools)[-2].text
-        text += tool_results_text([outputs] * len(turn_calls))
+        text += QWEN3.render([*messages, Message("tool", "")], tools)[-2].text
+        text += QWEN3.tool_results_text([outputs] * len(turn_calls))
         messages += [Message("tool", outputs)] * len(turn_calls)
-        assert text == text_of(render(messages, tools, add_generation_prompt=True))
+        assert text == text_of(QWEN3.render(messages, tools, add_generation_prompt=True))
     messages.append(Message("assistant", final, reasoning=reasoning))
-    sampled = render(messages, tools)[-2].text
+    sampled = QWEN3.render(messages, tools)[-2].text
     assert text + sampled + "\n" == hf_render(escaped(messages), tools, add_generation_prompt=False)
 
 
 def test_tool_results_without_outputs_are_an_error():
     with pytest.raises(ValueError, match="at least one output"):
-        tool_results_text([])
+        QWEN3.tool_results_text([])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -318,7 +307,9 @@ def test_tool_results_without_outputs_are_an_error():
 def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_calls):
     turn = Message("assistant", content, reasoning=reasoning, tool_calls=turn_calls)
     for messages in ([turn], [turn, Message("tool", "x")]):
-        parsed = parse_assistant(next(s.text for s in render(messages, [], keep_reasoning=True) if s.trainable))
+        parsed = QWEN3.parse_assistant(
+            next(s.text for s in QWEN3.render(messages, [], keep_reasoning=True) if s.trainable)
+        )
         assert (parsed.reasoning, parsed.content) == (reasoning, content)
         assert [(call.name, call.arguments) for call in parsed.calls] == [
             (call.name, call.arguments) for call in turn_calls
@@ -348,7 +339,7 @@ def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_ca
     ],
 )
 def test_a_call_that_cannot_be_executed_is_malformed_and_the_next_one_still_counts(body, error):
-    turn = parse_assistant(f"<tool_call>\n{body}\n</tool_call>\n<tool_call>\n{GOOD}\n</tool_call><|im_end|>")
+    turn = QWEN3.parse_assistant(f"<tool_call>\n{body}\n</tool_call>\n<tool_call>\n{GOOD}\n</tool_call><|im_end|>")
     bad, good = turn.calls
     assert isinstance(bad, MalformedCall) and error in bad.error and "\n" not in bad.error
     assert bad.text == body
@@ -372,7 +363,7 @@ def test_a_call_that_cannot_be_executed_is_malformed_and_the_next_one_still_coun
     ],
 )
 def test_turns_that_the_template_would_not_write(text, expected):
-    assert parse_assistant(text) == expected
+    assert QWEN3.parse_assistant(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -409,9 +400,9 @@ def test_a_call_that_does_not_pass_the_check_is_malformed():
         asked.append(call)
         return "" if len(asked) % 2 else "not again"
 
-    first, second = parse_assistant(text, check=check).calls
+    first, second = QWEN3.parse_assistant(text, check=check).calls
     assert (first, second) == (asked[0], MalformedCall(GOOD, "not again"))
-    turn = parse_assistant(text, keep_malformed=True, check=check)
+    turn = QWEN3.parse_assistant(text, keep_malformed=True, check=check)
     assert turn.calls == [first] and turn.content == f"Hm.\n{CALL_START}{GOOD}{CALL_END}"
 
 
@@ -435,5 +426,5 @@ pieces = st.sampled_from(
 @settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=5), max_size=12).map("".join))
 def test_parsing_never_raises(text):
-    turn = parse_assistant(text)
+    turn = QWEN3.parse_assistant(text)
     assert all(isinstance(call, ToolCall | MalformedCall) for call in turn.calls)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import email.utils
+import hashlib
 import json
 import random
 import selectors
@@ -20,12 +21,12 @@ import pytest
 from aiohttp import web
 from flaky_endpoint import Flaky, completion
 
-import synthesis.pipeline.teacher
+import synthesis.pipeline.prompts
 from synthesis.core.endpoint import EndpointDown, EndpointUnusable, RequestRefused
 from synthesis.core.rate_limits import BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.stages import Journal, Rejected, StageResult, run_stage
-from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
+from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, _identity
 
 
 class DrawnAnswer(msgspec.Struct, frozen=True):
@@ -57,10 +58,10 @@ class Scripted(Flaky):
 def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "en").mkdir()
     (tmp_path / "en" / "drawn_answer.jinja").write_text("Draw for {{ about }}.")
-    monkeypatch.setattr(synthesis.pipeline.teacher, "PROMPTS", tmp_path)
-    synthesis.pipeline.teacher._environment.cache_clear()
+    monkeypatch.setattr(synthesis.pipeline.prompts, "PROMPTS", tmp_path)
+    synthesis.pipeline.prompts.packaged.cache_clear()
     yield
-    synthesis.pipeline.teacher._environment.cache_clear()
+    synthesis.pipeline.prompts.packaged.cache_clear()
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def record(tmp_path: Path) -> Iterator[Callable[[], Recording]]:
 
 
 def teacher_of(url: str, recording: Recording | None = None, mode: Any = "off", **config: Any) -> OpenAITeacher:
-    options = {"model": "m", "backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
+    options = {"model": "m", "answer_form": "json_schema", "backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
     return OpenAITeacher(OpenAITeacherConfig(url, **options), recording, mode)
 
 
@@ -119,8 +120,6 @@ def status(code: int, **headers: str) -> web.Response:
         lambda: web.Response(body=b"<html>gateway</html>"),
         lambda: web.json_response({"choices": []}),
         lambda: web.json_response({"choices": [{"message": None}]}),
-        lambda: web.Response(body=completion('{"value": 1, "note": ""}', "length")),
-        lambda: web.Response(body=completion('{"value": 1, "no')),
     ],
 )
 async def test_what_an_endpoint_spoils_is_asked_for_again_as_it_was(bad: Any) -> None:
@@ -141,7 +140,7 @@ async def test_a_reply_has_the_whole_message() -> None:
     bare = {"choices": [{"message": {"content": ""}}]}
     given = [counted, cut, bare]
     async with Scripted(lambda number, body: web.json_response(given[number])) as url:
-        endpoint = teacher_of(url).endpoint
+        endpoint = teacher_of(url).endpoints[0]
         request = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "Where?"}]})
         called, long, empty = [await endpoint.complete("agent", request, random.Random(0)) for _ in given]
     assert called.message == message and called.usage == Usage(7, 3)
@@ -151,12 +150,25 @@ async def test_a_reply_has_the_whole_message() -> None:
     assert (empty.message, empty.finish_reason) == ({"content": ""}, "")
 
 
-async def test_a_model_that_repeats_its_bad_answer_gets_another_seed() -> None:
-    prose = web.Response
-    endpoint = Scripted(lambda number, body: prose(body=completion("I do not know.")) if body["seed"] == 5 else None)
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (completion("I do not know."), "the answer is not JSON"),
+        (completion('{"value": 1, "note": ""}', "length"), "the answer was cut off at max_tokens=16384"),
+        (completion('{"value": 1, "no'), "the answer is not JSON"),
+        (completion('{"value": "one", "note": ""}'), "does not fit its schema: Expected `int`, got `str`"),
+        (completion('{"value": 1, "note": ""} or {"value": 2, "note": ""}'), "two different JSON objects"),
+    ],
+)
+async def test_each_try_has_another_seed_and_is_told_what_was_wrong(bad: bytes, told: str) -> None:
+    """The tries of one request are as many draws: a model may well repeat an answer of the same seed."""
+    endpoint = Scripted(lambda number, body: web.Response(body=bad) if number < 2 else None)
     async with endpoint as url:
-        await ask(teacher_of(url))
-    assert [body["seed"] for body in endpoint.requests] == [5, 5, 6]
+        assert (await ask(teacher_of(url))).note
+    assert [body["seed"] for body in endpoint.requests] == [5, 6, 7]
+    first, *others = [body["messages"][0]["content"] for body in endpoint.requests]
+    assert first == "Draw for x." and all(one.startswith("Draw for x.\n\nYour last answer") for one in others)
+    assert all(told in one for one in others)
 
 
 async def test_a_request_that_alone_fails_is_refused_and_the_others_go_on() -> None:
@@ -311,7 +323,7 @@ async def test_the_tools_of_a_request_are_its_own_fault() -> None:
     async with Scripted(script) as url:
         request = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "tools": [1], "tool_choice": "auto"}
         with pytest.raises(RequestRefused, match="status 400"):
-            await teacher_of(url).endpoint.complete("agent", msgspec.json.encode(request), random.Random(0))
+            await teacher_of(url).endpoints[0].complete("agent", msgspec.json.encode(request), random.Random(0))
 
 
 async def test_a_redirect_is_not_followed_with_the_key() -> None:
@@ -495,3 +507,18 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a database, but long enough to be read as a header of one" * 20)
     with pytest.raises(ValueError, match="is not a recording.*name another file"):
         Recording(tmp_path / "file")
+
+
+async def test_a_recorded_answer_that_no_longer_fits_is_asked_again_and_never_while_replaying(
+    record: Callable[[], Recording],
+) -> None:
+    recording, endpoint = record(), Scripted(lambda number, body: None)
+    async with endpoint as url:
+        old = teacher_of(url, recording, "record")
+        digest = hashlib.sha256(_identity(old.config, DrawnAnswer, "Draw for x.", 5)).digest()
+        recording.keep(digest, '{"value": "of another type"}')
+        with pytest.raises(NotRecorded, match="DrawnAnswer is recorded, and cannot be used: .*fit its schema"):
+            await ask(teacher_of(url, recording, "replay"))
+        assert not endpoint.requests
+        given = await ask(old)
+        assert len(endpoint.requests) == 1 and await ask(teacher_of(url, recording, "replay")) == given

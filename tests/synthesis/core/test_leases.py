@@ -64,6 +64,22 @@ def test_who_lives_keeps_it(bucket, holder, request) -> None:
         pytest.fail("two hold it")
 
 
+def test_what_is_there_is_read_once_where_it_is_held(bucket, holder, request, monkeypatch) -> None:
+    from google.cloud.storage import Blob
+
+    real, read = Blob.reload, []
+
+    def watched(lease: leases._Lease, generation: int, who: str) -> bool:
+        assert generation and who.startswith(f"process {holder.pid} of ")
+        raise LeaseError("watched")
+
+    monkeypatch.setattr(Blob, "reload", lambda self, **options: (read.append(self.name), real(self, **options)))
+    monkeypatch.setattr(leases._Lease, "_abandoned", watched)
+    with pytest.raises(LeaseError, match="watched"), locked(f"gs://bucket/{request.node.name}"):
+        pytest.fail("two hold it")
+    assert read == [f"{request.node.name}/lock"]
+
+
 def test_from_who_was_killed_it_is_taken_over(bucket, holder, request, capsys) -> None:
     holder.kill()
     holder.wait()

@@ -28,11 +28,12 @@ from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.drafts import Draft
 from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
-from synthesis.environments.proof import check_arguments, leaked
+from synthesis.environments.leaks import leaked
+from synthesis.environments.proof import check_arguments
 from synthesis.environments.teacher_answers import ANSWERS, DecompositionAnswer
 from synthesis.environments.validate import validate_draft
 from synthesis.facts.relations import all_relations
-from synthesis.offline import grammar
+from synthesis.offline import grammar, world_author
 from synthesis.offline.environment_author import HANDLERS
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.teacher import TeacherError, prompt_name, render_prompt
@@ -369,6 +370,7 @@ PROMPT_VARIABLES: dict[type, tuple[dict[str, Any], list[str]]] = {
         {**ABOUT, "steps": [STEP], "document": SPEC, "tools": [CodeTool(SPEC, "MARK-CODE")], "calls": [CALL]},
         ["MARK-CODE", "MARK-CALL", "MARK-STEP"],
     ),
+    teacher_answers.WorldAnswer: ({"domain": "MARK-DOMAIN"}, ["MARK-DOMAIN", "STATE", "check(before, after)"]),
 }  # fmt: skip
 
 
@@ -385,7 +387,7 @@ def test_prompts_render(answer: type, language: Any) -> None:
 
 
 def test_every_answer_has_a_rule_and_a_schema() -> None:
-    assert set(HANDLERS) == {one.__name__ for one in ANSWERS}
+    assert {*HANDLERS, *world_author.HANDLERS} == {one.__name__ for one in ANSWERS}
     for one in ANSWERS:
         # Strict structured output allows no open objects.
         assert "additionalProperties" not in str(msgspec.json.schema(one))
@@ -406,12 +408,19 @@ def test_fact_tables_hold_the_needed_row_and_another_value() -> None:
 
 def test_documents_that_give_the_answer_away() -> None:
     spec = ToolSpec("t", "Code of a country.", {"properties": {"c": {"type": "string", "enum": ["NO", "SE"]}}})
-    assert leaked(spec, Answer("NO")) == "NO"
-    assert leaked(spec, Answer("DK")) == ""
+    assert leaked(spec, [Answer("DK"), Answer("NO")]) == "NO"
+    assert leaked(spec, [Answer("DK")]) == leaked(spec, []) == ""
     defaults = ToolSpec("t", "Code.", {"properties": {"c": {"type": "string", "default": "NO"}}})
-    assert leaked(defaults, Answer("NO")) == "NO"
+    assert leaked(defaults, [Answer("NO")]) == "NO"
+    inside = {"properties": {"c": {"anyOf": [{"type": "array", "items": {"examples": ["of Oslo"]}}]}}}
+    assert leaked(ToolSpec("t", "Code.", inside), [Answer("Oslo")]) == "of Oslo"
+    few = ToolSpec("t", "Code.", {"properties": {"c": {"description": "City, e.g. Oslo"}}})
+    assert leaked(few, [Answer("Oslo")]) == "City, e.g. Oslo" and not leaked(few, [Answer("Rome")])
+    long = ToolSpec("t", f"{'It is a tool. ' * 2_000}Oslo is such a city.", {"properties": {}})
+    assert leaked(long, [Answer("Oslo")]) and not leaked(long, [Answer("Rome")])
+    assert leaked(ToolSpec("weather_in_oslo", "Code.", {"properties": {}}), [Answer("Oslo")]) == "weather in oslo"
     relation = all_relations()["capital_of_country"]
-    assert leaked(fact_tool(relation, ["Japan"], "en").spec, Answer("Tokyo")) == ""
+    assert leaked(fact_tool(relation, ["Japan"], "en").spec, [Answer("Tokyo")]) == ""
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import synthesize
-from synthesis.environments.statistics import statistics_of, table
+from synthesis.environments.statistics import statistics_of, table_rows
 from synthesis.environments.teacher_answers import (
     Cluster,
     IntentClustersAnswer,
@@ -204,13 +204,13 @@ async def test_statistics_add_up(environments: list[ToolEnvironment]) -> None:
     assert sum(steps["histogram"].values()) == len(environments) and sum(found["languages"].values()) == pytest.approx(
         1
     )
-    assert statistics_of([]) == {"samples": 0} and table({"samples": 0})
+    assert statistics_of([]) == {"samples": 0} and table_rows({"samples": 0}) == {"samples": "0"}
     # A card sorts by name: the table ranks by share all the same.
-    assert table(json.loads(json.dumps(found, sort_keys=True))) == table(found)
+    assert table_rows(json.loads(json.dumps(found, sort_keys=True))) == table_rows(found)
     hops = [max(step.hop for step in one.sub_questions) for one in environments]
     assert found["hops"]["median"] == sorted(hops)[len(hops) // 2] and found["quality"] == 1.0
     assert sum(found["rules"].values()) == pytest.approx(1, abs=1e-3) and found["modes"] == {"unconditional": 1.0}
-    text = table(found)
+    text = str(table_rows(found))
     assert f"{len(environments)}" in text and f"{steps['mean']:.2f}" in text and "parallel / serial" in text
 
 

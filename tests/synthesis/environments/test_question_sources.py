@@ -103,7 +103,7 @@ def test_a_taxonomy_gives_the_paths_of_its_leaves_with_an_example_half_of_the_ti
     [
         ("questions", '{"question": "a?"}\n{"query": "b?"}', r"line 2: .*`question`.* JSON object of question, domain"),
         ("questions", '{"question": "  "}', "line 1: question is empty"),
-        ("questions", '{"question": "a?", "language": "fr"}', "language"),
+        ("questions", '{"question": "a?", "language": "xx"}', "language"),
         ("questions", "\n\n", "holds no rows"),
         ("knowledge", '{"domain": 5}', r"\$.domain"),
         ("knowledge", "[", "line 1"),
@@ -134,7 +134,9 @@ def test_the_original_s_files_are_read_whole() -> None:
     assert len(questions) == 609 and len({one.domain for one in questions}) == 11
     contexts = sources_of(EnvironmentsConfig(knowledge=str(SHARED / "en_contexts.jsonl.gz")))
     assert len(contexts) == 4063 and len({one.domain for one in contexts}) == 10
-    assert {one.language for one in [*questions, *contexts]} == {"en"} and all(one.knowledge for one in contexts)
+    languages = Counter(one.language for one in [*questions, *contexts])
+    # Some notes are of several languages; those that are taken for another are rejected by name.
+    assert languages["en"] > 0.98 * languages.total() and all(one.knowledge for one in contexts)
     for name, language, count in (("en_domains", "en", 39), ("zh_domains", "zh", 113)):
         domains = sources_of(EnvironmentsConfig(knowledge=str(SHARED / f"{name}.jsonl")))
         assert len(domains) == count and Counter(one.language for one in domains)[language] == count
@@ -181,7 +183,7 @@ async def test_given_questions_become_environments(pool: SandboxPool, tmp_path: 
     }
     # What was read is part of what the run is: other questions under the same name are another run.
     write(tmp_path / "q.jsonl", [{"question": "What is the capital of Chile?"}])
-    _, others = await made(pool, tmp_path / "run", count=1, questions=path, **EVERYTHING_TRAINS)
+    _, others = await made(pool, tmp_path / "others", count=1, questions=path, **EVERYTHING_TRAINS)
     assert [one.question for one in others] == ["What is the capital of Chile?"]
 
 
@@ -279,7 +281,7 @@ async def test_a_leaf_that_needs_no_tool_has_no_call(pool: SandboxPool, tmp_path
         RYE,
         replace(RYE, id=2, question="What does oat cost?", answer=Answer(7), subjects=["oat"],
                 arguments=[Argument("item", "oat")], other_arguments=[Argument("item", "rye")]),
-        replace(RYE, id=3, question="Which of 5 and 7 is more?", answer=Answer(7), subjects=["5", "7"], hop=2,
+        replace(RYE, id=3, question="Which of the two prices is higher?", answer=Answer(7), subjects=["prices"], hop=2,
                 depends_on=[1, 2], intent="larger", arguments=[Argument("item", "oat")],
                 other_arguments=[Argument("item", "rye")]),
     ]  # fmt: skip
@@ -295,7 +297,7 @@ async def test_a_leaf_that_needs_no_tool_has_no_call(pool: SandboxPool, tmp_path
         "completeness_answer": {"requirements": [], "missing": [], "complete": True},
     }
     async with scripted(answers) as (url, asked):
-        teacher = OpenAITeacher(OpenAITeacherConfig(url, "scripted", tries=1))
+        teacher = teacher_of(url)
         _, environments = await made(
             pool, tmp_path / "run", teacher, count=1, tools_of=str(tmp_path / "shop"),
             structures={"parallel_multi_hop": 1.0}, **EVERYTHING_TRAINS,
@@ -341,14 +343,19 @@ class scripted:
         )  # fmt: skip
 
 
+def teacher_of(url: str) -> OpenAITeacher:
+    """It is told what the endpoint enforces, which has no answer but to the pipeline's questions."""
+    return OpenAITeacher(OpenAITeacherConfig(url, "scripted", tries=1, answer_form="json_schema", judge_own_text=True))
+
+
 def two_steps(question: str) -> dict[str, Any]:
     """A decomposition as a model would give it: the seats of a flight, found by its number."""
     return {
-        "question": question, "answer": {"value": 12}, "domain": "flights",
+        "question": question, "answer": {"value": 5771}, "domain": "flights",
         "sub_questions": [
             {"id": 1, "question": "Which flight is it?", "answer": {"value": "FR 2287"}, "depends_on": [], "hop": 1,
              "intent": "number_of_flight", "domain": "flights", "subjects": ["Birmingham"]},
-            {"id": 2, "question": "How many seats has FR 2287?", "answer": {"value": 12}, "depends_on": [1], "hop": 2,
+            {"id": 2, "question": "How many seats has FR 2287?", "answer": {"value": 5771}, "depends_on": [1], "hop": 2,
              "intent": "seats_of_flight", "domain": "flights", "subjects": ["FR 2287"]},
         ],
     }  # fmt: skip
@@ -363,7 +370,7 @@ async def test_questions_of_a_real_file_reach_a_model_and_come_back_decomposed()
         return two_steps(next(one.question for one in seeds if one.question in prompt))
 
     async with scripted({"decomposition_answer": answer}) as (url, asked):
-        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
         drafts = [draft for seed in seeds for draft in await decompose(seed, context)]
     assert [one.decomposition.question for one in drafts] == [one.question for one in seeds]
     assert {one.mode for one in drafts} == {"question"} and {one.decomposition.structure for one in drafts} == {
@@ -376,7 +383,7 @@ async def test_another_question_than_the_given_one_is_refused(tmp_path: Path) ->
     path = write(tmp_path / "q.jsonl", [{"question": "How many seats are there?", "domain": "flights"}])
     config = EnvironmentsConfig(count=1, questions=path, attempts=2, **EVERYTHING_TRAINS)  # type: ignore[arg-type]
     async with scripted({"decomposition_answer": two_steps("How many rows are there?")}) as (url, asked):
-        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
         with pytest.raises(Rejected, match="other_question"):
             await decompose(question_seeds(config, 0)[0], context)
     assert "give it back as it is" in asked["decomposition_answer"][1]
@@ -389,7 +396,7 @@ async def test_texts_of_a_real_file_are_in_the_prompt() -> None:
     )  # fmt: skip
     seeds = question_seeds(config, 0)
     async with scripted({"decomposition_answer": two_steps("How many seats?")}) as (url, asked):
-        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
         for seed in seeds:
             await decompose(seed, context)
     for seed, prompt in zip(seeds, asked["decomposition_answer"], strict=True):
@@ -400,6 +407,6 @@ async def test_what_lies_on_both_sides_of_the_split_is_dropped(tmp_path: Path) -
     path = write(tmp_path / "q.jsonl", [{"question": "How many seats are there?"}])
     config = EnvironmentsConfig(count=1, questions=path, held_out_entities=0.0, held_out_questions=1.0)
     async with scripted({"decomposition_answer": two_steps("How many seats are there?")}) as (url, _):
-        context = EnvironmentContext(config, OpenAITeacher(OpenAITeacherConfig(url, "m")), None, seed=0)  # type: ignore[arg-type]
+        context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
         with pytest.raises(Rejected, match="straddles_split"):
             await decompose(question_seeds(config, 0)[0], context)

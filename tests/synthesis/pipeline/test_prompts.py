@@ -17,15 +17,18 @@ from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.answer_forms import prompt_name
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.languages import language_of
-from synthesis.pipeline.teacher import PROMPTS, prompt_name, render_prompt
+from synthesis.pipeline.prompts import PROMPTS, render_prompt
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.teacher_answers import AgentTurn, EmulatedResult
+from synthesis.trajectories.teacher_answers import EmulatedResult
 
 ALL = {prompt_name(one) for one in (*of_trajectories.ANSWERS, *of_environments.ANSWERS)}
+OF_THE_TEACHER = {"_as_json", "_refused"}
+"""What the teacher itself puts behind a prompt."""
 CODE = re.compile(r"{{.*?}}|{%.*?%}", re.DOTALL)
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 FULL_WIDTH = re.compile(r"[\u3000-\u303f\uff00-\uffef]")
@@ -41,7 +44,7 @@ def test_each_request_has_a_file_and_each_file_a_request(language: str) -> None:
     shared = {name for name in found if name.startswith("_")}
     assert found.keys() - shared == ALL
     included = {name for text in found.values() for name in re.findall(r"{% include \"(.+?)\.jinja\" %}", text)}
-    assert included == {f"{language}/{name}" for name in shared}
+    assert included == {f"{language}/{name}" for name in shared - OF_THE_TEACHER}
 
 
 @pytest.mark.parametrize("name", sorted(sources("en")))
@@ -74,12 +77,12 @@ class Reading(OfflineTeacher):
         text = render_prompt(answer, variables, language)  # an undefined variable raises
         assert "{{" not in text and "{%" not in text and "Undefined" not in text and "object at 0x" not in text
         for message in variables.get("messages", ()):
-            assert message.content in text and message.tool_call_id in text
+            assert message.content in text and message.tool_call_id in text and message.reasoning in text
             assert all(f"{call.id}" in text and call.name in text for call in message.tool_calls)
         for tool in variables["server"].tools if "server" in variables and answer is not EmulatedResult else ():
             assert tool.name in text and tool.description in text
-        # All but the agent and the emulator can be told what was wrong with an answer.
-        assert ("feedback" in variables) == (answer not in (AgentTurn, EmulatedResult)), answer
+        # All are told what a stage says of their answer.
+        assert "feedback" in variables, answer
         if "feedback" in variables:
             told = render_prompt(answer, {**variables, "feedback": "Not that one."}, language)
             assert told.startswith(text.rstrip()) and told.rstrip().endswith("Not that one.")
@@ -96,8 +99,9 @@ class Reading(OfflineTeacher):
 async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Language) -> None:
     """Real MCP servers, the sandbox and the emulator; everything that is asked and made is in that language."""
     config = TrajectoriesConfig(
-        trajectories=10, languages={language: 1.0}, fact_servers=("elements", "colors"), emulated_servers=("colors",),
+        trajectories=24, languages={language: 1.0}, fact_servers=("elements", "colors"), emulated_servers=("colors",),
         mcp_share=0.2, min_tools=2, proposals=2, walks=12,
+        conducts={"missing_parameter": 0.1, "confirmation": 0.1, "dialogue": 0.2},
     )  # fmt: skip
     teacher = Reading()
     async with SandboxPool(SandboxConfig()) as pool:
@@ -111,8 +115,8 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
                 seed=2,
             )
     made = read_dataset(tmp_path / "trajectories", Trajectory)
-    assert len(made) == 10 and {one.language for one in made} == {language}
-    assert summary.statistics["trajectories"]["languages"] == {language: 10}
+    assert len(made) == 24 and {one.language for one in made} == {language}
+    assert summary.statistics["trajectories"]["languages"] == {language: 24}
     assert len(summary.statistics["trajectories"]["execution_shares"]) == 3
     for one in made:
         said = [message.content for message in one.messages if message.role in ("user", "assistant")]
@@ -126,11 +130,14 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
 async def test_environments_of_one_language_alone(tmp_path: Path, language: Language) -> None:
     teacher = Reading()
     config = EnvironmentsConfig(count=12, languages={language: 1.0}, hardened_share=0.5, held_out_fraction=0.0)
+    worlds = EnvironmentsConfig(count=2, languages={language: 1.0}, held_out_fraction=0.0, stateful_share=1.0)
     again = EnvironmentsConfig(
         count=3, languages={language: 1.0}, held_out_fraction=0.0, tools_of=str(tmp_path / "first" / "train")
     )
     async with SandboxPool(SandboxConfig()) as pool:
-        for folder, one in (("first", config), ("second", again)):
+        # The offline teacher's worlds are English; what it would be told in Chinese is rendered below.
+        third = [("third", worlds)] if language == "en" else []
+        for folder, one in (("first", config), ("second", again), *third):
             with Journal(tmp_path / f"{folder}.sqlite") as journal:
                 await environments.synthesize(
                     one, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=tmp_path / folder, seed=1
@@ -138,4 +145,9 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
             made = read_dataset(tmp_path / folder / "train", ToolEnvironment)
             assert made and {one.language for one in made} == {language}
             assert {language_of(one.question) for one in made} == {language}
-    teacher.check(language, {prompt_name(one) for one in of_environments.ANSWERS})
+    asked = set(of_environments.ANSWERS)
+    if language == "zh":
+        asked.remove(of_environments.WorldAnswer)
+        text = render_prompt(of_environments.WorldAnswer, {"domain": "图书馆", "feedback": ""}, "zh")
+        assert "图书馆" in text and "{{" not in text
+    teacher.check(language, {prompt_name(one) for one in asked})

@@ -21,7 +21,6 @@ import pytest
 from aiohttp import web
 from flaky_endpoint import Flaky
 
-import synthesis.pipeline.teacher
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.rate_limits import BudgetSpent
 from synthesis.core.recording import Recording
@@ -31,6 +30,7 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.pipeline import synthesize
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor, Resources, run_on
+from synthesis.pipeline.prompts import Prompts
 from synthesis.pipeline.ray_executor import RayExecutor, RayUnavailable
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 
@@ -88,8 +88,6 @@ class Noted:
 
 @asynccontextmanager
 async def notes(resources: Resources, folder: Path) -> AsyncIterator[Noted]:
-    if resources.worker is not None:  # a process of its own
-        synthesis.pipeline.teacher.PROMPTS = folder / "prompts"
     (folder / "opened").mkdir(parents=True, exist_ok=True)
     (folder / "opened" / str(os.getpid())).touch()
     yield Noted(resources, folder)
@@ -203,14 +201,14 @@ class Counted(Flaky):
 
 
 def endpoint(recording: Path, url: str, **config: Any) -> OpenAITeacher:
-    return OpenAITeacher(OpenAITeacherConfig(url, "m", **config), Recording(recording), "record")
+    settings = OpenAITeacherConfig(url, "m", answer_form="json_schema", **config)
+    prompts = Prompts({"en/drawn_answer.jinja": "Draw for {{ record }}."})  # they travel to the workers
+    return OpenAITeacher(settings, Recording(recording), "record", prompts)
 
 
 @pytest.mark.slow
 async def test_limits_and_budget_of_an_endpoint_hold_over_all_workers(cluster: str, tmp_path: Path) -> None:
     """40 records of 100 tokens in two workers with eight records each: three requests at once, and 20 are paid for."""
-    (tmp_path / "prompts" / "en").mkdir(parents=True)
-    (tmp_path / "prompts" / "en" / "drawn_answer.jinja").write_text("Draw for {{ record }}.")
     served = Counted(latency=0.03)
     async with served as url:
 

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import synthesis.pipeline.teacher
+import synthesis.pipeline.prompts
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, prompt_name, strip_answer
+from synthesis.pipeline.answer_forms import prompt_name
+from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
 
 
 class CapitalAnswer(msgspec.Struct, frozen=True):
@@ -49,17 +50,17 @@ class Endpoint:
 
     def teacher(self, tries: int = 3) -> OpenAITeacher:
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries))
+        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries, answer_form="json_schema"))
 
 
 @pytest.fixture
 def prompts(tmp_path, monkeypatch):
     (tmp_path / "en").mkdir()
     (tmp_path / "en" / "capital_answer.jinja").write_text("The capital of {{ country }}? QUERY stays.")
-    monkeypatch.setattr(synthesis.pipeline.teacher, "PROMPTS", tmp_path)
-    synthesis.pipeline.teacher._environment.cache_clear()
+    monkeypatch.setattr(synthesis.pipeline.prompts, "PROMPTS", tmp_path)
+    synthesis.pipeline.prompts.packaged.cache_clear()
     yield
-    synthesis.pipeline.teacher._environment.cache_clear()
+    synthesis.pipeline.prompts.packaged.cache_clear()
 
 
 async def ask(teacher: OpenAITeacher) -> CapitalAnswer:
@@ -95,9 +96,8 @@ async def test_a_refused_request_is_not_repeated(prompts):
     assert len(endpoint.requests) == 2
 
 
-def test_prompt_names_and_stripping():
+def test_prompt_names():
     assert prompt_name(CapitalAnswer) == "capital_answer"
-    assert strip_answer('<think>{"a": 1}</think> {"b": 2} ') == '{"b": 2}'
 
 
 async def test_the_offline_teacher_answers_no_unknown_request():

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sandbox.settings import SettingError
 from synthesis.core.records import CodeExecution, StdioExecution, ToolCall
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected, Transient
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.collect import (
@@ -26,8 +28,10 @@ from synthesis.servers.collect import (
     make_project,
     source_key,
 )
+from synthesis.servers.duplicates import check_allowed, normalize_all
 from synthesis.servers.mcp_client import McpConnections, ServerUnavailable
 from synthesis.servers.normalize import fix_names, normalize
+from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import ToolExecutor
 
 SERVER = textwrap.dedent(
@@ -35,14 +39,16 @@ SERVER = textwrap.dedent(
     import asyncio, os, sys
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
-    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
     ENDLESS = "endless" in sys.argv
 
     async def list_tools(context, parameters):
         page = int(parameters.cursor) if parameters is not None and parameters.cursor else 0
         names = [f"tool.number {3 * page + i}" for i in range(3)] + (["die"] if page == 2 else [])
-        tools = [Tool(name=n, description="A tool of this page.", input_schema={"type": "object"}) for n in names]
+        reads = ToolAnnotations(read_only_hint=True)
+        kept = {"description": "A tool of this page.", "input_schema": {"type": "object"}, "annotations": reads}
+        tools = [Tool(name=name, **kept) for name in names]
         after = "0" if ENDLESS else str(page + 1) if page < 2 else None
         return ListToolsResult(tools=tools, next_cursor=after)
 
@@ -282,3 +288,70 @@ def test_small_servers_and_writing_tools_are_dropped_and_counted():
     running = document(tool("a", read_only=False), tool("b", read_only=True), execution=StdioExecution(["x"]))
     assert normalize(running, min_tools=1).reasons() == {"changes_state": 1}
     assert not normalize(running, min_tools=1, read_only=False).rejected
+
+
+UNDECLARED = textwrap.dedent(
+    """
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import ToolAnnotations
+
+    server = MCPServer("notes")
+    READS = ToolAnnotations(read_only_hint=True)
+
+    @server.tool(annotations=READS)
+    def list_notes() -> str:
+        "List all notes there are."
+        return "none"
+
+    @server.tool()
+    def add_note(text: str) -> str:
+        "Add one note to all notes."
+        return text
+
+    @server.tool(annotations=ToolAnnotations(title="Forget"))
+    def forget_note(text: str) -> str:
+        "Forget one note of all notes."
+        return text
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=False))
+    def empty_notes() -> str:
+        "Throw away all notes there are."
+        return "gone"
+
+    server.run()
+    """
+)
+
+
+async def test_what_a_server_does_not_declare_read_only_may_write(tmp_path):
+    """MCP's default of `readOnlyHint` is false: a tool without the hint, or any annotation, is one that writes."""
+    (tmp_path / "notes.py").write_text(UNDECLARED)
+    async with McpConnections(cwd=tmp_path) as connections:
+        own = source(sys.executable, str(tmp_path / "notes.py"))
+        (document,) = await collect(own, SimpleNamespace(connections=connections))
+
+    def kept(**options):
+        (done,) = normalize_all([document], min_tools=1, **options)
+        return [one.name for one in done.server.tools], done.reasons()
+
+    assert kept() == (["list_notes"], {"not_declared_read_only": 2, "changes_state": 1})
+    named = {"own": ["add_note", "empty_notes"]}
+    assert kept(allowed_tools=named) == (["list_notes", "add_note", "empty_notes"], {"not_declared_read_only": 1})
+    assert kept(read_only=False) == (["list_notes", "add_note", "forget_note", "empty_notes"], {})
+    with pytest.raises(InputError, match="server own has no tool 'add_nte'; it has list_notes, add_note"):
+        check_allowed([document], {"own": ["add_nte"]})
+
+
+def test_an_allow_list_names_sources_that_are_there():
+    with pytest.raises(SettingError, match="no source has the id 'mcp_tme'; there are mcp_time, mcp_git"):
+        TrajectoriesConfig(allowed_tools={"mcp_tme": ("get_current_time",)})
+    assert TrajectoriesConfig(allowed_tools={"mcp_git": ("git_commit",)}).allowed_tools
+
+
+async def test_the_installed_servers_declare_what_they_are(tmp_path):
+    async with McpConnections(cwd=tmp_path) as connections:
+        every = [(await collect(one, SimpleNamespace(connections=connections)))[0] for one in default_sources(["en"])]
+    clock, git = normalize_all(every, min_tools=1)
+    assert [one.name for one in clock.server.tools] == ["get_current_time", "convert_time"]
+    assert {"git_log", "git_show"} <= {one.name for one in git.server.tools}
+    assert set(git.reasons()) == {"changes_state"} and "git_commit" in {one.name for one in git.rejected}

@@ -20,6 +20,7 @@ import pytest
 from synthesis.core.records import HttpExecution, StdioExecution, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient
 from synthesis.offline.teacher import OfflineTeacher
+from synthesis.servers import bounded_http
 from synthesis.servers.collect import ServerSource, collect, source_key
 from synthesis.servers.mcp_client import McpConnections, ServerUnavailable
 from synthesis.servers.normalize import normalize
@@ -31,15 +32,16 @@ HTTP_SERVER = textwrap.dedent(
     import os, sys
     import uvicorn
     from mcp.server.mcpserver import MCPServer
+    from mcp.types import ToolAnnotations
 
     server = MCPServer("adder")
 
-    @server.tool()
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
     def add(first: int, second: int) -> int:
         "Add two whole numbers."
         return first + second
 
-    @server.tool(name="process.id")
+    @server.tool(name="process.id", annotations=ToolAnnotations(read_only_hint=True))
     def process() -> str:
         "The number of the process that answers."
         return str(os.getpid())
@@ -129,6 +131,8 @@ HTTP_ANSWERS = {
     "noise": b"\x00\x01\x02\x03\r\n\r\n",
     "nothing": b"",
     "hang": None,
+    "packed": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+    b"Content-Length: 1\r\n\r\nx",
     "half": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
 }
 
@@ -153,6 +157,32 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
             await collect(http_source(url, {}), SimpleNamespace(connections=connections))
     assert rejection.value.reason == "mcp_server_unavailable" and url in rejection.value.detail
     stop.set()
+    server.close()
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+async def test_an_answer_without_end_is_ended(tmp_path, monkeypatch, caplog, kind):
+    monkeypatch.setattr(bounded_http, "MOST_BYTES", 1 << 20)
+    sent = 0
+
+    async def serve(reader, writer):
+        nonlocal sent
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\n\r\ndata: [")
+            while True:
+                writer.write(b'"a",' * 16_384)
+                await writer.drain()
+                sent += 65_536
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    async with asyncio.timeout(120), McpConnections(cwd=tmp_path, timeout_seconds=60) as connections:
+        with pytest.raises(Rejected) as rejection:
+            await collect(http_source(url, {}), SimpleNamespace(connections=connections))
+    assert rejection.value.reason == "mcp_server_unavailable" and "the answer has more than 1 MiB" in caplog.text
+    assert sent < 32 << 20  # what the sockets hold comes on top
     server.close()
 
 
@@ -217,6 +247,8 @@ LIAR = textwrap.dedent(
 
 def liar(folder: Path, tools: object, result: object = None) -> ServerSource:
     (folder / "liar.py").write_text(LIAR)
+    if isinstance(tools, list):
+        tools = [{**tool, "annotations": {"readOnlyHint": True}} if isinstance(tool, dict) else tool for tool in tools]
     command = [sys.executable, str(folder / "liar.py"), json.dumps(tools), json.dumps(result)]
     return ServerSource("liar", "Liar", "A server.", "test", "en", StdioExecution(command))
 

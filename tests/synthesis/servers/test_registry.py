@@ -72,12 +72,12 @@ def test_the_whole_registry_is_accounted_for_and_quick():
     seconds = time.process_time() - start
     assert seconds < 60
     assert read.read == 1_704 == len(read.documents) + len(read.rejected)
-    assert read.reasons() == {"not_connected": 1_000, "no_tools": 1}
+    assert read.reasons() == {"not_connected": 1_000, "no_tools": 1, "other_language": 15}
     assert [done.server_id for done in servers] == [document.id for document in with_own_ids(read.documents)]
     kept = [done.server for done in servers if done.server is not None]
     reasons = sum((done.reasons() for done in servers), Counter())
     tools = sum(len(server.tools) for server in kept)
-    assert tools + reasons.total() == sum(done.read for done in servers) == 4_989
+    assert tools + reasons.total() == sum(done.read for done in servers) == 4_889
     for done, document in zip(servers, read.documents, strict=True):
         assert done.read == len(document.tools) == len(done.rejected) + len(done.server.tools if done.server else [])
         assert all(tool.reason and tool.detail for tool in done.rejected)
@@ -459,6 +459,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
         min_tools=1,
         mcp_timeout_seconds=2,
         server_weights={"colors": 1e6},
+        conducts={},
     )
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from trajectories_world import context
 
+from synthesis.core.chat_format import AssistantTurn, Call
+from synthesis.core.openai_messages import read_reply
 from synthesis.core.records import (
     CallError,
     EmulatedExecution,
@@ -31,9 +33,10 @@ from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor
-from synthesis.trajectories.interact import AgentRun, CallStatus, estimated_tokens, interact
+from synthesis.trajectories.interact import estimated_tokens, interact
 from synthesis.trajectories.judge import judge
-from synthesis.trajectories.teacher_answers import AgentCall, AgentTurn, EmulatedResult
+from synthesis.trajectories.runs import AgentRun, CallStatus
+from synthesis.trajectories.teacher_answers import EmulatedResult
 
 COUNTRIES = fact_servers("en")[0]
 EMULATED = msgspec.structs.replace(COUNTRIES, execution=EmulatedExecution())
@@ -42,21 +45,29 @@ EMULATED = msgspec.structs.replace(COUNTRIES, execution=EmulatedExecution())
 class Agent:
     """Plays turns, one for each assistant message so far; asked for more, it repeats the last one."""
 
-    def __init__(self, *turns: AgentTurn, emulated: str = "{}") -> None:
+    def __init__(self, *turns: AssistantTurn, emulated: str = "{}") -> None:
         self.turns, self.emulated = turns, emulated
 
     async def ask(self, answer, variables, *, language, seed):
-        if answer is EmulatedResult:
-            return EmulatedResult("", self.emulated, False)
-        turn = sum(message.role == "assistant" for message in variables["messages"])
+        assert answer is EmulatedResult
+        return EmulatedResult("", self.emulated, False)
+
+    async def act(self, messages, tools, *, language, seed):
+        turn = sum(message.role == "assistant" for message in messages)
         return self.turns[min(turn, len(self.turns) - 1)]
 
 
-def calling(*names: str, arguments: str = '{"country": "Japan"}', reasoning: str = "") -> AgentTurn:
-    return AgentTurn(reasoning, [AgentCall(name, arguments) for name in names], "")
+def written_call(name: str, arguments: str) -> Call:
+    """A call as a model behind an endpoint writes it."""
+    [call] = read_reply({"tool_calls": [{"id": "x", "function": {"name": name, "arguments": arguments}}]}).calls
+    return call
 
 
-DONE = AgentTurn("I have it.", [], "Tokyo.")
+def calling(*names: str, arguments: str = '{"country": "Japan"}', reasoning: str = "") -> AssistantTurn:
+    return AssistantTurn(reasoning, "", [written_call(name, arguments) for name in names])
+
+
+DONE = AssistantTurn("I have it.", "Tokyo.")
 
 
 async def play(agent, connections, server=EMULATED, *, failures=None, executor=None, **limits):
@@ -95,15 +106,17 @@ async def test_a_trajectory_says_which_calls_failed():
     statuses = [CallStatus(id, not kind, kind) for id, kind in calls]
     statuses[2] = CallStatus("call_3", False, error="cpu_timeout")
     messages.append(Message("assistant", "The answer is Beijing.", "I have it."))
-    task = Task("t", COUNTRIES.id, "en", "chain", "original", messages[0].content, [], TaskScores(5, 5, 5))
+    named = ["largest_neighbor_of_country", "capital_of_country"]
+    task = Task("t", COUNTRIES.id, "en", "chain", "original", messages[0].content, named, TaskScores(5, 5, 5))
     run = AgentRun(task, messages, statuses)
     (kept,) = await judge(run, context(reward_threshold=0.5, final_answer_threshold=0.5), {COUNTRIES.id: COUNTRIES})
     assert kept.failures == [InjectedFailure("call_1", "timeout")] and kept.injected_failures == 1
     assert kept.errors == [CallError("call_3", "cpu_timeout")]
     # Records of before have no such fields.
     old = json.loads(encode(kept))
-    del old["failures"], old["errors"]
-    assert decode(json.dumps(old).encode(), Trajectory) == msgspec.structs.replace(kept, failures=[], errors=[])
+    del old["failures"], old["errors"], old["needs"]
+    before = msgspec.structs.replace(kept, failures=[], errors=[], needs=None)
+    assert decode(json.dumps(old).encode(), Trajectory) == before
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from trajectories_world import context
 
@@ -11,9 +12,14 @@ from synthesis.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.trajectory_author import final_text
 from synthesis.pipeline.teacher import TeacherError, render_prompt
-from synthesis.trajectories.interact import AgentRun, CallStatus
 from synthesis.trajectories.judge import AXES, judge, score_axes
-from synthesis.trajectories.teacher_answers import ConcisenessScore
+from synthesis.trajectories.runs import AgentRun, CallStatus
+from synthesis.trajectories.teacher_answers import (
+    ConcisenessScore,
+    FinalAnswerScore,
+    QueryPlanningScore,
+    QueryUnderstandingScore,
+)
 
 COUNTRIES, COUNTRIES_ZH = fact_servers("en")[0], fact_servers("zh")[0]
 SERVERS = {COUNTRIES.id: COUNTRIES}
@@ -41,7 +47,7 @@ def made(*turns, answer="The answer is Beijing.", question=QUESTION, language="e
 async def axes(run: AgentRun, teacher=None) -> dict[str, float]:
     """The axes that are not 1."""
     scores = await score_axes(run, context(teacher), COUNTRIES)
-    assert tuple(scores) == AXES and all(score.reason for score in scores.values())
+    assert set(scores) <= set(AXES) and all(score.reason for score in scores.values())
     return {axis: round(score.score, 3) for axis, score in scores.items() if score.score != 1}
 
 
@@ -90,7 +96,7 @@ async def test_a_flawless_run_has_every_point():
             id="right by luck",
         ),
         pytest.param(
-            made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="答案是Beijing。"), {"final_answer": 0.0}, id="language"
+            made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="首都是Beijing。"), {"final_answer": 0.0}, id="language"
         ),
         pytest.param(
             made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="The answer is China."),
@@ -113,6 +119,62 @@ async def test_the_threshold_selects_and_the_reward_is_the_mean():
         await judge(wrong, context(), SERVERS)
     with pytest.raises(Rejected, match="low_reward: t: 0.952; tool_call_status"):
         await judge(retried, context(reward_threshold=0.99), SERVERS)
+
+
+class Flattering(OfflineTeacher):
+    """A judge to whom everything is right; counts how often it was asked."""
+
+    asked = 0
+
+    async def ask(self, answer, variables, *, language, seed):
+        self.asked += 1
+        return {
+            "QueryUnderstandingScore": QueryUnderstandingScore("fine", "yes"),
+            "QueryPlanningScore": QueryPlanningScore("fine", "yes"),
+            "FinalAnswerScore": FinalAnswerScore("fine", "yes", "yes"),
+        }.get(answer.__name__) or await super().ask(answer, variables, language=language, seed=seed)
+
+
+async def test_what_was_not_judged_has_no_score():
+    assert set(await score_axes(GOOD, context(), COUNTRIES)) == set(AXES)
+    assert set(await score_axes(made([(ONE, NEIGHBOR)]), context(), COUNTRIES)) == set(AXES) - {
+        "response_conditioned_planning"
+    }
+    without = await score_axes(made(), context(), COUNTRIES)
+    assert tuple(without) == ("query_understanding", "query_planning", "final_answer")
+
+
+UNKNOWN = msgspec.structs.replace(GOOD, calls=[msgspec.structs.replace(GOOD.calls[0], ok=False, error="unknown_tool"),
+                                               GOOD.calls[1]])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (made(), f"tools_unused: t: never called {FIRST}, {SECOND}"),
+        (made([(ONE, NEIGHBOR)]), f"tools_unused: t: never called {SECOND}"),
+        (UNKNOWN, f"tools_unused: t: never called {FIRST}"),
+        (made([(ONE, TIMEOUT)], [(TWO, TIMEOUT)]), "no_result: t: none of 2 calls succeeded"),
+        (msgspec.structs.replace(GOOD, task=msgspec.structs.replace(GOOD.task, tools=[])), "no_tools"),
+        (msgspec.structs.replace(GOOD, task=msgspec.structs.replace(GOOD.task, mode="no_tool", tools=[])),
+         f"unneeded_call: t: {FIRST} was called"),
+    ],
+)  # fmt: skip
+async def test_a_run_that_does_not_call_what_its_task_names_is_not_even_judged(run, reason):
+    """An agent that answers from memory, before judges that would give it every point."""
+    teacher = Flattering()
+    with pytest.raises(Rejected, match=reason):
+        await judge(run, context(teacher, reward_threshold=0.1, final_answer_threshold=0.1), SERVERS)
+    assert not teacher.asked
+
+
+async def test_a_task_for_no_tool_is_one_on_purpose_and_labelled():
+    memory = made()
+    task = msgspec.structs.replace(memory.task, mode="no_tool", tools=[])
+    (kept,) = await judge(msgspec.structs.replace(memory, task=task), context(Flattering()), SERVERS)
+    assert kept.needs == [] and set(kept.scores) == {"query_understanding", "query_planning", "final_answer"}
+    (kept,) = await judge(GOOD, context(), SERVERS)
+    assert kept.needs == [FIRST, SECOND] and len(kept.scores) == 7
 
 
 async def test_a_judge_that_fails_rejects_and_never_scores():

@@ -25,8 +25,9 @@ from synthesis.core.records import (
     ToolSpec,
     Trajectory,
 )
-from synthesis.trajectories.interact import AgentRun, CallStatus, estimated_tokens
+from synthesis.trajectories.interact import estimated_tokens
 from synthesis.trajectories.judge import AXES
+from synthesis.trajectories.runs import AgentRun, CallStatus
 from synthesis.trajectories.statistics import run_statistics, table_rows, trajectory_statistics
 
 TOOLS = [ToolSpec(name, "?", {"type": "object", "properties": {}}) for name in ("one", "two", "three")]
@@ -107,7 +108,8 @@ def test_every_histogram_counts_every_conversation(found) -> None:
     described = [found[name] for name in ("messages_per_conversation", "tool_calls_per_conversation", "reward")]
     for one in (*described, found["tools_per_conversation"], *found["axes"].values()):
         assert sum(one["histogram"].values()) == 4
-    assert found["axes"]["tool_call_status"] == {"mean": 0.7475, "histogram": {"0.3": 1, "0.7": 1, "1.0": 2}}
+    status = {"mean": 0.7475, "judged": 4, "histogram": {"0.3": 1, "0.7": 1, "1.0": 2}}
+    assert found["axes"]["tool_call_status"] == status
     assert found["tools_per_conversation"] == {"mean": 2, "histogram": {"2": 4}}
     assert found["reward"]["histogram"] == {"0.9": 1, "0.95": 1, "1.0": 2}
     assert found["reward"]["least"] <= found["reward_mean"] <= 1 and found["reward"]["median"] == 0.9757

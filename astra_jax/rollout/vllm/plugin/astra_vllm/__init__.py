@@ -10,5 +10,5 @@
 Needs tensorstore, neither jax nor orbax. `access.py` says who may have what loaded, `checkpoint.py` reads,
 `endpoint.py` (in the API process) checks the whole checkpoint and puts it into shared memory (`memory.py`),
 `handover.py` has the workers take it from there: with `engine.py` on CPUs and GPUs, with `tpu.py` on TPUs, where
-`digest.py` tells whether they did.
+`digest.py` tells whether they did. `seeds.py` mends what vLLM's engine on CPUs dies of.
 """

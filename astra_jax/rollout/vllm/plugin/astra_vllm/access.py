@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 ROOT = "ASTRA_SYNC_ROOT"
 KEY_FILE = "ASTRA_SYNC_KEY_FILE"
 KEY_HEADER = "X-Astra-Sync-Key"
-PROTOCOL = 2
-"""Of these endpoints. 1 asked for no key and opened any path; its trainers send none."""
+PROTOCOL = 3
+"""Of these endpoints. 1 asked for no key and opened any path; its trainers send none. 2 knew no runs: two trainers on
+one server took each other's weights for their own."""
 _DEV_MODE = "VLLM_SERVER_DEV_MODE"
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9_=.-]+)+)")
 """Without what an URL could mean besides a name: queries, escapes, further stores."""

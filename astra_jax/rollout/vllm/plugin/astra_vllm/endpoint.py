@@ -1,7 +1,9 @@
-"""The HTTP side: `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's own API key.
+"""The HTTP side: `POST /v1/policy/lease`, `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's own
+API key.
 
-A sync has a key besides, and takes checkpoints below one root alone (`access.py`); pausing and resuming are parts of
-it, and no endpoints of their own.
+A lease says whose weights the server has (`lease.py`), and a sync is of the run that holds it. Both have a key besides;
+a sync takes checkpoints below one root alone (`access.py`); pausing and resuming are parts of it, and no endpoints of
+their own.
 
 A checkpoint is read and checked whole before anything is touched: every name, shape and dtype against the served model,
 and every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused,
@@ -27,8 +29,9 @@ from vllm import platforms
 from astra_vllm.access import PROTOCOL, NotTaken, SyncAccess
 from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError
 from astra_vllm.handover import Handover, WeightTransfer, WorkerExtension
+from astra_vllm.lease import MOST_SECONDS, Held, Lease, is_run, run_of
 from astra_vllm.memory import Place, SharedMemory
-from astra_vllm.model import Shapes, expected_tensors, vocabulary_digest
+from astra_vllm.model import Shapes, described, expected_tensors, vocabulary_digest
 
 _MOST_BYTES = 64 << 10
 """Of a request."""
@@ -43,6 +46,7 @@ class PolicyEndpoint:
     def __init__(self) -> None:
         self._engine: Any = None
         self._lock = asyncio.Lock()
+        self._lease = Lease()
         self._half_loaded = False
         self._memory: SharedMemory | None = None  # kept: new memory costs as much time as reading into it
         self._handover: Handover
@@ -78,14 +82,18 @@ class PolicyEndpoint:
             "vocabulary": vocabulary,
             "logprobs_mode": str(config.logprobs_mode),
             "on_tpus": on_tpus,
+            "config": described(config.hf_config),
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "sampling": config.get_diff_sampling_param(),
             "protocol": PROTOCOL,
             "wants_key": self._access.key is not None,
         }
-        self._dtype = str(config.dtype).removeprefix("torch.")
+        self._dtype = self._description["dtype"]
 
     def attach_router(self, app: FastAPI) -> None:
         """Called by vLLM when it builds its routes."""
         router = APIRouter()
+        router.add_api_route("/v1/policy/lease", self._lent, methods=["POST"])
         router.add_api_route("/v1/policy/sync", self._sync, methods=["POST"])
         router.add_api_route("/v1/policy/version", self._version, methods=["GET"])
         app.include_router(router)
@@ -93,10 +101,29 @@ class PolicyEndpoint:
     async def _version(self, request: Request) -> JSONResponse:
         if refused := self._access.refusal(request.headers, syncs=False):
             return _refused(*refused)
-        state = {"version": await self._engine.get_weight_version(), "half_loaded": self._half_loaded}
-        return JSONResponse(state | self._description)
+        return JSONResponse(await self._state() | self._description)
 
-    async def _sync(self, request: Request) -> JSONResponse:
+    async def _state(self) -> dict[str, Any]:
+        version = await self._engine.get_weight_version()
+        return {"version": version, "half_loaded": self._half_loaded, "lease": self._lease.state}
+
+    async def _lent(self, request: Request) -> JSONResponse:
+        body = await self._body(request, {"run": "the run's id", "seconds": "from now on"})
+        if isinstance(body, JSONResponse):
+            return body
+        run, seconds = body["run"], body["seconds"]
+        if not is_run(run) or isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            return _refused(400, f"send a run's id (up to 64 letters, digits, - _ .) and seconds, not {run!r:.80}")
+        if not 0 < seconds <= MOST_SECONDS:
+            return _refused(400, f"send seconds of up to {MOST_SECONDS:g}, not {seconds}")
+        try:
+            self._lease.take(run, seconds)
+        except Held as error:
+            return _refused(409, str(error))
+        return JSONResponse(await self._state())
+
+    async def _body(self, request: Request, wanted: dict[str, str]) -> dict[str, Any] | JSONResponse:
+        """The JSON object of these names that who may sync has sent; or what is answered instead."""
         if refused := self._access.refusal(request.headers, syncs=True):
             return _refused(*refused)
         sent = b""
@@ -106,12 +133,29 @@ class PolicyEndpoint:
                 return _refused(413, f"the body is larger than {_MOST_BYTES} bytes")
         try:
             body = json.loads(sent)
-            item, version = body["item"], body["version"]
-            if not isinstance(item, str) or not isinstance(version, str) or set(body) != {"item", "version"}:
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return _refused(400, 'send {"item": the published params folder or URL, "version": its number as a string}')
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or body.keys() != wanted.keys():
+            return _refused(400, f"send {json.dumps(wanted)}")
+        return body
+
+    async def _sync(self, request: Request) -> JSONResponse:
+        wanted = {"item": "the published params folder or URL", "version": "RUN:UPDATE"}
+        body = await self._body(request, wanted)
+        if isinstance(body, JSONResponse):
+            return body
+        item, version = body["item"], body["version"]
+        if not isinstance(item, str) or (run := run_of(version)) is None:
+            return _refused(400, f"send {json.dumps(wanted)}; a trainer that sends a number is older than this plugin")
+        try:
+            with self._lease.syncing(run):
+                return await self._taken_over(item, version, run)
+        except Held as error:
+            return _refused(409, str(error))
+
+    async def _taken_over(self, item: str, version: str, run: str) -> JSONResponse:
         async with self._lock:
+            self._lease.check(run)  # another's sync may have been waited for
             clock = _Clock()
             try:
                 checkpoint = await asyncio.to_thread(self._checked, item)

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from astra_vllm.memory import mapped, tensors
+from astra_vllm.seeds import mend
 
 BACKEND = "astra"
 
@@ -43,6 +44,13 @@ class PolicyEngine(WeightTransferEngine[Init, Update]):
 
     init_info_cls = Init
     update_info_cls = Update
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.device.type == "cpu":  # here it is a worker, whose runner is there already
+            from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+            mend(CPUModelRunner)
 
     def init_transfer_engine(self, init_info: Init) -> None:
         """Nothing to prepare."""

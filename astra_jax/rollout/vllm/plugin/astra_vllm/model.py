@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from typing import Any
 
@@ -39,6 +40,13 @@ def _single_experts(prefix: str, part: str, shape: tuple[int, ...]) -> Shapes:
     names = {"gate_proj": (rows // 2, columns), "up_proj": (rows // 2, columns)}
     names = names if part == "gate_up_proj" else {"down_proj": (rows, columns)}
     return {f"{prefix}{i}.{name}.weight": size for i in range(experts) for name, size in names.items()}
+
+
+def described(config: Any) -> dict[str, Any]:
+    """What a `config.json` of the served model says, as JSON values: with what was overridden when it was started."""
+    text = json.dumps(config.to_dict(), default=str)
+    found: dict[str, Any] = json.loads(text, parse_constant=str)  # a NaN is no JSON
+    return found
 
 
 def vocabulary_digest(vocabulary: dict[str, int]) -> str:

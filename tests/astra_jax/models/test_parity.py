@@ -1,19 +1,26 @@
-"""The port against Hugging Face's Qwen3, on random weights; and against itself with a cache."""
+"""Each family against Hugging Face's, on random weights; and against itself with a cache."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parity_world import hf_model, logits_of, tokens_of
 
 from astra_jax.attention.cache import each
 from astra_jax.head import summed_loss
 from astra_jax.models import families, hf_checkpoint
-from astra_jax.models.layers.sizes import Yarn
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.layers.sizes import Llama3Scaling, Yarn
+from astra_jax.models.llama.presets import PRESETS as LLAMAS
+from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.models.model import parameters
+from astra_jax.models.qwen2.presets import PRESETS as QWEN2S
+from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
 from astra_jax.models.remat import REMATS
 
@@ -22,69 +29,44 @@ transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 2e-4
 
-SMALL = Qwen3Config(
-    vocab_size=331,
-    d_model=48,
-    n_layers=3,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=12,
-    d_ff=80,
-    tie_embeddings=True,
+SIZES: dict[str, Any] = dict(
+    vocab_size=331, d_model=48, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=12, d_ff=80, tie_embeddings=True
 )
-EXPERTS = dataclasses.replace(SMALL, n_experts=5, experts_per_token=2, d_ff=24)
-CONFIGS = {
-    "tied": SMALL,
-    "untied": dataclasses.replace(SMALL, tie_embeddings=False),
-    "head_dim is not hidden / heads": dataclasses.replace(SMALL, head_dim=32, tie_embeddings=False),
-    "one key-value head": dataclasses.replace(SMALL, n_kv_heads=1),
-    "as many key-value heads": dataclasses.replace(SMALL, n_kv_heads=4),
-    "rope_theta 5e6": dataclasses.replace(SMALL, rope_theta=5e6, head_dim=32),
-    "biases": dataclasses.replace(SMALL, attention_bias=True),
-    "odd sizes": dataclasses.replace(SMALL, vocab_size=113, d_model=42, d_ff=75, n_heads=6, n_kv_heads=3, head_dim=22),
-    "YaRN": dataclasses.replace(SMALL, yarn=Yarn(4.0, 64), max_positions=256, head_dim=32),
-    "YaRN, ends not rounded": dataclasses.replace(
+ODD: dict[str, Any] = dict(vocab_size=113, d_model=42, d_ff=75, n_heads=6, n_kv_heads=3, head_dim=22)
+SMALL = Qwen3Config(**SIZES)
+LLAMA, QWEN2 = LlamaConfig(**SIZES, rms_eps=1e-5), Qwen2Config(**SIZES)
+FAMILIES: dict[str, Decoder] = {"qwen3": SMALL, "llama": LLAMA, "qwen2": QWEN2}
+EXPERTS = replace(SMALL, n_experts=5, experts_per_token=2, d_ff=24)
+YARN: dict[str, Any] = dict(yarn=Yarn(4.0, 64), max_positions=256, head_dim=32)
+CONFIGS: dict[str, Decoder] = {
+    "qwen3": SMALL,
+    "qwen3, untied": replace(SMALL, tie_embeddings=False),
+    "qwen3, head_dim is not hidden / heads": replace(SMALL, head_dim=32, tie_embeddings=False),
+    "qwen3, one key-value head": replace(SMALL, n_kv_heads=1),
+    "qwen3, as many key-value heads": replace(SMALL, n_kv_heads=4),
+    "qwen3, rope_theta 5e6": replace(SMALL, rope_theta=5e6, head_dim=32),
+    "qwen3, biases": replace(SMALL, attention_bias=True),
+    "qwen3, odd sizes": replace(SMALL, **ODD),
+    "qwen3, YaRN": replace(SMALL, **YARN),
+    "qwen3, YaRN, ends not rounded": replace(
         SMALL,
         yarn=Yarn(2.5, 100, beta_fast=20.0, beta_slow=2.0, attention_factor=1.3, truncate=False),
         max_positions=250,
     ),
-    "experts": EXPERTS,
-    "experts, weights not normalised": dataclasses.replace(
+    "qwen3, experts": EXPERTS,
+    "qwen3, experts, weights not normalised": replace(
         EXPERTS, norm_topk_prob=False, tie_embeddings=False, experts_per_token=3, yarn=Yarn(4.0, 64), max_positions=256
     ),
+    "llama": replace(LLAMA, rope_theta=1e4, n_heads=9, n_kv_heads=3, d_model=54, head_dim=6),  # as SmolLM2, in small
+    "llama, untied, llama3": replace(
+        LLAMA, tie_embeddings=False, rope_theta=5e5, head_dim=32, llama3=Llama3Scaling(8.0, 64), max_positions=512
+    ),
+    "llama, biases, as many key-value heads, linear": replace(LLAMA, attention_bias=True, n_kv_heads=4, linear=4.0),
+    "llama, odd sizes, YaRN": replace(LLAMA, **ODD | YARN),
+    "qwen2": QWEN2,
+    "qwen2, untied, YaRN": replace(QWEN2, tie_embeddings=False, **YARN),
+    "qwen2, odd sizes, llama3": replace(QWEN2, **ODD, llama3=Llama3Scaling(4.0, 64, 0.5, 2.0), max_positions=256),
 }
-
-
-def hf_model(config: Qwen3Config, seed: int = 0):
-    """HF's Qwen3 in float32, every weight random: also the norms, which HF starts at 1, and biases, at 0."""
-    torch.manual_seed(seed)
-    kind = "Qwen3Moe" if config.n_experts else "Qwen3"
-    values = {k: v for k, v in config.to_hf().items() if k not in ("architectures", "model_type")}
-    hf = getattr(transformers, f"{kind}Config")(**values)
-    hf._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(hf).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
-            else:
-                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
-    return model
-
-
-def tokens_of(config: Qwen3Config, batch: int = 2, length: int = 150) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, config.vocab_size, (batch, length))
-
-
-def logits_of(params, config: Qwen3Config, tokens: np.ndarray) -> np.ndarray:
-    return np.asarray(_logits(params, config, tokens))
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _logits(params, config: Qwen3Config, tokens: jax.Array) -> jax.Array:
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    x, _ = config.forward(params, tokens, positions, jnp.ones(tokens.shape, jnp.int32))
-    return jnp.einsum("btd,dv->btv", x, config.head_kernel(params))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -94,7 +76,7 @@ def test_logits_equal_hugging_face(name: str, tmp_path) -> None:
     model.save_pretrained(tmp_path)
     loaded = hf_checkpoint.read_config(tmp_path)
     params = hf_checkpoint.load_hf(tmp_path, loaded)
-    assert loaded == dataclasses.replace(config, max_positions=loaded.max_positions)
+    assert loaded == replace(config, max_positions=loaded.max_positions)
     tokens = tokens_of(config)
     with torch.no_grad():
         expected = model(torch.tensor(tokens)).logits.numpy()
@@ -127,6 +109,7 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
     model.save_pretrained(tmp_path)
     params = hf_checkpoint.load_hf(tmp_path, hf_checkpoint.read_config(tmp_path))
     tokens = tokens_of(config, length=90)
+    model.zero_grad()
     model(torch.tensor(tokens), labels=torch.tensor(tokens)).loss.backward()
     expected = hf_gradients(model)
 
@@ -134,7 +117,7 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
         x, _ = config.forward(params, jnp.asarray(tokens), *places)
         operands = x[:, :-1], config.head_kernel(params), jnp.asarray(tokens[:, 1:]), jnp.ones(tokens[:, 1:].shape)
-        loss, count = summed_loss(lambda logps, _, ones: (-(logps * ones).sum(), ones.sum()), *operands)
+        loss, count = summed_loss(lambda logps, _, ones: (-(logps * ones).sum(), ones.sum()), *operands, operands[-1])
         return loss / count
 
     ours = dict(hf_checkpoint.hf_tensors(jax.jit(jax.grad(loss))(params), config))
@@ -144,7 +127,65 @@ def test_gradients_equal_hugging_face(name: str, tmp_path) -> None:
         np.testing.assert_allclose(ours[tensor], gradient, atol=2e-5, rtol=1e-3, err_msg=tensor)
 
 
-@pytest.mark.parametrize("name", ["tied", "untied", "YaRN", "experts"])
+SAVED = ["qwen3", "qwen3, untied", "qwen3, experts", "llama, untied, llama3", "llama, odd sizes, YaRN", "qwen2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama", "llama, biases, as many key-value heads, linear", "qwen2, untied, YaRN"]
+)
+def test_documents_of_a_packed_and_padded_row_are_those_that_hugging_face_reads_alone(name: str, tmp_path) -> None:
+    """Logits, and the gradients of the sum of their logprobs; padding is for nothing."""
+    config, model = CONFIGS[name], hf_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    params = hf_checkpoint.load_hf(tmp_path, config)
+    lengths = [[31, 1, 12, 4], [48, 0, 0, 0]]  # the last are padding
+    tokens = tokens_of(config, length=48)
+    segments = np.stack([np.repeat([1, 2, 3, 0], row) for row in lengths])
+    positions = np.stack([np.concatenate([np.arange(n) for n in row]) for row in lengths])
+    predicts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+
+    def loss(params):
+        x, _ = config.forward(params, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments))
+        logits = jnp.einsum("btd,dv->btv", x, config.head_kernel(params))
+        logps = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), jnp.asarray(tokens)[:, 1:, None], -1)[..., 0]
+        return (logps * predicts).sum(), logits
+
+    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    model.zero_grad()
+    total = torch.zeros(())
+    for row, segment in [(0, 1), (0, 2), (0, 3), (1, 1)]:
+        alone = torch.tensor(tokens[row][segments[row] == segment])[None]
+        theirs = model(alone).logits[0]
+        np.testing.assert_allclose(
+            np.asarray(ours)[row][segments[row] == segment], theirs.detach().numpy(), atol=TOLERANCE, rtol=0
+        )
+        total = total + theirs[:-1].log_softmax(-1).gather(-1, alone[0, 1:, None]).sum()
+    total.backward()
+    expected = hf_gradients(model)
+    for tensor, gradient in hf_checkpoint.hf_tensors(gradients, config):
+        np.testing.assert_allclose(gradient, expected[tensor], atol=2e-4, rtol=1e-3, err_msg=tensor)
+
+
+WIDE: dict[str, Any] = dict(vocab_size=64, d_model=48, n_layers=1, n_heads=3, n_kv_heads=1, d_ff=40)
+
+
+@pytest.mark.parametrize(("backend", "head_dim"), [("splash", 64), ("splash", 128), ("triton", 64)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_each_attention_backend_gives_hugging_faces_logits(family: str, backend: str, head_dim: int, tmp_path) -> None:
+    """The kernels, interpreted; heads of 64 are SmolLM2's and Llama 3.2 1B's."""
+    config = replace(FAMILIES[family], **WIDE, head_dim=head_dim)
+    model = hf_model(config)
+    model.save_pretrained(tmp_path)
+    params, tokens = hf_checkpoint.load_hf(tmp_path, config), tokens_of(config, batch=1)
+    places = jnp.arange(tokens.shape[1])[None]
+    forward = jax.jit(config.forward, static_argnames="backend")
+    x, _ = forward(params, jnp.asarray(tokens), places, jnp.ones_like(places), backend=f"{backend}_interpret")
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(x @ config.head_kernel(params), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
     config = CONFIGS[name]
     params = config.init(jax.random.key(3))
@@ -159,9 +200,11 @@ def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
     np.testing.assert_allclose(logits_of(params, config, tokens), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-def test_decoding_with_the_cache_equals_the_whole_sequence(stacked: bool) -> None:
-    config = SMALL
+@pytest.mark.parametrize(
+    ("family", "stacked"), [("qwen3", True), ("qwen3", False), ("llama", False), ("qwen2", True), ("qwen2", False)]
+)
+def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked: bool) -> None:
+    config = FAMILIES[family]
     params = config.init(jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
@@ -230,7 +273,7 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     """`linear` spells its backward pass out; autodiff of the same layer must agree."""
     from astra_jax.models.layers import attention, mlp
 
-    config = CONFIGS["head_dim is not hidden / heads"]
+    config = CONFIGS["qwen3, head_dim is not hidden / heads"]
     params = config.init(jax.random.key(0))
     tokens = jnp.asarray(tokens_of(config, length=16))
     positions, segments = jnp.broadcast_to(jnp.arange(16), (2, 16)), jnp.ones((2, 16), jnp.int32)
@@ -244,39 +287,58 @@ def test_the_gradient_is_that_of_plain_einsums(monkeypatch) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), spelled_out, gradient())
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        ("0.6b", 0.596),
-        ("1.7b", 1.721),
-        ("4b", 4.022),
-        ("8b", 8.191),
-        ("14b", 14.768),
-        ("32b", 32.762),
-        ("30b-a3b", 30.532),
-    ],
-)
-def test_presets_have_the_released_number_of_parameters(name: str, billions: float) -> None:
-    count = sum(leaf.size for leaf in jax.tree.leaves(PRESETS[name].abstract_params()))
-    assert count / 1e9 == pytest.approx(billions, abs=0.001)
+BILLIONS = {
+    "0.6b": 0.596,
+    "1.7b": 1.721,
+    "4b": 4.022,
+    "8b": 8.191,
+    "14b": 14.768,
+    "32b": 32.762,
+    "30b-a3b": 30.532,
+    "llama2-7b": 6.738,
+    "llama2-13b": 13.016,
+    "llama2-70b": 68.977,
+    "llama3-8b": 8.030,
+    "llama3-70b": 70.554,
+    "llama3.1-8b": 8.030,
+    "llama3.1-70b": 70.554,
+    "llama3.2-1b": 1.236,
+    "llama3.2-3b": 3.213,
+    "smollm2-135m": 0.135,
+    "smollm2-360m": 0.362,
+    "smollm2-1.7b": 1.711,
+    "qwen2.5-0.5b": 0.494,
+    "qwen2.5-1.5b": 1.544,
+    "qwen2.5-3b": 3.086,
+    "qwen2.5-7b": 7.616,
+    "qwen2.5-14b": 14.770,
+    "qwen2.5-32b": 32.764,
+    "qwen2.5-72b": 72.706,
+}
 
 
+def test_presets_have_the_released_number_of_parameters() -> None:
+    """And their `config.json` says all of them."""
+    presets: dict[str, Decoder] = {**PRESETS, **LLAMAS, **QWEN2S}
+    del presets["tiny"]
+    assert {name: round(parameters(preset) / 1e9, 3) for name, preset in presets.items()} == BILLIONS
+    for preset in presets.values():
+        assert families.from_hf(preset.to_hf(), dtype=preset.dtype, param_dtype=preset.param_dtype) == preset
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'; this port reads 'llama', 'qwen2', 'qwen3', 'qwen3_moe'"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "rope_parameters": None}, "rope_type is 'dynamic'"),
-        (
-            {"model_type": "qwen3_moe", "mlp_only_layers": [3], "moe_intermediate_size": 32}
-            | {"num_experts": 4, "num_experts_per_tok": 2},
-            r"mlp_only_layers is \[3\]",
-        ),
     ],
+    ids=str,
 )
-def test_configs_that_the_port_does_not_compute_are_refused(change: dict, message: str) -> None:
+def test_configs_that_the_port_does_not_compute_are_refused(config: Decoder, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        families.from_hf(SMALL.to_hf() | change)
+        families.from_hf(config.to_hf() | change)
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path) -> None:
@@ -284,11 +346,11 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path) -> None:
     with pytest.raises(
         hf_checkpoint.WeightsError, match=r"gate_proj.weight has shape \(80, 48\), the config says \(96, 48\)"
     ):
-        hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, d_ff=96))
+        hf_checkpoint.load_hf(tmp_path, replace(SMALL, d_ff=96))
     with pytest.raises(hf_checkpoint.WeightsError, match="lm_head.weight is missing"):
-        hf_checkpoint.load_hf(tmp_path, CONFIGS["untied"])
+        hf_checkpoint.load_hf(tmp_path, CONFIGS["qwen3, untied"])
     with pytest.raises(hf_checkpoint.WeightsError, match="do not belong to this model"):
-        hf_checkpoint.load_hf(tmp_path, dataclasses.replace(SMALL, n_layers=2))
+        hf_checkpoint.load_hf(tmp_path, replace(SMALL, n_layers=2))
     (tmp_path / "config.json").unlink()
     with pytest.raises(hf_checkpoint.WeightsError, match="no config.json"):
         hf_checkpoint.read_config(tmp_path)

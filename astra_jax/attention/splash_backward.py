@@ -1,0 +1,169 @@
+"""The backward pass of attention on TPUs: one Pallas kernel for all three gradients.
+
+Splash's own has two, each of which computes the scores again: 7 matmuls a block and two exponentials, where one that
+does all needs 5 and one. Its way to one kernel writes a part of the queries' gradient for each block of keys, and their
+sum takes longer than what is saved (docs/scale.md). Here the queries' gradient stays in the chip's vector memory, in
+float32, while a key head's blocks of keys go by: a block of keys meets all its queries before the next comes, so that
+the gradients of keys and values are added up there too. Each is written once.
+
+The query heads of a key head are one sequence of rows, one head after the other, cut into `parts` whose gradient has
+room. Key heads are independent, and divided over the cores of chips that have two.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+Array = jax.Array
+
+NAME = "attention_backward"
+"""By which the planner knows the kernel."""
+MEMORY = 26 * 2**20
+"""Bytes for the queries' gradient; with `_BESIDE` they are within a v5p core's vector memory."""
+_BESIDE = 30 * 2**20
+"""Bytes for blocks and what is made of them, at blocks of 1,024."""
+
+
+def gradients(
+    q_nth: Array,
+    k_ksh: Array,
+    v_ksh: Array,
+    do_nth: Array,
+    logsumexp_nt: Array,
+    delta_nt: Array,
+    segments_t: Array,
+    segments_s: Array,
+    places_t: Array,
+    *,
+    blocks: tuple[int, int],
+    interpret: bool = False,
+) -> tuple[Array, Array, Array]:
+    """Of one row's queries, keys and values, in their types. Scores are not scaled: the queries are.
+
+    Args:
+        logsumexp_nt: of the scores, float32.
+        delta_nt: sum of output times its gradient, float32.
+        places_t: each query's place among the keys, int32, ascending: it sees the keys up to there, of its segment.
+        blocks: lengths of a block of queries and of keys, which divide them.
+    """
+    (n, t, h), (heads, s, _) = q_nth.shape, k_ksh.shape
+    block_q, block_kv = blocks
+    each, group, count = t // block_q, n // heads, s // block_kv  # blocks of a head's queries, heads, blocks of keys
+    divisors = (parts for parts in range(1, group * each + 1) if group * each % parts == 0)
+    parts = next(parts for parts in divisors if 4 * h * group * t <= parts * MEMORY or parts == group * each)
+    rows = group * each // parts
+    # The first block of queries that sees any of a block of keys: what comes behind it does too.
+    first_j = jnp.searchsorted(places_t[block_q - 1 :: block_q], jnp.arange(count) * block_kv).astype(jnp.int32)
+
+    def kernel(  # type: ignore[no-untyped-def]
+        first_ref, q_ref, do_ref, sum_ref, delta_ref, sq_ref, at_ref, k_ref, v_ref, sk_ref,
+        dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum,
+    ):  # fmt: skip
+        p, j, i = (pl.program_id(axis) for axis in (1, 2, 3))
+        here = pl.ds(i * block_q, block_q)
+
+        @pl.when(i == 0)
+        def _() -> None:
+            dk_sum[...] = jnp.zeros_like(dk_sum)
+            dv_sum[...] = jnp.zeros_like(dv_sum)
+
+        @pl.when(j == 0)
+        def _() -> None:
+            dq_sum[here, :] = jnp.zeros((block_q, h), jnp.float32)
+
+        @pl.when((p * rows + i) % each >= first_ref[j])
+        def _() -> None:
+            q, do, k = q_ref[...], do_ref[...], k_ref[...]
+            key_s1 = j * block_kv + jax.lax.broadcasted_iota(jnp.int32, (block_kv, block_q), 0)
+            visible_st = (sk_ref[...] == sq_ref[...]) & (key_s1 <= at_ref[...])
+            scores_st = _dot(k, q, 1, 1)
+            weights_st = jnp.where(visible_st, jnp.exp(scores_st - sum_ref[...]), 0.0)
+            dv_sum[...] += _dot(weights_st.astype(do.dtype), do, 1, 0)
+            ds_st = ((_dot(v_ref[...], do, 1, 1) - delta_ref[...]) * weights_st).astype(q.dtype)
+            dk_sum[...] += _dot(ds_st, q, 1, 0)
+            dq_sum[here, :] += _dot(ds_st, k, 0, 0)
+
+        @pl.when(j == count - 1)
+        def _() -> None:
+            dq_ref[...] = dq_sum[here, :].astype(dq_ref.dtype)
+
+        @pl.when(i == rows - 1)
+        def _() -> None:
+            dk_ref[...] = dk_sum[...].astype(dk_ref.dtype)
+            dv_ref[...] = dv_sum[...].astype(dv_ref.dtype)
+
+    def at(p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Array, Array]:
+        """(which head of the group, which of its blocks); where nothing is seen, the block that comes next."""
+        row = p * rows + i
+        return row // each, jnp.minimum(jnp.maximum(row % each, first_ref[j]), each - 1)
+
+    def of_rows(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
+        head, block = at(p, j, i, first_ref)
+        return k * group + head, block, 0
+
+    def of_numbers(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
+        head, block = at(p, j, i, first_ref)
+        return k * group + head, 0, block
+
+    def written(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
+        del first_ref
+        row = p * rows + jnp.where(j == count - 1, i, 0)  # the first block waits in its place until it is whole
+        return k * group + row // each, row % each, 0
+
+    queries = pl.BlockSpec((None, block_q, h), of_rows)
+    numbers = pl.BlockSpec((None, 1, block_q), of_numbers)
+    of_queries = pl.BlockSpec((1, block_q), lambda k, p, j, i, first_ref: (0, at(p, j, i, first_ref)[1]))
+    keys = pl.BlockSpec((None, block_kv, h), lambda k, p, j, i, first_ref: (k, j, 0))
+    of_keys = pl.BlockSpec((block_kv, 1), lambda k, p, j, i, first_ref: (j, 0))
+    sums = pl.BlockSpec((None, None, block_kv, h), lambda k, p, j, i, first_ref: (p, k, j, 0))
+    summed = (k_ksh.dtype, v_ksh.dtype) if parts == 1 else (jnp.float32, jnp.float32)
+    dq_nth, *keys_pksh = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(heads, parts, count, rows),
+            in_specs=[queries, queries, numbers, numbers, of_queries, of_queries, keys, keys, of_keys],
+            out_specs=[pl.BlockSpec((None, block_q, h), written), sums, sums],
+            scratch_shapes=[
+                pltpu.VMEM((rows * block_q, h), jnp.float32),
+                pltpu.VMEM((block_kv, h), jnp.float32),
+                pltpu.VMEM((block_kv, h), jnp.float32),
+            ],
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct(q_nth.shape, q_nth.dtype),
+            *(jax.ShapeDtypeStruct((parts, heads, s, h), dtype) for dtype in summed),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=MEMORY + _BESIDE,
+        ),
+        name=NAME,
+        metadata={"xprof_metadata": json.dumps({"block_q": block_q, "block_kv": block_kv})},
+        interpret=interpret,
+    )(
+        first_j,
+        q_nth,
+        do_nth,
+        logsumexp_nt[:, None],
+        delta_nt[:, None],
+        segments_t[None],
+        places_t[None],
+        k_ksh,
+        v_ksh,
+        segments_s[:, None],
+    )
+    # Part by part: a reduction over them takes the compiler's cycles ten times over.
+    dk_ksh, dv_ksh = (functools.reduce(jnp.add, list(x)) for x in keys_pksh)
+    return dq_nth, dk_ksh.astype(k_ksh.dtype), dv_ksh.astype(v_ksh.dtype)
+
+
+def _dot(x: Array, y: Array, of_x: int, of_y: int) -> Array:
+    return jax.lax.dot_general(x, y, (((of_x,), (of_y,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,0 +1,382 @@
+"""A batch under way, on disk: what a killed run goes on from. Finished episodes, and the finished turns of open ones.
+
+    journal = BatchJournal(workdir / "rollouts", key)
+    done = journal.take_episode(group, number)  # of an earlier process
+    await journal.keep_turn(group, number, place, turn)  # when this returns, no kill undoes it
+
+Each process that fills the batch of an update writes a file of its own, `update_<update>.<n>.journal` (in a bucket,
+whose objects cannot be appended to, one for each write): records that follow each other, each of its length, the
+SHA-256 of its content, and its content. The first one is the batch's key: who samples what by which weights, to the
+bit. A file of another key is of no use to anybody and is removed; what is cut off or damaged ends its file. A file
+stays until a checkpoint that is older than the newest is past its update: a run that falls back to that one finds all
+batches since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+import msgspec
+import numpy as np
+from absl import logging
+from etils import epath
+
+from astra_jax.rollout.episode import Episode, FinishedTurn
+from synthesis.core.datasets import Folder
+from synthesis.core.files import first_line, in_bucket, location, write_bytes
+
+FOLDER = "rollouts"
+"""Below a run's workdir."""
+
+_FORMAT = 1
+_SUFFIX = ".journal"
+_HEAD = struct.Struct("<Q32s")
+_BUCKET_SECONDS = 2.0
+"""Between two objects, of which a batch that takes hours has thousands."""
+
+
+class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records of a batch must share with whoever goes on from them.
+
+    Attributes:
+        run: of `identity.run_id`.
+        identity: digest of `identity.run_identity`: settings, model, environments, tokenizer.
+        update: that trains on the batch.
+        version: of the weights that draw it.
+        weights: their digest.
+        next_index: the batch's first group's number: those before it are trained on, or wait, elsewhere.
+    """
+
+    run: str
+    identity: str
+    update: int
+    version: int
+    weights: str
+    next_index: int
+
+
+class TakenOver(msgspec.Struct):
+    """What became of an earlier process's records.
+
+    Attributes:
+        groups: that were finished, or of which episodes were.
+        episodes: finished ones.
+        turns: finished ones, of open episodes.
+        anew: episodes that were open and could not be gone on from: a world answered otherwise than before.
+        dropped: files of another key, and records that are damaged or out of their order.
+        unkept: records of this process that could not be written.
+    """
+
+    groups: int = 0
+    episodes: int = 0
+    turns: int = 0
+    anew: int = 0
+    dropped: int = 0
+    unkept: int = 0
+
+
+class Packed(msgspec.Struct, array_like=True):
+    """An episode or a turn as bytes. What is not numbers is JSON, which holds whatever a policy can say: arguments with
+    integers of any length and lone surrogates, of which msgpack takes neither."""
+
+    token_ids: bytes
+    mask: bytes
+    logprobs: bytes
+    text: bytes
+
+
+def packed(episode: Episode) -> Packed:
+    """See `Packed`."""
+    rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[])
+    ids, mask, logprobs = _ints(episode.token_ids), bytes(episode.loss_mask), _floats(episode.logprobs)
+    return Packed(ids, mask, logprobs, _text(rest))
+
+
+def unpacked(content: Packed) -> Episode:
+    """The episode that was `packed`."""
+    values = {
+        "token_ids": np.frombuffer(content.token_ids, np.int32).tolist(),
+        "loss_mask": list(content.mask),
+        "logprobs": np.frombuffer(content.logprobs, np.float64).tolist(),
+    }
+    return msgspec.convert(json.loads(content.text) | values, Episode)
+
+
+class _Record(msgspec.Struct, array_like=True):
+    """An episode, or a turn of one. `place` is the turn's, from 0; -1: the episode is finished. `seconds`: since the
+    batch was begun."""
+
+    group: int
+    number: int
+    place: int
+    seconds: float
+    content: Packed
+
+
+class BatchJournal:
+    """The journal of one batch, read and gone on with.
+
+    Args:
+        folder: on disk or in a bucket.
+
+    Attributes:
+        taken: what became of what was there.
+        seconds: that earlier processes spent on the batch.
+    """
+
+    def __init__(self, folder: Folder, key: BatchKey) -> None:
+        self.taken = TakenOver()
+        self.seconds = 0.0
+        self._folder, self._key = location(folder), key
+        self._episodes: dict[tuple[int, int], Episode] = {}
+        self._turns: dict[tuple[int, int], list[FinishedTurn]] = defaultdict(list)
+        self._groups: set[int] = set()
+        self._pending: list[bytes] = []
+        self._kept: asyncio.Future[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._file: IO[bytes] | None = None
+        self._failed = self._closed = False
+        head = _framed(msgspec.json.encode({"format": _FORMAT, "key": key}))
+        self._head, self._segments = head, _segments(self._folder, key.update)
+        for path in self._segments:
+            self._read(path)
+        self._next = max((_number(path) for path in self._segments), default=-1) + 1
+        self._started = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------- what was there
+
+    def _read(self, path: epath.Path) -> None:
+        records = _unframed(path.read_bytes())
+        if next(records, b"") != self._head[_HEAD.size :]:
+            self.taken.dropped += 1
+            path.unlink()
+            return
+        for content in records:
+            if content is None:  # the end of a file that was being written, or damage: nothing behind it counts
+                self.taken.dropped += 1
+                return
+            record = msgspec.msgpack.decode(content, type=_Record)
+            self.seconds = max(self.seconds, record.seconds)
+            where = record.group, record.number
+            if record.place < 0:
+                self._episodes[where] = unpacked(record.content)
+                continue
+            if record.place == 0:  # it may have been begun anew
+                self._turns[where] = []
+            if record.place == len(self._turns[where]):
+                self._turns[where].append(_turn(record.content))
+            else:
+                self.taken.dropped += 1
+
+    def take_episode(self, group: int, number: int) -> Episode | None:
+        """A finished episode; None: there is none."""
+        if (found := self._episodes.pop((group, number), None)) is not None:
+            self._turns.pop((group, number), None)
+            self.taken.episodes += 1
+            self._note(group)
+        return found
+
+    def take_turns(self, group: int, number: int) -> list[FinishedTurn]:
+        """The finished turns of an open episode, from its first one on."""
+        found = self._turns.pop((group, number), [])
+        self.taken.turns += len(found)
+        if found:
+            self._note(group)
+        return found
+
+    def begun_anew(self, turns: int) -> None:
+        """So many turns of an episode could not be gone on from."""
+        self.taken.anew += 1
+        self.taken.turns -= turns
+
+    def counts(self) -> dict[str, float]:
+        """`taken`, for the metrics."""
+        return {f"journal_{name}": float(count) for name, count in msgspec.structs.asdict(self.taken).items()}
+
+    def _note(self, group: int) -> None:
+        self._groups.add(group)
+        self.taken.groups = len(self._groups)
+
+    # --------------------------------------------------------------------------------------------------- what is kept
+
+    async def keep_turn(self, group: int, number: int, place: int, turn: FinishedTurn) -> None:
+        """Returns when the turn is on the disk."""
+        ids, logprobs = _ints([*turn.token_ids, *turn.observation]), _floats(turn.logprobs)
+        rest = msgspec.structs.replace(turn, token_ids=[], observation=[], logprobs=[])
+        content = Packed(ids, b"", logprobs, _text(rest))
+        await self._keep(_Record(group, number, place, self._elapsed(), content))
+
+    async def keep_episode(self, group: int, number: int, episode: Episode) -> None:
+        """Returns when the finished episode is on the disk."""
+        await self._keep(_Record(group, number, -1, self._elapsed(), packed(episode)))
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self._started
+
+    async def _keep(self, record: _Record) -> None:
+        if self._failed or self._closed:
+            self.taken.unkept += 1
+            return
+        self._pending.append(_framed(msgspec.msgpack.encode(record)))
+        if self._kept is None:
+            self._kept = asyncio.get_running_loop().create_future()
+        kept = self._kept
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all())
+        await asyncio.shield(kept)
+
+    async def _write_all(self) -> None:
+        """One write after the other, each of all that was finished during the one before."""
+        try:
+            while self._pending and self._kept is not None:
+                records, kept = self._pending, self._kept
+                self._pending, self._kept = [], None
+                try:
+                    if not self._failed:
+                        await asyncio.to_thread(self._write, b"".join(records))
+                except Exception as error:  # the disk's, or what a bucket's client says, which has no common base
+                    self._failed = True
+                    logging.warning(
+                        "%s cannot be written (%s); until the next batch, what is finished would be lost with this "
+                        "process: make room there", self._folder, first_line(error),
+                    )  # fmt: skip
+                finally:
+                    self.taken.unkept += len(records) * self._failed
+                    kept.set_result(None)
+                if self._pending and in_bucket(self._folder):
+                    await asyncio.sleep(_BUCKET_SECONDS)
+        finally:
+            self._writer = None
+
+    def _write(self, content: bytes) -> None:
+        if in_bucket(self._folder):
+            self._path(self._next).write_bytes(self._head + content)
+            self._next += 1
+            return
+        if self._file is None:
+            path = self._path(self._next)
+            write_bytes(path, self._head)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (open for the batch's life)
+        view = memoryview(content)
+        while view:
+            view = view[self._file.write(view) or 0 :]
+        os.fsync(self._file.fileno())
+
+    def _path(self, number: int) -> epath.Path:
+        return self._folder / f"{_stem(self._key.update)}.{number}{_SUFFIX}"
+
+    async def close(self) -> None:
+        """Write what is still to be written, and close the file, which stays."""
+        self._closed = True
+        if self._writer is not None:
+            await asyncio.shield(self._writer)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(frozen=True)
+class Journals:
+    """The journals of a run; the first host's alone.
+
+    Attributes:
+        folder: below the run's workdir.
+        run, identity: as in `BatchKey`.
+    """
+
+    folder: Folder
+    run: str
+    identity: str
+
+    def open(self, *, update: int, version: int, weights: str, next_index: int) -> BatchJournal:
+        """A batch's; reads what is there of it."""
+        key = BatchKey(
+            run=self.run,
+            identity=self.identity,
+            update=update,
+            version=version,
+            weights=weights,
+            next_index=next_index,
+        )
+        return BatchJournal(self.folder, key)
+
+    def forget(self, before: int | None = None) -> None:
+        """Remove those of updates before this one, or all."""
+        for path in _segments(location(self.folder), None):
+            if before is None or _update(path) < before:
+                path.unlink(missing_ok=True)
+
+
+def _stem(update: int) -> str:
+    return f"update_{update:08}"
+
+
+def _segments(folder: epath.Path, update: int | None) -> list[epath.Path]:
+    """The files of an update, or of all, in the order in which they were written."""
+    if not folder.exists():
+        return []
+    found = [path for path in folder.iterdir() if path.name.startswith("update_") and path.name.endswith(_SUFFIX)]
+    mine = [path for path in found if _whole(path) and update in (None, _update(path))]
+    return sorted(mine, key=lambda path: (_update(path), _number(path)))
+
+
+def _whole(path: epath.Path) -> bool:
+    parts = path.name.removeprefix("update_").removesuffix(_SUFFIX).split(".")
+    return len(parts) == 2 and all(part.isascii() and part.isdecimal() for part in parts)
+
+
+def _update(path: epath.Path) -> int:
+    return int(path.name.removeprefix("update_").partition(".")[0])
+
+
+def _number(path: epath.Path) -> int:
+    return int(path.name.removesuffix(_SUFFIX).rpartition(".")[2])
+
+
+def _framed(content: bytes) -> bytes:
+    return _HEAD.pack(len(content), hashlib.sha256(content).digest()) + content
+
+
+def _unframed(data: bytes) -> Iterator[bytes | None]:
+    """Each record's content; None, at last, where the rest is none."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < _HEAD.size:
+            yield None
+            return
+        length, digest = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        content = data[at : at + length]
+        if len(content) != length or hashlib.sha256(content).digest() != digest:
+            yield None
+            return
+        yield content
+        at += length
+
+
+def _ints(values: list[int]) -> bytes:
+    return np.asarray(values, np.int32).tobytes()
+
+
+def _floats(values: list[float]) -> bytes:
+    return np.asarray(values, np.float64).tobytes()
+
+
+def _text(value: Episode | FinishedTurn) -> bytes:
+    return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def _turn(content: Packed) -> FinishedTurn:
+    logprobs = np.frombuffer(content.logprobs, np.float64).tolist()
+    ids = np.frombuffer(content.token_ids, np.int32).tolist()
+    values = {"token_ids": ids[: len(logprobs)], "observation": ids[len(logprobs) :], "logprobs": logprobs}
+    return msgspec.convert(json.loads(content.text) | values, FinishedTurn)

@@ -1,0 +1,201 @@
+"""Low-rank adapters as trees: which matrices get one, what is trained, and what a model computes with.
+
+Beside the frozen weights of a model, its base, stand the adapters: a tree of the same paths, in which each adapted
+matrix has two leaves, `a_dr` and `b_rnh` of `q_dnh`. Their names end in their axes, the rank is `r`, so that sharding,
+optimizers and checkpoints take them for what they are (`astra_jax/axes.py`). Where rows of single tokens are trained
+too, they are a leaf each of embedding and head, `rows_id` of `embed_vd`. `joined` makes one tree of both, which the
+model's layers read as they read weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from astra_jax import axes
+from astra_jax.models import sharding
+from astra_jax.models.layers.adapted import Adapted, is_adapted, merged
+from astra_jax.models.lora import ALL, LoRA
+from astra_jax.models.model import Model, Params
+from astra_jax.models.names import NamedParam
+from synthesis.core.refusals import InputError
+
+Array = jax.Array
+
+
+def adaptable(model: Model) -> dict[str, NamedParam]:
+    """The matrices that can have an adapter, by the last part of their names in checkpoints (`q_proj`)."""
+    return {
+        entry.hf_name.split(".")[-2]: entry
+        for entry in model.names()
+        if entry.stacked == 1 and axes.stacked_matrices([jax.tree_util.DictKey(key) for key in entry.path]) is not None
+    }
+
+
+def targeted(model: Model, lora: LoRA) -> dict[str, NamedParam]:
+    """Those that get one.
+
+    Raises:
+        InputError: a target is none of them; names it, and all that there are.
+    """
+    every = adaptable(model)
+    if ALL in lora.targets:
+        return every
+    for name in lora.targets:
+        if name not in every:
+            near = difflib.get_close_matches(name, [*every, ALL], n=1, cutoff=0.0)[0]
+            raise InputError(
+                f"lora.targets has {name!r}, and this model no such matrix that could have an adapter; use some of "
+                f"{', '.join(every)}, or {ALL} (the nearest is {near})"
+            )
+    return {name: entry for name, entry in every.items() if name in lora.targets}
+
+
+def leaf_names(name: str) -> tuple[str, str]:
+    """(A's, B's) of the matrix of a name: (`a_dr`, `b_rnh`) of `q_dnh`."""
+    letters, (inputs, outputs) = axes.letters(name), axes.sides(name)
+    return f"a_{''.join(letters[i] for i in inputs)}r", f"b_r{''.join(letters[i] for i in outputs)}"
+
+
+def vocabularies(model: Model) -> list[NamedParam]:
+    """The embedding, and the head where it is one of its own: what has a row or a column for each token."""
+    return [entry for entry in model.names() if "v" in axes.letters(entry.path[-1])]
+
+
+def rows_name(name: str) -> str:
+    """Of the trained rows of a leaf with an axis of tokens: `rows_id` of `embed_vd`."""
+    return f"rows_{axes.letters(name).replace('v', 'i')}"
+
+
+def abstract_adapters(model: Model, lora: LoRA) -> Params:
+    """The adapters' shapes, and those of trained rows; float32, whatever the base is: updates are small.
+
+    Raises:
+        InputError: a token whose row is to be trained is none of the model's.
+    """
+    if lora.rank is None:
+        raise ValueError("there are no adapters without a rank")
+    base: Params = model.abstract_params()
+    made: Params = {}
+    for entry in targeted(model, lora).values():
+        *outer, name = entry.path
+        layers, *shape = at_path(base, entry.path).shape
+        inputs, outputs = axes.sides(name)
+        a, b = leaf_names(name)
+        place: Params = made
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[name] = {
+            a: jax.ShapeDtypeStruct((layers, *(shape[i] for i in inputs), lora.rank), jnp.float32),
+            b: jax.ShapeDtypeStruct((layers, lora.rank, *(shape[i] for i in outputs)), jnp.float32),
+        }
+    for entry in vocabularies(model) if lora.tokens else ():
+        *outer, name = entry.path
+        shape, at = at_path(base, entry.path).shape, axes.letters(name).index("v")
+        if (last := max(lora.tokens)) >= shape[at]:
+            raise InputError(f"lora.tokens has {last}, the model {shape[at]} rows for tokens; give ids below that")
+        place = made
+        for key in outer:
+            place = place.setdefault(key, {})
+        rows = (*shape[:at], len(lora.tokens), *shape[at + 1 :])
+        place[name] = {rows_name(name): jax.ShapeDtypeStruct(rows, jnp.float32)}
+    return made
+
+
+def initial_adapters(model: Model, lora: LoRA, key: Array, base: Params) -> Params:
+    """A as `peft` draws it, uniform within 1 / √in (He et al.'s, with a slope of √5); B is zero, and trained rows are
+    those of the base, so that the model is at first what it was."""
+
+    def one(path: Any, x: jax.ShapeDtypeStruct) -> Array:
+        name = path[-1].key
+        if name.startswith("rows_"):
+            stored = at_path(base, tuple(step.key for step in path[:-1]))
+            return jnp.take(stored, jnp.array(lora.tokens), axis=axes.letters(name).index("i")).astype(x.dtype)
+        if not name.startswith("a_"):
+            return jnp.zeros(x.shape, x.dtype)
+        bound = math.prod(x.shape[1:-1]) ** -0.5
+        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return jax.random.uniform(own, x.shape, x.dtype, -bound, bound)
+
+    return jax.tree_util.tree_map_with_path(one, abstract_adapters(model, lora))
+
+
+def abstract_trained(model: Model, lora: LoRA) -> Params:
+    """The shapes and types of what is trained: the adapters, or all weights."""
+    return model.abstract_params() if lora.rank is None else abstract_adapters(model, lora)
+
+
+def trained_shardings(model: Model, lora: LoRA, mesh: Mesh | None) -> Any:
+    """A `NamedSharding` for each leaf of `abstract_trained`; None is one device.
+
+    An adapter's side that its matrix spreads is spread alike, its rank is not.
+    """
+    if mesh is None:
+        return None
+    if lora.rank is None:
+        return model.param_shardings(mesh)
+    return sharding.param_shardings(abstract_adapters(model, lora), mesh)
+
+
+def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
+    """Shapes, types and places of the frozen weights; None where all are trained."""
+    if lora.rank is None:
+        return None
+    like = model.abstract_params()
+    if mesh is None:
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        places = jax.tree.map(lambda _: one, like)
+    else:
+        places = model.param_shardings(mesh)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, places)
+
+
+def joined(params: Params, base: Params | None, lora: LoRA) -> Params:
+    """What the model computes with: the base with the adapters at their matrices, and trained rows in their places.
+    Nothing is copied, but what has such rows.
+
+    Args:
+        params: what is trained.
+        base: None: `params` are all weights.
+    """
+    if base is None:
+        return params
+
+    def put(adapters: Params, weights: Any) -> Any:
+        if not isinstance(weights, dict):
+            if len(adapters) == 1:
+                ((name, rows),) = adapters.items()
+                return _with_rows(weights, rows, lora.tokens, axes.letters(name).index("i"))
+            a, b = sorted(adapters)
+            return Adapted(weights, adapters[a], adapters[b], lora.scale)
+        return {name: put(adapters[name], one) if name in adapters else one for name, one in weights.items()}
+
+    return put(params, base)
+
+
+def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) -> Array:
+    """The same with these rows; a product with zeros and ones, which is spread over devices as the weights are."""
+    ids = jnp.array(tokens)
+    of_each = jax.nn.one_hot(ids, weights.shape[at], dtype=jnp.float32)
+    own = jnp.tensordot(rows, of_each, ((at,), (0,)), precision=jax.lax.Precision.HIGHEST)
+    own = jnp.moveaxis(own, -1, at).astype(weights.dtype)
+    replaced = jnp.expand_dims(of_each.sum(0) > 0, tuple(i for i in range(weights.ndim) if i != at))
+    return jnp.where(replaced, own, weights)
+
+
+def without_adapters(params: Params) -> Params:
+    """Weights that compute the same as `joined` ones; what has no adapter is not copied."""
+    return jax.tree.map(lambda x: merged(x) if is_adapted(x) else x, params, is_leaf=is_adapted)
+
+
+def at_path(tree: Any, path: tuple[str, ...]) -> Any:
+    """What is at the end of these keys."""
+    for key in path:
+        tree = tree[key]
+    return tree

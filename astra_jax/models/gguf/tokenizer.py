@@ -1,0 +1,191 @@
+"""A GGUF file's tokenizer as a Hugging Face folder's: byte-level BPE, its special tokens, and the chat template.
+
+A file names the way in which its tokenizer cuts text before BPE, and does not say what that is: llama.cpp knows
+(`src/llama-vocab.cpp`), and so does this table. A name that is not in it is refused, because with another way the same
+text has other tokens than the model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from astra_jax.models.gguf.file import GGUFError, GGUFFile
+from synthesis.core.files import write_text
+
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+"""Kinds of tokens, as llama.cpp numbers them; 1 is an ordinary one."""
+
+# The expressions that the models' own tokenizers have; they differ in how many digits are a piece.
+_QWEN2, _LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in ("", "{1,3}")
+)
+
+
+def _split(pattern: str) -> Any:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": _gpt2,
+    "gpt-2": _gpt2,
+    "smollm": _smollm,
+    "qwen2": lambda: _split(_QWEN2),
+    "llama3": lambda: _split(_LLAMA3),
+    "llama-v3": lambda: _split(_LLAMA3),
+    "llama-bpe": lambda: _split(_LLAMA3),
+}
+"""By `tokenizer.ggml.pre`."""
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe")
+"""A piece that is a token is that token, whatever the merges would make of it; and a text begins with a token of its
+own where the file does not say otherwise."""
+
+_NEEDED_BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
+"""Of a byte without a token nothing is left in a text. SmolLM2 has none for six control characters, nor for planes of
+Unicode that are empty."""
+
+
+def _letter(byte: int) -> str:
+    """How byte-level BPE spells a byte: those that can be seen as themselves, the others from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in seen else chr(0x100 + sum(one not in seen for one in range(byte)))
+
+
+class HFTokenizer:
+    """What a file's tokenizer is at Hugging Face.
+
+    Attributes:
+        tokenizer: as `tokenizer.json` has it.
+        config: the content of `tokenizer_config.json`.
+        template: the chat template; "" where there is none.
+
+    Raises:
+        GGUFError: a kind of tokenizer, or a way to cut text, that is not read; a key that is missing or does not fit.
+    """
+
+    def __init__(self, file: GGUFFile, rows: int) -> None:
+        """
+        Args:
+            rows: of the embedding.
+        """
+        kind = file.value("tokenizer.ggml.model", str)
+        if kind != "gpt2":
+            raise GGUFError(f"{file.path}: key tokenizer.ggml.model is {kind[:80]!r}; read is 'gpt2', byte-level BPE")
+        pre = file.value("tokenizer.ggml.pre", str)
+        if pre not in PRE_TOKENIZERS:
+            raise GGUFError(
+                f"{file.path}: key tokenizer.ggml.pre is {pre[:80]!r}; read are {', '.join(map(repr, PRE_TOKENIZERS))}"
+            )
+        self._file = file
+        tokens, kinds = self._texts("tokens"), self._kinds()
+        if len(tokens) > rows or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
+            problem = f"has {len(tokens)} tokens, {len(set(tokens))} different ones, for {rows} rows"
+            raise file.error("tokenizer.ggml.tokens", f"{problem} and {len(kinds)} kinds", "key")
+        self.tokenizer = Tokenizer(self._model(tokens, kinds, whole_words=pre in _WHOLE_WORDS))
+        self.tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+        self.tokenizer.decoder = decoders.ByteLevel()
+        self._add(tokens, kinds)
+        self.config = self._config(tokens)
+        if file.value("tokenizer.ggml.add_bos_token", bool, pre in _WHOLE_WORDS):
+            self._begin_with_bos(tokens)
+        self.template: str = file.value("tokenizer.chat_template", str, "")
+
+    def save(self, folder: Path) -> list[str]:
+        """Write the files into a folder; returns their names."""
+        files = {
+            "tokenizer.json": self.tokenizer.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(self.config, indent=2, ensure_ascii=False) + "\n",
+        }
+        if self.template:
+            files["chat_template.jinja"] = self.template
+        for name, text in files.items():
+            write_text(folder / name, text)
+        return list(files)
+
+    def _texts(self, name: str) -> list[str]:
+        key = f"tokenizer.ggml.{name}"
+        found = self._file.value(key, list)
+        if not found or not all(isinstance(one, str) and one for one in found):
+            raise self._file.error(key, "has something else than texts", "key")
+        return found
+
+    def _kinds(self) -> list[int]:
+        key = "tokenizer.ggml.token_type"
+        found = self._file.value(key, list)
+        if not all(isinstance(one, int) for one in found):
+            raise self._file.error(key, "has something else than numbers", "key")
+        return found
+
+    def _model(self, tokens: list[str], kinds: list[int], *, whole_words: bool) -> models.BPE:
+        # What no text can become is no token: it only fills the embedding up.
+        vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
+        merges: list[tuple[str, str]] = []
+        for i, merge in enumerate(self._texts("merges")):
+            first, _, second = merge.partition(" ")
+            for one in (first, second, first + second):
+                if one not in vocabulary:
+                    raise self._file.error(
+                        "tokenizer.ggml.merges", f"number {i} makes {one!r}, which is no token", "key"
+                    )
+            merges.append((first, second))
+        for byte in _NEEDED_BYTES:
+            if _letter(byte) not in vocabulary:
+                raise self._file.error("tokenizer.ggml.tokens", f"has no token for the byte {byte:#04x}", "key")
+        return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words)
+
+    def _add(self, tokens: list[str], kinds: list[int]) -> None:
+        for wanted in (_CONTROL, _USER_DEFINED):
+            self.tokenizer.add_tokens(
+                [
+                    AddedToken(token, special=wanted == _CONTROL, normalized=False)
+                    for token, kind in zip(tokens, kinds, strict=True)
+                    if kind == wanted
+                ]
+            )
+
+    def _config(self, tokens: list[str]) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            key = f"tokenizer.ggml.{key}_token_id"
+            if key in self._file.metadata:
+                token = self._file.value(key, int)
+                if not 0 <= token < len(tokens):
+                    raise self._file.error(key, f"is {token}, of {len(tokens)} tokens", "key")
+                config[f"{name}_token"] = tokens[token]
+        length = [value for key, value in self._file.metadata.items() if key.endswith(".context_length")]
+        if length and isinstance(length[0], int):
+            config["model_max_length"] = length[0]
+        return config
+
+    def _begin_with_bos(self, tokens: list[str]) -> None:
+        if "bos_token" not in self.config:
+            raise self._file.error("tokenizer.ggml.bos_token_id", "is missing, and a text begins with it", "key")
+        bos = self.config["bos_token"]
+        self.tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A",
+            pair=f"{bos} $A {bos}:1 $B:1",
+            special_tokens=[(bos, tokens.index(bos))],
+        )

@@ -1,0 +1,199 @@
+"""`config.json`, both ways: what all families of decoders have in it, and what is refused in all of them.
+
+Names and meanings are transformers'; what a file leaves out is what transformers takes it to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astra_jax.models.layers.sizes import Llama3Scaling, Sizes, Yarn
+from synthesis.core.refusals import InputError
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+"""What no `config.json` may leave out: transformers would take another model's."""
+
+
+def read_fields(
+    config: Mapping[str, Any],
+    *,
+    released: str,
+    needed: Sequence[str] = SIZES,
+    width: str = "intermediate_size",
+    head_dim: int | None = None,
+    max_positions: int,
+) -> dict[str, Any]:
+    """The fields of `Sizes` that all families have.
+
+    Args:
+        released: the family's name, for messages.
+        needed: what the file must have, beside `width`.
+        width: what it calls `d_ff`.
+        head_dim: where it says none; None is hidden_size / num_attention_heads.
+        max_positions: where it says none.
+
+    Raises:
+        InputError: it lacks a size, or uses something that this port does not compute.
+    """
+    for name in (*needed, width):
+        if name not in config:
+            raise InputError(f"{name} is missing; copy the checkpoint's config.json again, or write it there")
+    _check_computed(config, released)
+    rope = _rope(config)
+    positions = config.get("max_position_embeddings", max_positions)
+    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings")) or positions
+    if (part := rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1) != 1:
+        raise InputError(
+            f"rope_parameters has partial_rotary_factor {part}; no released {released} uses it and this port "
+            "turns whole heads"
+        )
+    scaling = _scaling(rope, released, positions, original)
+    if (yarn := scaling.get("yarn")) is not None:
+        # Released files keep the trained length in max_position_embeddings when YaRN is switched on by hand.
+        positions = max(positions, round(yarn.factor * yarn.original_max_positions))
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    return dict(
+        vocab_size=config["vocab_size"],
+        d_model=config["hidden_size"],
+        n_layers=config["num_hidden_layers"],
+        n_heads=heads,
+        n_kv_heads=heads if kv_heads is None else kv_heads,
+        head_dim=config.get("head_dim", head_dim) or config["hidden_size"] // heads,
+        d_ff=config[width],
+        tie_embeddings=config.get("tie_word_embeddings", False),
+        rope_theta=rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        rms_eps=config.get("rms_norm_eps", 1e-6),
+        max_positions=positions,
+        **scaling,
+    )
+
+
+def _check_computed(config: Mapping[str, Any], released: str) -> None:
+    if (quantised := config.get("quantization_config") or config.get("compression_config")) is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        raise InputError(
+            f"quantization_config is of {method!r}; this port computes float32 and bfloat16: give the release that "
+            "is not quantised"
+        )
+    if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise InputError(
+            f"hidden_act is {activation!r}; every released {released} has 'silu', all that this port computes"
+        )
+    kinds = config.get("layer_types") or ()
+    if config.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
+        raise InputError(
+            f"use_sliding_window is {config.get('use_sliding_window')}, layer_types {sorted(set(kinds))}; no "
+            f"released {released} has windows and this port does not compute them"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rotary embedding
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    # transformers 5 keeps the rotary settings in one dictionary, earlier versions had another for scaling alone, which
+    # still goes before it, whole: YaRN is switched on by hand in the old place.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise InputError(f"rope_scaling or rope_parameters is {rope!r}; it is an object with a rope_type")
+    return rope
+
+
+def _scaling(rope: Mapping[str, Any], released: str, max_positions: int, original: int) -> dict[str, Any]:
+    """The field of `Sizes` that scales it; none, where it is plain."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return {}
+    if kind not in ("linear", "yarn", "llama3"):
+        raise InputError(f"rope_type is {kind!r}; this port computes 'default', 'linear', 'yarn' and 'llama3'")
+    if rope.get("mscale") or rope.get("mscale_all_dim"):
+        raise InputError(
+            f"rope_parameters has mscale; no released {released} uses it and this port does not compute it"
+        )
+    if kind == "yarn":
+        return {"yarn": _yarn(rope, max_positions, original)}
+    for name in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
+        if rope.get(name) is None:
+            raise InputError(f"rope_parameters has rope_type {kind!r} and no {name}; copy the config.json again")
+    if kind == "linear":
+        return {"linear": float(rope["factor"])}
+    scaling = Llama3Scaling(
+        factor=float(rope["factor"]),
+        original_max_positions=original,
+        low_turns=float(rope["low_freq_factor"]),
+        high_turns=float(rope["high_freq_factor"]),
+    )
+    return {"llama3": scaling}
+
+
+def _yarn(rope: Mapping[str, Any], max_positions: int, original: int) -> Yarn:
+    return Yarn(
+        factor=float(rope.get("factor") or max_positions / original),
+        original_max_positions=original,
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        attention_factor=rope.get("attention_factor"),
+        truncate=rope.get("truncate", True),
+    )
+
+
+def _rope_content(model: Sizes) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if (yarn := model.yarn) is not None:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": yarn.factor,
+            "original_max_position_embeddings": yarn.original_max_positions,
+            "beta_fast": yarn.beta_fast,
+            "beta_slow": yarn.beta_slow,
+            "truncate": yarn.truncate,
+        }
+        if yarn.attention_factor is not None:
+            rope["attention_factor"] = yarn.attention_factor
+    if model.linear is not None:
+        rope |= {"rope_type": "linear", "factor": model.linear}
+    if (llama3 := model.llama3) is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": llama3.factor,
+            "original_max_position_embeddings": llama3.original_max_positions,
+            "low_freq_factor": llama3.low_turns,
+            "high_freq_factor": llama3.high_turns,
+        }
+    return rope
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def content(model: Sizes, *, model_type: str, architecture: str) -> dict[str, Any]:
+    """What `read_fields` reads, in a form that transformers 4 and 5 and vLLM read too.
+
+    Args:
+        model_type: of the family.
+        architecture: the name of transformers' class.
+    """
+    rope = _rope_content(model)
+    scaled = rope["rope_type"] != "default"
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "num_hidden_layers": model.n_layers,
+        "num_attention_heads": model.n_heads,
+        "num_key_value_heads": model.n_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.d_ff,
+        "tie_word_embeddings": model.tie_embeddings,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": rope,
+        **({"rope_scaling": rope} if scaled else {}),
+        "rms_norm_eps": model.rms_eps,
+        "max_position_embeddings": model.max_positions,
+        "hidden_act": "silu",
+        "torch_dtype": model.param_dtype,
+    }

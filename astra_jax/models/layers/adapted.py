@@ -1,0 +1,48 @@
+"""Matrices with a low-rank adapter (arXiv 2106.09685): W + scale · A B, of which only A and B are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import EllipsisType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("w", "a", "b"), meta_fields=("scale",))
+@dataclass(frozen=True)
+class Adapted:
+    """A linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
+
+    Attributes:
+        w: [in ..., out ...], as it was before.
+        a: [in ..., rank], float32.
+        b: [rank, out ...], float32.
+        scale: of the product.
+    """
+
+    w: Any
+    a: Any
+    b: Any
+    scale: float
+
+    def __getitem__(self, index: EllipsisType) -> Adapted:
+        """Itself: layers read what is in an NNX variable with `[...]`."""
+        return self
+
+
+def is_adapted(w: Any) -> bool:
+    """Whether a matrix has an adapter."""
+    return isinstance(w, Adapted)
+
+
+def merged(w: Adapted, dtype: Any = None) -> Array:
+    """One matrix that computes the same, stacked as `w` is: summed in float32, then in `dtype`, or w's own."""
+    stacked = (0,) if w.a.ndim + w.b.ndim - 2 > w.w.ndim else ()
+    over = ((w.a.ndim - 1,), (len(stacked),))
+    product = jax.lax.dot_general(w.a, w.b, (over, (stacked, stacked)), precision=jax.lax.Precision.HIGHEST)
+    return (w.w.astype(jnp.float32) + w.scale * product).astype(dtype or w.w.dtype)

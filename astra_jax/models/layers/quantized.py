@@ -1,0 +1,116 @@
+"""Linear layers in numbers of 8 bits, by the library qwix, which is imported when the first one is traced.
+
+Each row of activations and each output of a matrix has a scale of its own, the largest of its numbers. They are found
+anew in each step (dynamic quantisation), and nothing is kept between steps. Of the backward pass the activations'
+gradient is such a product too, the matrix quantised once more, by its inputs; the weights' gradient stays in the
+model's dtype: it sums over all tokens, and one with a large gradient would leave few steps of the scale for the others
+(SwitchBack, arXiv 2304.13013, found the same).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from astra_jax.mesh import WIDTH, AnyMesh, constrain
+from synthesis.core.refusals import Refusal
+
+Array = jax.Array
+
+PRODUCT = "quantized_product"
+"""What a product's output is called for `jax.checkpoint`: the sums in it are wider than what comes of them."""
+
+_TYPES = {"int8": (jnp.int8, jnp.int8), "fp8": (jnp.float8_e4m3fn, jnp.float8_e5m2)}
+"""(of activations and weights, of gradients)."""
+
+INSTALL = "pip install '.[quantized]'"
+
+
+@functools.cache
+def qwix() -> ModuleType:
+    """The library.
+
+    Raises:
+        Refusal: it is not installed.
+    """
+    try:
+        import qwix as library
+    except ImportError as error:
+        raise Refusal(f"matmuls in 8 bits want the library qwix ({error}): {INSTALL}") from None
+    return library
+
+
+def forward(x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:
+    """x [..., in ...] times w [in ..., out ...] → [..., out ...], in x's dtype; see `linear.linear`.
+
+    On a mesh the quantised matrix is what is gathered: half the bytes of a bfloat16 one.
+    """
+    kind, _ = _TYPES[matmul]
+    rows = x.ndim - contracted
+    x_q = _scaled(x, kind, range(rows))
+    w_q = _gathered(_scaled(w, kind, range(contracted, w.ndim)), mesh, writes)
+    y = _dot(x_q, w_q, range(rows, x.ndim), range(contracted))
+    return checkpoint_name(y.astype(x.dtype), PRODUCT)
+
+
+def backward(dy: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:
+    """dy [..., out ...] times the transposed w → [..., in ...], in dy's dtype."""
+    kind, of_gradients = _TYPES[matmul]
+    rows = dy.ndim - (w.ndim - contracted)
+    dy_q = _scaled(dy, of_gradients, range(rows))
+    w_q = _gathered(_scaled(w, kind, range(contracted)), mesh, writes)
+    return _dot(dy_q, w_q, range(rows, dy.ndim), range(contracted, w.ndim)).astype(dy.dtype)
+
+
+def _scaled(x: Array, kind: Any, axes: Iterable[int]) -> Any:
+    """A `qwix.QArray` with a float32 scale for each place of `axes`."""
+    return qwix().quantize(x.astype(jnp.float32), kind, channelwise_axes=tuple(axes))
+
+
+def _gathered(w: Any, mesh: AnyMesh | None, writes: bool) -> Any:
+    """The quantised matrix, first where its weights are, then whole over the model's width."""
+    if mesh is None:
+        return w
+
+    def at(width: Any) -> Any:
+        rest = [None] * (w.ndim - 2)
+        return ("tensor", *rest, width) if writes else (width, "tensor", *rest)
+
+    values = constrain(constrain(w.qvalue, mesh, *at(WIDTH)), mesh, *at(None))
+    return w.replace(qvalue=values)
+
+
+def _dot(x: Any, y: Any, axes_x: range, axes_y: range) -> Array:
+    return qwix().dot_general(x, y, ((tuple(axes_x), tuple(axes_y)), ((), ())))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Matrices that are kept so, for decoding
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def stored(w: Array, outputs: tuple[int, ...]) -> Any:
+    """A matrix as a `qwix.QArray` of int8 with a float32 scale for each place of the axes `outputs`."""
+    return _scaled(w, jnp.int8, outputs)
+
+
+def is_stored(w: Any) -> bool:
+    """Whether a matrix is one of `stored`."""
+    return not isinstance(w, jax.Array) and hasattr(w, "qvalue")
+
+
+def with_stored(x: Array, w: Any, contracted: int) -> Array:
+    """As `forward` of a `stored` matrix; x stays as it is.
+
+    Decoding waits for the weights: they are read in 8 bits, and the chip makes x's dtype of them where it multiplies.
+    """
+    rows = x.ndim - contracted
+    numbers = ((tuple(range(rows, x.ndim)), tuple(range(contracted))), ((), ()))
+    y = jax.lax.dot_general(x, w.qvalue.astype(x.dtype), numbers, preferred_element_type=jnp.float32)
+    return (y * w.scale.reshape(w.scale.shape[contracted:])).astype(x.dtype)

@@ -1,0 +1,60 @@
+"""The settings of low-rank adapters; what is computed with them is in `adapters`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from sandbox.settings import Bound, Count, CountOrZero, SettingError, Settings
+
+ALL = "all-linear"
+"""As a target: every matrix that can have an adapter."""
+
+
+@dataclass(frozen=True)
+class LoRA(Settings):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): matrices W stay as they are, W + scale · A B is computed,
+    and only the thin A and B are trained. Without a rank there are none, and all weights are trained.
+
+    Attributes:
+        rank: how many columns A and rows B have; None: no adapters.
+        alpha: the product A B is multiplied by alpha / rank.
+        targets: the matrices that get an adapter, as checkpoints call them: of `q_proj`, `k_proj`, `v_proj`, `o_proj`
+            and, in dense models, `gate_proj`, `up_proj`, `down_proj`; or `all-linear`, which is all of these. Experts,
+            routers, embedding and head get none.
+        tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a head of its own.
+            Programs add those that the weights had no rows for: a low rank cannot tell one new token from another.
+        rank_stabilized: alpha / √rank instead (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
+    """
+
+    rank: Count | None = None
+    alpha: Annotated[float, Bound(above=0, most=1e6)] = 32.0
+    targets: tuple[str, ...] = (ALL,)
+    tokens: tuple[CountOrZero, ...] = ()
+    rank_stabilized: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets:
+            raise SettingError(f"targets is empty, so that nothing would be trained; name matrices, or use {ALL}")
+        if twice := {name for name in self.targets if self.targets.count(name) > 1}:
+            raise SettingError(f"targets has {min(twice)} twice; name each matrix once")
+        if len(set(self.tokens)) < len(self.tokens):
+            twice_trained = min(one for one in self.tokens if self.tokens.count(one) > 1)
+            raise SettingError(f"tokens has {twice_trained} twice; name each token once")
+        if self.rank is None:
+            for name in ("alpha", "targets", "tokens", "rank_stabilized"):
+                if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
+                    raise SettingError(f"{name} is {value}, and rank None: there are no adapters; give a rank too")
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied by. Raises `ValueError`: there is no rank."""
+        if self.rank is None:
+            raise ValueError("adapters without a rank have no scale")
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+FULL = LoRA()
+"""No adapters."""

@@ -1,0 +1,82 @@
+"""Sizes of Qwen2.5 (arXiv 2412.15115), and their translation from and to Hugging Face's `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from astra_jax.models import hf_config
+from astra_jax.models.decoder import Decoder
+from astra_jax.models.names import NamedParam
+from astra_jax.models.qwen2.names import names_table
+from sandbox.settings import SettingError
+
+
+@dataclass(frozen=True)
+class Qwen2Config(Decoder):
+    """A dense Qwen2.5, or Qwen2, whose checkpoints say the same `qwen2`: biases on queries, keys and values alone."""
+
+    family: ClassVar[str] = "qwen2"
+    stretched_from: ClassVar[int | None] = 32_768
+    output_bias: ClassVar[bool] = False
+
+    attention_bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.attention_bias:
+            raise SettingError("Qwen2Config.attention_bias is False; every Qwen2 has biases on q, k and v: use True")
+        if self.n_experts:
+            raise SettingError(f"Qwen2Config.n_experts is {self.n_experts}; model_type 'qwen2' is dense: use 0")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
+        """From the content of a `config.json`. What it leaves out is what transformers takes it to be.
+
+        Raises:
+            ValueError: it lacks a size, or uses something that this port does not compute.
+        """
+        needed = (*hf_config.SIZES, "num_key_value_heads")
+        fields = hf_config.read_fields(config, released="Qwen2.5", needed=needed, max_positions=32_768)
+        return cls(**fields, dtype=dtype, param_dtype=param_dtype)
+
+    def names(self) -> list[NamedParam]:
+        """See `Model.names`."""
+        return names_table(self)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The content of a `config.json` that transformers and vLLM read."""
+        return hf_config.content(self, model_type="qwen2", architecture="Qwen2ForCausalLM")
+
+
+def _released(
+    d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int, *, tie_embeddings: bool = False
+) -> Qwen2Config:
+    """What all released sizes share: 32,768 positions, bfloat16, and a vocabulary that is padded further where the head
+    is a matrix of its own."""
+    return Qwen2Config(
+        vocab_size=151_936 if tie_embeddings else 152_064,
+        d_model=d_model,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=d_model // n_heads,
+        d_ff=d_ff,
+        tie_embeddings=tie_embeddings,
+        max_positions=32_768,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+    )
+
+
+PRESETS: Mapping[str, Qwen2Config] = {
+    "qwen2.5-0.5b": _released(896, 24, 14, 2, 4_864, tie_embeddings=True),
+    "qwen2.5-1.5b": _released(1_536, 28, 12, 2, 8_960, tie_embeddings=True),
+    "qwen2.5-3b": _released(2_048, 36, 16, 2, 11_008, tie_embeddings=True),
+    "qwen2.5-7b": _released(3_584, 28, 28, 4, 18_944),
+    "qwen2.5-14b": _released(5_120, 48, 40, 8, 13_824),
+    "qwen2.5-32b": _released(5_120, 64, 40, 8, 27_648),
+    "qwen2.5-72b": _released(8_192, 80, 64, 8, 29_568),
+}
+"""The instruct models, by Qwen's own names."""

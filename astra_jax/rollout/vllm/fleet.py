@@ -1,0 +1,328 @@
+"""Which rollout servers serve: who is there, who has the current weights, who is silent.
+
+A server is looked at every `check_seconds`. One that does not answer several looks in a row, has other weights, or
+draws no tokens for `stall_seconds` with requests in flight is left out, and what is in flight there is given up, so
+that it is drawn elsewhere. One that was left out comes back by itself: as it is, if it still has the current weights,
+else by a sync. No server is waited for because of another: each has its own look-out and its own sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterable
+from dataclasses import asdict
+from typing import TypeVar
+
+import aiohttp
+from absl import logging
+
+from astra_jax.rollout.vllm.config import VLLMConfig
+from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, Unreachable, why
+from astra_jax.rollout.vllm.sync import WeightSync
+from synthesis.core.refusals import Refusal
+from synthesis.core.terminal import printable
+
+LOOKS = 3
+"""So many in a row that a server does not answer, and it is left out."""
+_OTHER_FORM = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+"""What reading an answer raises that is JSON, but not as expected."""
+
+
+class Fleet:
+    """The servers of a policy.
+
+    Args:
+        way: how their weights are replaced.
+        max_length: tokens of the longest sequence that will be asked for.
+
+    Attributes:
+        version: of the weights that they are to have; None before the first.
+    """
+
+    def __init__(self, config: VLLMConfig, way: WeightSync, max_length: int) -> None:
+        self.config = config
+        self.version: int | None = None
+        self.servers = [RolloutServer(url, config.requests_per_server) for url in config.urls]
+        self._way, self._max_length = way, max_length
+        self._places: dict[str, RolloutServer] = {}  # by session
+        self._changed = asyncio.Event()
+        self._lookouts: list[asyncio.Task[None]] = []
+
+    @property
+    def label(self) -> str:
+        """What the servers call `version`; those of other runs have others."""
+        return f"{self.config.run_id}:{self.version}"
+
+    @property
+    def serving(self) -> list[RolloutServer]:
+        """Those that can be asked."""
+        return [server for server in self.servers if server.serving]
+
+    @property
+    def _ready(self) -> list[RolloutServer]:
+        return [server for server in self.servers if server.serving and server.sync is None]
+
+    async def open(self, session: aiohttp.ClientSession) -> None:
+        """See that each server is one for this policy, and look after them from now on.
+
+        Raises:
+            PolicyError: fewer than `min_servers` answer, or one cannot be synced as configured, or has another model,
+                tokenizer or context length.
+        """
+        for server in self.servers:
+            server.session = session
+        found = await asyncio.gather(*(self._check(server) for server in self.servers), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException) and not isinstance(error, Unreachable):
+                raise error
+        away = [error for error in found if isinstance(error, Unreachable)]
+        there = len(self.servers) - len(away)
+        if there < min(self.config.min_servers, len(self.servers)):
+            raise PolicyError(
+                f"{there} of {len(self.servers)} rollout servers are there, min_servers is {self.config.min_servers}: "
+                + "; ".join(map(str, away))
+            )
+        for server, error in zip(self.servers, found, strict=True):
+            if error is not None:
+                self._say(server, f"is waited for: {error}")
+        self._lookouts = [
+            asyncio.create_task(self._look_after(server), name=f"look-out for {server.url}") for server in self.servers
+        ]
+
+    async def close(self) -> None:
+        """Stop looking; the servers go on."""
+        tasks = [*self._lookouts, *(server.sync for server in self.servers if server.sync is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------------ places
+
+    async def place(self, session: str, avoid: Iterable[RolloutServer] = ()) -> RolloutServer:
+        """The session's server, or the least loaded one; waits while there is none.
+
+        Args:
+            avoid: those that have just failed; another one is taken, if there is one.
+
+        Raises:
+            PolicyError: none was there for `patience_seconds`.
+        """
+        until = asyncio.get_running_loop().time() + self.config.patience_seconds
+        while True:
+            serving = self.serving
+            others = [server for server in serving if server not in avoid]
+            place = self._places.get(session)
+            if place is not None and place in (others or serving):
+                return place
+            if serving:
+                place = min(others or serving, key=lambda server: server.load)
+                if session:
+                    self._places[session] = place
+                return place
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise PolicyError(f"no rollout server was there for {self.config.patience_seconds:g} s: {self._why()}")
+            await self._change(left)
+
+    def release(self, session: str) -> None:
+        """Forget where a session was."""
+        self._places.pop(session, None)
+
+    async def _change(self, seconds: float) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    async def update(self, version: int) -> None:
+        """Have the servers take a published version over.
+
+        Returns when all have, or `min_servers` have and `grace_seconds` have passed: slower ones serve when they are
+        done, or are synced again when there is a newer version by then. While none takes it over, they are tried again
+        for `patience_seconds`; but not the first version, whose reason is how they were started.
+
+        Raises:
+            PolicyError: not one server took it over in that time; the message has every reason.
+        """
+        loop = asyncio.get_running_loop()
+        first, self.version = self.version is None, version
+        until = loop.time() + self.config.patience_seconds
+        while True:
+            pending = {self._begin_sync(server) for server in self.servers if server.sync is None}
+            wanted = min(self.config.min_servers, len(self.servers))
+            end: float | None = None
+            while pending := {task for task in pending if not task.done()}:
+                if len(self._ready) >= wanted:
+                    end = end or loop.time() + self.config.grace_seconds
+                left = None if end is None else max(0.0, end - loop.time())
+                if left == 0.0:
+                    break
+                await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for server in self.servers:
+                if server.sync is not None:
+                    self.leave_out(server, f"it has not taken version {version} over yet; the others go on")
+            if self._ready:
+                return
+            if first or loop.time() >= until:
+                raise PolicyError(f"no rollout server took version {version} over: {self._why()}")
+            await self._change(self.config.check_seconds)
+
+    def _begin_sync(self, server: RolloutServer) -> asyncio.Task[str]:
+        server.settled.clear()
+        server.sync = asyncio.create_task(self._sync(server), name=f"sync of {server.url}")
+        return server.sync
+
+    async def _sync(self, server: RolloutServer) -> str:
+        """Have a server take the current weights over; why it did not, or ""."""
+        assert self.version is not None
+        version, label = self.version, self.label
+        server.syncs += 1
+        try:
+            server.sync_seconds = await _read(server, self._way.sync(server, label, self.config.sync_seconds))
+            server.has = label
+        except (*FAILURES, PolicyError, ValueError) as error:
+            reason = str(error) if isinstance(error, PolicyError) else why(error)
+            self.leave_out(server, reason)
+            return reason
+        finally:
+            server.sync = None
+            server.settled.set()
+        if version != self.version:  # the look-out sees to it
+            self.leave_out(server, f"it has weights {version}, a newer version is there")
+        else:
+            self._take_in(server)
+        return ""
+
+    # ------------------------------------------------------------------------------------------- who is in service
+
+    def _take_in(self, server: RolloutServer) -> None:
+        if not server.serving:
+            server.take_in()
+            self._changed.set()
+
+    def leave_out(self, server: RolloutServer, reason: str) -> None:
+        """Ask this server no more, until it is looked at again."""
+        if server.serving:
+            server.counts.dropped += 1
+            self._say(server, f"is left out: {reason}")
+            server.leave_out(reason)
+            self._changed.set()
+        else:
+            self._say(server, f"stays out: {reason}")
+
+    async def suspect(self, server: RolloutServer, reason: str) -> None:
+        """After a failed request: look at the server at once. One that answers and has the current weights stays: a
+        sync for each lost connection would cost more than the request."""
+        if not server.serving:
+            return
+        try:
+            found = await _read(server, self._way.version(server, self.config.answer_seconds))
+        except PolicyError as error:
+            self.leave_out(server, f"{reason}; then {error}")
+            return
+        if found != self.label and server.sync is None:
+            self.leave_out(server, f"{reason}; it has weights {found}")
+
+    async def _look_after(self, server: RolloutServer) -> None:
+        """One look after the other, for ever."""
+        while True:
+            await asyncio.sleep(self.config.check_seconds)
+            if server.sync is not None:
+                server.moves(None)
+                continue
+            try:
+                if self.version is None:  # until the trainer has weights, it is held for this run
+                    await self._hold(server)
+                else:
+                    await (self._look(server) if server.serving else self._bring_back(server))
+            except Exception as error:  # whatever it says: without its look-out it would stay as it is for ever
+                self._say(server, f"could not be looked at: {why(error)}")
+
+    async def _hold(self, server: RolloutServer) -> None:
+        """A look at one that has none of our weights yet."""
+        try:
+            await _read(server, self._way.version(server, self.config.answer_seconds))
+        except PolicyError as error:
+            self._say(server, f"is waited for: {error}")
+
+    async def _look(self, server: RolloutServer) -> None:
+        """At one that serves."""
+        try:
+            found = await _read(server, self._way.version(server, self.config.answer_seconds))
+            still = server.moves(await server.tokens(self.config.answer_seconds))
+        except (*FAILURES, PolicyError) as error:
+            server.unanswered += 1
+            if server.unanswered >= LOOKS:
+                self.leave_out(server, f"{server.unanswered} looks in a row were not answered: {why(error)}")
+            return
+        server.unanswered = 0
+        if found != self.label and server.sync is None:
+            self.leave_out(server, f"it has weights {found}, not {self.label}")
+        elif still > self.config.stall_seconds:
+            self.leave_out(server, f"it drew no token for {still:.0f} s with {server.asked} requests in flight")
+
+    async def _bring_back(self, server: RolloutServer) -> None:
+        """A server that was left out serves again, if it can."""
+        try:
+            await self._check(server)
+            found = await _read(server, self._way.version(server, self.config.answer_seconds))
+        except PolicyError as error:
+            self._say(server, f"stays out: {error}")
+            return
+        if server.sync is not None or server.serving:
+            return
+        if found == self.label == server.has:
+            self._take_in(server)
+        elif await self._begin_sync(server):
+            return
+        if server.serving:
+            server.unanswered = 0
+            server.counts.rejoined += 1
+            logging.info("rollout server %s is back", server.url)
+
+    async def _check(self, server: RolloutServer) -> None:
+        """See that a server can be used, and how. Raises `PolicyError`."""
+        seconds = self.config.answer_seconds
+        await _read(server, self._way.check(server, self._max_length, seconds))
+        await server.find_route(seconds)
+
+    # ------------------------------------------------------------------------------------------------- what is told
+
+    def _say(self, server: RolloutServer, what: str) -> None:
+        """A line for each change; a server that stays out for the same reason is told once."""
+        if what != server.reason:
+            logging.warning("rollout server %s %s", server.url, printable(what))
+        if not server.serving:
+            server.reason = what
+
+    def _why(self) -> str:
+        return "; ".join(f"{server.url} {server.reason or 'does not serve'}" for server in self.servers)
+
+    def rows(self) -> dict[str, dict[str, float]]:
+        """By server: what it is doing, its counts since the policy was opened, its pace since this was asked before."""
+        return {
+            server.url: {
+                "serving": float(server.serving),
+                "in_flight": float(server.asked),
+                "waiting": float(server.load - server.asked),
+                "tokens_per_second": server.pace(),
+                **{name: float(count) for name, count in asdict(server.counts).items()},
+                **{f"sync_{stage}_seconds": seconds for stage, seconds in server.sync_seconds.items()},
+            }
+            for server in self.servers
+        }
+
+
+T = TypeVar("T")
+
+
+async def _read(server: RolloutServer, answer: Awaitable[T]) -> T:
+    """What a server says. Raises `PolicyError` too where it has another form."""
+    try:
+        return await answer
+    except _OTHER_FORM as error:
+        if isinstance(error, Refusal):
+            raise
+        raise PolicyError(f"{server.url} answers in another form ({why(error)}); is it vLLM?") from error

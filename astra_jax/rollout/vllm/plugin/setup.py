@@ -1,0 +1,9 @@
+"""The plugin's version is the trainer's, with which it is released: it is read where that has it."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+TRAINER = Path(__file__).resolve().parents[3] / "__init__.py"
+
+setup(version=TRAINER.read_text().partition('\n__version__ = "')[2].partition('"')[0])

@@ -1,0 +1,204 @@
+"""How the hosts of a run meet before JAX does, so that whoever does not come is named.
+
+JAX's own meeting says nothing while it waits, and aborts with a trace of C++ that names no host. Here the first host
+listens where JAX's service will be, the others come and say which of how many they are, and wait. When all are there
+they are told to go on; at the deadline those who came are told who did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from synthesis.core.refusals import Refusal
+from synthesis.core.terminal import say
+
+_HELLO, _GO, _NO = "astra-host", "go", "no "
+_LINE = 512
+"""Bytes of a line."""
+_HELLO_SECONDS = 5.0
+"""For a line of who has connected: strangers find open ports too."""
+_TELL_SECONDS = 10.0
+"""Between two lines about who is waited for."""
+
+
+class MeetingError(Refusal):
+    """The hosts did not meet; the message says who is missing, or which two do not fit together."""
+
+
+class Meeting:
+    """Around JAX's own meeting: at the deadline a line, and this process ends, before JAX aborts it with a trace.
+
+    For hosts that find each other by what their cluster says there is nobody to name; for others `meet` has done that.
+
+    Args:
+        seconds: to wait for the others.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._over = seconds, threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._watch, name="meeting", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        if not self._over.wait(self._seconds):
+            remedy = "see that the same command runs on each, and that they reach the first one"
+            say(f"error: the hosts of this run have not met within {self._seconds:g} s; {remedy}", file=sys.stderr)
+            os._exit(1)
+
+
+def meet(address: str, count: int, host: int, seconds: float, tell: Callable[[str], None]) -> None:
+    """Return when all hosts of a run are there.
+
+    Args:
+        address: host:port of the first one.
+        count: how many they are.
+        host: this one's number.
+        seconds: to wait for the others.
+        tell: gets a line now and then while somebody is missing.
+
+    Raises:
+        MeetingError: some did not come in time, or say another number of hosts, or one number is there twice.
+    """
+    name, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise MeetingError(f"the first host's address is {address!r}: write HOST:PORT, such as 10.0.0.1:8476")
+    if count == 1:
+        return
+    until = time.monotonic() + seconds
+    if host == 0:
+        _receive(int(port), count, seconds, until, tell)
+    else:
+        _come(name.strip("[]"), int(port), count, host, seconds, until, tell)
+
+
+def _receive(port: int, count: int, seconds: float, until: float, tell: Callable[[str], None]) -> None:
+    there: dict[int, socket.socket] = {}
+    told = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        try:
+            listening = stack.enter_context(_listening(port))
+        except OSError as error:
+            raise MeetingError(f"port {port}, where the hosts are to meet, cannot be had here: {error}") from None
+        try:
+            while missing := sorted(set(range(1, count)) - {one for one, came in there.items() if _stands(came)}):
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise MeetingError(f"{_named(missing, count)} did not come within {seconds:g} s")
+                if time.monotonic() - told > _TELL_SECONDS:
+                    told = time.monotonic()
+                    tell(f"waits for {_named(missing, count)}, {left:.0f} s more")
+                listening.settimeout(min(left, 1.0, _TELL_SECONDS))
+                with contextlib.suppress(OSError):  # nobody came, or who did says nothing, or went
+                    came, _ = listening.accept()
+                    stack.callback(came.close)
+                    _welcome(came, count, there)
+        except MeetingError as error:
+            for came in there.values():
+                _say(came, f"{_NO}{error}")
+            raise
+        for came in there.values():
+            _say(came, _GO)
+        for came in there.values():  # they close first: JAX is to have the port at once
+            with contextlib.suppress(OSError):
+                came.settimeout(_HELLO_SECONDS)
+                came.recv(1)
+
+
+def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -> None:
+    """Note who has connected; a stranger is left standing. Raises `MeetingError`."""
+    words = _line(came, _HELLO_SECONDS).split(" ")
+    if words[0] != _HELLO or len(words) != 3 or not all(one.isascii() and one.isdecimal() for one in words[1:]):
+        came.close()
+        return
+    host, hosts = int(words[1]), int(words[2])
+    refusal = None
+    if hosts != count:
+        refusal = f"host {host} says that there are {hosts} hosts, the first one says {count}"
+    elif host in there and _stands(there[host]):
+        refusal = f"host {host} is there twice: give each another number"
+    elif not 0 < host < count:
+        refusal = f"a host says that it is number {host}: they are 0 to {count - 1}"
+    if refusal:
+        _say(came, f"{_NO}{refusal}")
+        raise MeetingError(refusal)
+    there[host] = came
+
+
+def _come(
+    name: str, port: int, count: int, host: int, seconds: float, until: float, tell: Callable[[str], None]
+) -> None:
+    first, told, why = f"host 0 of {count}, at {name}:{port}", time.monotonic(), "nothing was tried"
+    while (left := until - time.monotonic()) > 0:
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            tell(f"waits for {first} ({why}), {left:.0f} s more")
+        try:
+            with socket.create_connection((name, port), timeout=min(left, _HELLO_SECONDS)) as there:
+                _say(there, f"{_HELLO} {host} {count}")
+                why = "it is there, and waits for others"
+                said = _line(there, left)
+        except OSError as error:
+            why = why if isinstance(error, TimeoutError) else str(error)
+            time.sleep(min(0.2, max(0.0, left)))
+            continue
+        if said == _GO:
+            return
+        if said.startswith(_NO):
+            raise MeetingError(said.removeprefix(_NO))
+        why = "it closed the connection"
+        time.sleep(min(0.2, left))
+    raise MeetingError(f"{first}, did not answer within {seconds:g} s ({why})")
+
+
+@contextlib.contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", port), family=family, dualstack_ipv6=both) as listening:
+        yield listening
+
+
+def _line(there: socket.socket, seconds: float) -> str:
+    """What is said up to the end of a line; what came, where it ends before. Raises `TimeoutError` of a slow one."""
+    until, said = time.monotonic() + seconds, b""
+    while not said.endswith(b"\n") and len(said) < _LINE:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("it says nothing")
+        there.settimeout(left)
+        if not (part := there.recv(_LINE - len(said))):
+            break
+        said += part
+    return said.decode(errors="replace").strip()
+
+
+def _say(there: socket.socket, text: str) -> None:
+    with contextlib.suppress(OSError):
+        there.sendall(text.encode()[: _LINE - 1] + b"\n")
+
+
+def _stands(there: socket.socket) -> bool:
+    """Whether who came has not gone again."""
+    there.setblocking(False)
+    try:
+        return bool(there.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        there.setblocking(True)
+
+
+def _named(hosts: list[int], count: int) -> str:
+    shown = ", ".join(map(str, hosts[:8])) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+    return f"host{'s' if len(hosts) > 1 else ''} {shown} of {count}"

@@ -1,0 +1,151 @@
+"""A trained run is a complete model: beside its weights lie tokenizer, chat template, generation configuration, card.
+
+`write_card` writes the card, README.md as the Hugging Face Hub reads it: from what was trained, on which data (by their
+digests), with which configuration, to which figures, under which licence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import astra_jax
+from astra_jax.models import hf_checkpoint
+from astra_jax.run.metrics import read_metrics
+from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.datasets import Folder, read_card
+from synthesis.core.files import location, write_bytes, write_text
+
+FILE = "README.md"
+CHECKPOINTS = "checkpoints"
+_LICENCE = re.compile(r"^license: ?([\w.-]{1,60})$", re.MULTILINE)
+_REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+_HEADER_BYTES = 1 << 14
+_OF_SPEED = ("seconds", "memory", "per_second", "mfu", "time", "share")
+"""Parts of the names of figures that say how a run went, not what came of it."""
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """A dataset of a run.
+
+    Attributes:
+        role: what it was for, such as `data`.
+        name: where it is from, without the folders that it is in.
+        count: its records.
+        digest: sha256 of them.
+    """
+
+    role: str
+    name: str
+    count: int
+    digest: str
+
+
+def trained_on(role: str, dataset: Folder) -> TrainedOn:
+    """A dataset as its card describes it. Raises as `read_card`."""
+    card = read_card(dataset)
+    name = str(card.get("source") or location(dataset))
+    return TrainedOn(role, name if name.startswith("hub:") else name.rpartition("/")[2], card["count"], card["digest"])
+
+
+def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> None:
+    """Put beside the weights of a run what a model is beside them, from the folder of its tokenizer."""
+    hf_checkpoint.save_tokenizer(source, folder, tokenizer.added_files())
+    if not (location(folder) / "generation_config.json").exists():
+        write_text(location(folder) / "generation_config.json", tokenizer.generation_config())
+
+
+def write_card(
+    workdir: Folder, method: str, config: Any, datasets: Sequence[TrainedOn], *, base: str, weights: Folder | None
+) -> None:
+    """Write the card of a run beside its weights, with the figures of its last logged step.
+
+    Args:
+        workdir: the run's.
+        method: `SFT` or `GRPO`.
+        config: a dataclass, all of whose settings are JSON.
+        base: what it began from, as its user names it.
+        weights: the folder of that, whose card may name a licence.
+    """
+    rows = read_metrics(location(workdir) / "metrics")
+    licence = "" if weights is None else _licence(weights)
+    text = _card(method, config, datasets, rows[-1] if rows else {}, base=base, licence=licence)
+    write_text(location(workdir) / CHECKPOINTS / FILE, text)
+
+
+def _licence(weights: Folder) -> str:
+    """What the card beside the weights says, or ""."""
+    card = location(weights) / FILE
+    if not card.exists():
+        return ""
+    header = card.read_bytes()[:_HEADER_BYTES].decode("utf-8", errors="replace")
+    found = _LICENCE.search(header.removeprefix("---").partition("\n---")[0])
+    return found[1] if found else ""
+
+
+def _card(
+    method: str,
+    config: Any,
+    datasets: Sequence[TrainedOn],
+    last: Mapping[str, Any],
+    *,
+    base: str,
+    licence: str,
+) -> str:
+    header = ["library_name: transformers", "tags:", "- tool-use", "- astra", f"- {method.lower()}"]
+    if licence:
+        header.append(f"license: {licence}")
+    if _REPOSITORY.fullmatch(base):
+        header.append(f"base_model: {base}")
+    figures = {
+        name: value
+        for name, value in last.items()
+        if isinstance(value, int | float) and math.isfinite(value) and not any(one in name for one in _OF_SPEED)
+    }
+    lines = [
+        "---",
+        *header,
+        "---",
+        "",
+        f"# {method} of {_cell(base if header[-1].startswith('base_model') else base.rstrip('/').rpartition('/')[2])}",
+        "",
+        f"Trained with astra-jax {astra_jax.__version__} ([ASTRA](https://arxiv.org/abs/2601.21558), in JAX).",
+        "",
+        f"Licence: {licence + ', that of what it began from' if licence else 'not said by what it began from'}.",
+        "",
+        "## Data",
+        "",
+        "| for | from | records | sha256 |",
+        "| --- | --- | ---: | --- |",
+        *(f"| {one.role} | {_cell(one.name)} | {one.count:,} | `{one.digest}` |" for one in datasets),
+        "",
+        f"## Figures at step {figures.pop('step', 0):,}",
+        "",
+        "| | |",
+        "| --- | ---: |",
+        *(f"| {name} | {value:.6g} |" for name, value in figures.items()),
+        "",
+        "## Configuration",
+        "",
+        "```json",
+        json.dumps(asdict(config), indent=1),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """A text of a user, as one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def copy_card(source: Folder, target: Folder) -> None:
+    """Copy the card that lies beside weights, if there is one."""
+    if (card := location(source) / FILE).exists():
+        write_bytes(location(target) / FILE, card.read_bytes())

@@ -1,0 +1,340 @@
+"""What the committed rows say: docs/performance.md's table and figure, and README's table.
+
+Each comparison is shown by its newest row: the figure, what it is compared with, the goal, the processor, the date and
+the commit. A newest row that is behind the row before of the same case and hardware by more than the spread of both is
+named, and the program ends with 1.
+
+python -m benchmarks.report                          # from the rows there are
+python -m benchmarks.report --measure --workdir=DIR  # measures here first: two hours on two quiet cores
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from benchmarks import rows
+from launch.flags import cli
+from launch.flags.cli import UsageError
+from synthesis.core.terminal import say
+
+DOCS, README = rows.ROOT / "docs", rows.ROOT / "README.md"
+SPREAD = 0.1
+"""Of a figure whose row does not say how far its rounds were apart: what two runs of an hour differ by on machines that
+have other users."""
+MEASURED: tuple[tuple[str, ...], ...] = (
+    ("benchmarks.quickstart", "--seeds=0,1,2,3,4"),
+    ("benchmarks.train_step", "--rounds=5", "--save"),
+    ("benchmarks.decode", "--rounds=3", "--save"),
+    ("benchmarks.sandbox", "--only=rates", "--save"),
+)
+
+_MEASURE = flags.DEFINE_bool("measure", False, "Run the benchmarks of README's and the page's CPU figures first.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where --measure runs the quickstart; finished runs are not run again.")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A figure of a benchmark's rows beside a peer, a floor or a limit.
+
+    Attributes:
+        file: the rows' file, without `.jsonl`.
+        what: its name in the table, which docs/performance.md also gives the reason by where a goal is missed.
+        value: the figure of a row; None if the row has not got it.
+        beside: what it is compared with.
+        case: names of the fields that tell one case from another.
+        goals: by the case as it is shown; "" is any.
+        more_is_better: else less.
+        unit: written behind figures: " x" for ratios.
+        spread: of a row, relative, from its own rounds; None: `SPREAD`.
+    """
+
+    file: str
+    what: str
+    value: Callable[[Row], float | None]
+    beside: str
+    case: tuple[str, ...] = ()
+    goals: Mapping[str, float] = field(default_factory=dict)
+    more_is_better: bool = True
+    unit: str = " x"
+    spread: Callable[[Row], float] | None = None
+
+    def case_of(self, row: Row) -> str:
+        return ", ".join(f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in self.case)
+
+    def goal(self, case: str) -> float | None:
+        return self.goals.get(case, self.goals.get(""))
+
+    def reached(self, value: float, goal: float) -> bool:
+        return value >= goal if self.more_is_better else value <= goal
+
+
+@dataclass(frozen=True)
+class Line:
+    """The newest row of a comparison's case, and the one before of the same hardware."""
+
+    comparison: Comparison
+    case: str
+    row: Row
+    before: Row | None
+
+    @property
+    def value(self) -> float:
+        value = self.comparison.value(self.row)
+        assert value is not None
+        return value
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a goal, and it is not reached."""
+        goal = self.comparison.goal(self.case)
+        return goal is not None and not self.comparison.reached(self.value, goal)
+
+    def behind(self) -> str | None:
+        """What to say where it is worse than the row before by more than both rows' spread."""
+        if self.before is None or (old := self.comparison.value(self.before)) is None or not old or not self.value:
+            return None
+        spread = sum((self.comparison.spread or (lambda row: SPREAD / 2))(row) for row in (self.row, self.before))
+        worse = old / self.value - 1 if self.comparison.more_is_better else self.value / old - 1
+        if worse <= spread:
+            return None
+        return (
+            f"{self.comparison.what}{f' ({self.case})' if self.case else ''}: {self.value:.3g} on {self.row['date']} "
+            f"({self.row['commit']}), {old:.3g} on {self.before['date']} ({self.before['commit']}): {worse:.0%} worse, "
+            f"where the rounds differ by {spread:.0%}"
+        )
+
+
+def at(*path: str) -> Callable[[Row], float | None]:
+    """What lies in a row under names within names."""
+
+    def value(row: Row) -> float | None:
+        found: Any = row
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return None if found is None else float(found)
+
+    return value
+
+
+def over(path: Sequence[str], other: Sequence[str]) -> Callable[[Row], float | None]:
+    """One figure of a row over another."""
+
+    def value(row: Row) -> float | None:
+        above, below = at(*path)(row), at(*other)(row)
+        return None if above is None or not below else above / below
+
+    return value
+
+
+def rounds(*sides: str) -> Callable[[Row], float]:
+    """Half of what the rounds of sides differ by, over their middles, together."""
+
+    def spread(row: Row) -> float:
+        ends = [row["slowest_and_fastest"][side] for side in sides]
+        return sum((fastest - slowest) / (fastest + slowest) for slowest, fastest in ends)
+
+    return spread
+
+
+COMPARISONS = (
+    Comparison(
+        "train_step",
+        "SFT step, speed",
+        at("speed_ratio"),
+        "the better of PyTorch eager and compiled",
+        ("case",),
+        {"1m": 2.0, "30m": 1.2, "vocabulary": 1.0, "135m": 2.2},
+    ),
+    Comparison(
+        "train_step",
+        "SFT step, memory",
+        at("memory_ratio"),
+        "the same",
+        ("case",),
+        {"vocabulary": 0.6, "135m": 0.4},
+        more_is_better=False,
+    ),
+    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}),
+    Comparison(
+        "grpo_step", "GRPO step, speed beside TRL", at("speed_ratio", "trl"), "TRL", ("case", "lengths"), {"": 1.5}
+    ),
+    Comparison(
+        "grpo_step",
+        "GRPO step, speed beside Tunix",
+        at("speed_ratio", "tunix"),
+        "Tunix",
+        ("case", "lengths"),
+        {"": 1.3},
+    ),
+    Comparison(
+        "grpo_step",
+        "GRPO step, memory beside TRL",
+        at("memory_ratio", "trl"),
+        "TRL",
+        ("case", "lengths"),
+        {"vocabulary, equal": 0.7, "vocabulary, varied": 0.7},
+        more_is_better=False,
+    ),
+    Comparison(
+        "decode",
+        "Decoding beside transformers",
+        at("speed_ratio", "transformers"),
+        "transformers' generate",
+        ("case", "batch"),
+        {"1m, 16": 3.0, "30m, 16": 3.0, "135m, 16": 2.0},
+        spread=rounds("engine", "transformers"),
+    ),
+    Comparison(
+        "decode",
+        "Decoding beside vLLM",
+        at("speed_ratio", "vllm"),
+        "vLLM for CPUs",
+        ("case", "batch"),
+        {"135m, 16": 1.2},
+        spread=rounds("engine", "vllm"),
+    ),
+    Comparison(
+        "compiled_decode",
+        "Decoding, compiled for a TPU",
+        at("share"),
+        "the bandwidth's floor, by the compiler's cycles",
+        ("model", "topology", "slots", "length"),
+        {"": 0.70},
+        unit="",
+    ),
+    Comparison(
+        "sandbox", "Sandbox call, CPU ms", at("cpu_ms_per_call"), "", (), {"": 1.6}, more_is_better=False, unit=" ms"
+    ),
+    Comparison(
+        "sandbox", "Sandbox calls a second and core", at("calls_per_second_per_cpu"), "", (), {"": 500}, unit=""
+    ),
+    Comparison("sandbox", "Sandbox beside new processes", at("ratio", "python -I"), "`python -I` for each call"),
+    Comparison(
+        "teacher", "Teacher's client, share of the ideal", at("stage", "of_ideal"), "256 requests of 0.1 s", unit=""
+    ),
+    Comparison(
+        "teacher", "Teacher's client beside openai", over(("stage", "per_second"), ("openai", "per_second")), "openai"
+    ),
+    Comparison("weight_sync", "Weight sync", at("ratio"), "vLLM's reload of a folder", more_is_better=False),
+    Comparison(
+        "sft_input", "Batches beside steps", at("ratio", "0"), "steps of 1M parameters", ("parameters",), unit=""
+    ),
+)
+
+
+def lines(comparisons: Sequence[Comparison] = COMPARISONS) -> list[Line]:
+    """A line for each case of each comparison that has a row."""
+    found = []
+    for comparison in comparisons:
+        newest: dict[str, list[Row]] = {}
+        for row in rows.read(comparison.file):
+            if comparison.value(row) is not None:
+                newest.setdefault(comparison.case_of(row), []).append(row)
+        for case, of_case in newest.items():
+            alike = [row for row in of_case[:-1] if row["hardware"] == of_case[-1]["hardware"]]
+            found.append(Line(comparison, case, of_case[-1], alike[-1] if alike else None))
+    return found
+
+
+def table(found: Sequence[Line]) -> str:
+    """The lines as Markdown."""
+    text = ["| what | case | beside | figure | goal | | processor | date | commit |", "| --- " * 9 + "|"]
+    for line in found:
+        one, goal = line.comparison, line.comparison.goal(line.case)
+        wanted = "" if goal is None else f"{'≥' if one.more_is_better else '≤'} {goal:g}{one.unit}"
+        state = "" if goal is None else "missed" if line.missed else "reached"
+        figure = f"{line.value:,.0f}" if line.value >= 100 else f"{line.value:#.3g}"
+        cells = [one.what, line.case, one.beside, f"{figure}{one.unit}", wanted, state]
+        text.append("| " + " | ".join([*cells, line.row["hardware"], line.row["date"], line.row["commit"]]) + " |")
+    return "\n".join(text) + "\n"
+
+
+def figure(found: Sequence[Line], path: Path) -> None:
+    """Ratios as bars from 1 on a logarithmic axis, so that left is behind and right ahead; goals as marks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams["svg.hashsalt"] = "astra"  # the same rows, the same file
+    shown = [line for line in found if line.comparison.unit == " x"]
+    plot, axis = plt.subplots(figsize=(8, 0.28 * len(shown) + 0.8))
+    for place, line in enumerate(reversed(shown)):
+        ahead = line.value if line.comparison.more_is_better else 1 / line.value
+        axis.barh(place, ahead - 1, left=1, color="C3" if ahead < 1 else "C0", height=0.6)
+        if (goal := line.comparison.goal(line.case)) is not None:
+            axis.plot(goal if line.comparison.more_is_better else 1 / goal, place, "k|", markersize=11)
+    axis.set_yticks(
+        range(len(shown)), [f"{one.comparison.what} {one.case}".strip() for one in reversed(shown)], fontsize=8
+    )
+    axis.set(xscale="log", xlabel="times the peer (memory: times less); | the goal")
+    axis.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
+    axis.axvline(1, color="black", lw=0.8)
+    plot.tight_layout()
+    plot.savefig(path, metadata={"Date": None})
+    plt.close(plot)
+
+
+def learnt(found: Sequence[Row]) -> str:
+    """README's table: the newest `quick` row of each seed, with the newest of `full` where there is one."""
+    newest: dict[tuple[str, int], Row] = {(row["profile"], row["seed"]): row for row in found}
+    quick = [newest[key] for key in sorted(newest) if key[0] == "quick"]
+    if not quick:
+        raise UsageError(
+            "benchmarks/results/quickstart.jsonl has no row of the profile quick: run with --measure first"
+        )
+    processors = "; ".join(sorted({row["hardware"] for row in quick}))
+    minutes = statistics.median(row["seconds"] for row in quick) / 60
+    text = [
+        "Mean F1 on held-out environments, no entity and no question structure of which was trained on, and the share",
+        f"of right final answers. Commit {quick[-1]['commit']}, {processors}, {minutes:.0f} minutes a run (median);",
+        "`full` makes up to 160 updates of GRPO instead of 36 ([more](docs/quickstart.md#measured)).",
+        "",
+        "| seed | untrained | SFT | GRPO | answers after SFT, GRPO | GRPO, `full` | GiB |",
+        "| --- " * 7 + "|",
+    ]
+    for row in quick:
+        full, answers = newest.get(("full", row["seed"])), row.get("answer_accuracy")
+        right = f"{answers['sft']:.2f}, {answers['grpo']:.2f}" if answers else ""
+        cells = [str(row["seed"]), *(f"{row['f1'][name]:.2f}" for name in ("untrained", "sft", "grpo")), right]
+        cells += [f"{full['f1']['grpo']:.2f}" if full else "", f"{row['peak_rss_gib']:.1f}"]
+        text.append("| " + " | ".join(cells) + " |")
+    return "\n".join(text) + "\n"
+
+
+def rewrite() -> list[Line]:
+    """Bring the pages up to the rows; returns what they show."""
+    found = lines()
+    rows.rewrite(DOCS / "performance.md", "rows", table(found))
+    figure(found, DOCS / "performance.svg")
+    rows.rewrite(README, "results", learnt(rows.read("quickstart")))
+    return found
+
+
+def main() -> int:
+    if _MEASURE.value:
+        if not _WORKDIR.value:
+            raise UsageError("--measure runs the quickstart: give a folder for its runs, --workdir=DIR")
+        for module, *arguments in MEASURED:
+            own = [f"--workdir={_WORKDIR.value}"] if module == "benchmarks.quickstart" else []
+            subprocess.run([sys.executable, "-m", module, *own, *arguments], check=True, cwd=rows.ROOT)
+    found = rewrite()
+    behind = [said for line in found if (said := line.behind()) is not None]
+    for said in behind:
+        say(said)
+    say(f"{len(found)} figures, {sum(line.missed for line in found)} short of their goals, {len(behind)} behind before")
+    return 1 if behind else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,74 @@
+"""Trajectories from and to the record that ASTRA released (ASTRA-SFT), and to what other trainers read.
+
+    python -m launch.astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
+    python -m launch.astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet
+    python -m launch.astra_sft --from=DIR --to=FILE.parquet --form=trl  # messages and tools, as TRL reads them
+
+Imported trajectories have the scores that their file has, and no others. What is wrong with a row is named and counted
+on the dataset's card; --accept keeps rows with the defects that it names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from absl import flags
+
+from launch.flags import cli, released
+from synthesis.core.terminal import say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from synthesis.astra_format.sft import Form
+
+_FORM = flags.DEFINE_enum(
+    "form",
+    "qwen",
+    ["qwen", "openai", "trl"],
+    "Of an exported file. qwen: the released columns; openai: tools and messages; trl: these, as TRL reads them.",
+)
+_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is imported all the same, as the card names them.")
+
+
+def main() -> None:
+    with released.places() as (source, target):
+        if source.is_dir():
+            _export(source, target)
+        else:
+            _import(source, target)
+
+
+def _export(source: Path, target: Path) -> None:
+    from synthesis.astra_format.sft import write_records
+    from synthesis.core.datasets import CARD_FILE, read_dataset
+    from synthesis.core.records import Task, ToolServer, Trajectory
+
+    trajectories = read_dataset(source, Trajectory)
+    # Beside the trajectories of a run stand its servers and tasks, of which the released columns have more.
+    beside = {name: source.parent / name for name in ("servers", "tasks")}
+    found = {name: folder for name, folder in beside.items() if (folder / CARD_FILE).exists()}
+    servers = read_dataset(found["servers"], ToolServer) if "servers" in found else []
+    tasks = read_dataset(found["tasks"], Task) if "tasks" in found else []
+    count = write_records(
+        target, trajectories, form=cast("Form", _FORM.value), servers={one.id: one for one in servers},
+        tasks={one.id: one for one in tasks},
+    )  # fmt: skip
+    say(f"{target}: {count} records")
+
+
+def _import(source: Path, target: Path) -> None:
+    from synthesis.astra_format.sft import import_dataset
+    from synthesis.core.datasets import write_dataset
+    from synthesis.core.records import Trajectory
+
+    if _FORM.value != _FORM.default:
+        raise cli.UsageError(f"--{_FORM.name}={_FORM.value} is of an export; a file is read in whatever form it is")
+    imported = import_dataset(source, accept=_ACCEPT.value)
+    card = {"source": source.name, **imported.account()}
+    write_dataset(target, Trajectory, imported.records, card=card)
+    released.say_imported(target, imported)
+
+
+if __name__ == "__main__":
+    cli.run(main, again="it begins anew, since nothing was written")

@@ -1,0 +1,80 @@
+"""The conversations that SFT reads: flags, and the dataset that each names, of whatever kind it is.
+
+    --data=DATASET                   a folder as the synthesis writes it, on disk or in a bucket
+    --data=FILE.jsonl                .jsonl, .jsonl.gz, .json or .parquet, in any of the forms of docs/sft.md
+    --data=hub:ORG/NAME              those of a dataset of the Hugging Face Hub
+
+Files are read once, and kept as a dataset in the user's cache (`~/.cache/astra-jax/data`) by what is in them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from launch.flags import cli, hub
+from synthesis.core.terminal import say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from synthesis.core.datasets import Folder
+
+_KINDS = "A dataset of trajectories, a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
+DATA = flags.DEFINE_string("data", None, f"{_KINDS}, to train on; not with --bench.")
+HELD_OUT = flags.DEFINE_string("held_out", None, f"{_KINDS}, whose loss is logged every eval_every steps.")
+_SKIP_BAD = flags.DEFINE_bool(
+    "data.skip_bad", False, "Leave out rows of files that cannot be trained on, and say them."
+)
+_ACCEPT = flags.DEFINE_list("data.accept", [], "Defects with which a file's row is read all the same (docs/sft.md).")
+FOLDER = "data"
+"""In the user's cache."""
+
+
+def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
+    """The dataset that --data or --held_out names, read from files if it is none yet; None where it is not given.
+
+    Raises:
+        UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (by its number).
+        HubError: the Hub does not give it.
+        DatasetError: no dataset is there, or the one that is made could not be written.
+    """
+    from synthesis.core.datasets import check_dataset
+    from synthesis.core.records import Trajectory
+
+    if not flag.value:
+        return None
+    found = _kept(flag)
+    check_dataset(found, Trajectory)
+    return found
+
+
+def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
+    from pathlib import Path
+
+    from synthesis.astra_format.conversations import kept_dataset
+    from synthesis.astra_format.records import SUFFIXES
+    from synthesis.core.datasets import read_card
+    from synthesis.core.files import user_cache
+    from synthesis.core.refusals import InputError
+
+    text = flag.value or ""
+    said = f"--{flag.name}={text}"
+    files: list[Path]
+    if text.startswith(hub.PREFIX):
+        files = hub.dataset_files(text, said, SUFFIXES)
+    elif "://" not in text and (Path(text).is_file() or text.endswith(SUFFIXES)) and not Path(text).is_dir():
+        files = [Path(text)]
+    else:
+        return text
+    try:
+        found = kept_dataset(files, user_cache(FOLDER), accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
+    except InputError as error:
+        remedy = "" if _SKIP_BAD.value else " (--data.skip_bad leaves such rows out)"
+        raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
+    card = read_card(found)
+    skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]
+    left = f"; left out: {'; '.join(skipped)}" if skipped else ""
+    say(f"{said}: {card['count']} of {card['rows']} rows, kept in {found}{left}")
+    return found

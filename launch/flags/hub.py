@@ -1,0 +1,213 @@
+"""Models and datasets of the Hugging Face Hub by their names, and the way back: through `huggingface_hub`.
+
+    Qwen/Qwen3-0.6B        where a model's folder is wanted, and there is no folder of that name
+    hub:ORG/NAME           the same, and where data are wanted; hub:ORG/NAME@REVISION pins it
+    hub:ORG/NAME/FILE      one file of a dataset
+
+Its own settings hold: HF_TOKEN or a login, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE=1 (only what is in its cache).
+A token is never printed: errors name the repository, and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from absl import flags
+
+from launch.flags import cli
+from synthesis.core.refusals import Refusal
+
+if TYPE_CHECKING:
+    from etils import epath
+
+PREFIX = "hub:"
+_NAME = re.compile(r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(?:@(?P<revision>[\w./-]{1,200}))?")
+_FILE = re.compile(
+    r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(?:/(?P<file>[^@]{1,500}))?(?:@(?P<revision>[\w./-]{1,200}))?"
+)
+
+
+class HubError(Refusal):
+    """The Hub has not what was asked for, does not give it, or cannot be reached; the message says what to do."""
+
+
+class Repository(NamedTuple):
+    """What a name means: the repository, one file of it or all, and a revision or the newest."""
+
+    repo: str
+    file: str | None = None
+    revision: str | None = None
+
+
+def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
+    """The folder of a flag that may name a model of the Hub, which is downloaded to its cache.
+
+    Raises:
+        UsageError: it is neither a folder nor a name.
+        HubError: the Hub does not give it.
+    """
+    text = flag.value or ""
+    plain = text.removeprefix(PREFIX)
+    named = _NAME.fullmatch(plain)
+    if text.startswith(PREFIX) and named is None:
+        raise cli.UsageError(f"--{flag.name}={text} is no name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
+    if named is None or (plain == text and Path(text).exists()):
+        return cli.folder(flag)
+    from synthesis.core.files import location
+
+    return location(_snapshot(Repository(named["repo"], None, named["revision"]), f"--{flag.name}={text}"))
+
+
+@cache
+def _snapshot(wanted: Repository, said: str) -> Path:
+    import huggingface_hub
+
+    from astra_jax.models.hf_checkpoint import TOKENIZER_FILES
+
+    files = ["*.safetensors", "*.safetensors.index.json", "config.json", "README.md", *TOKENIZER_FILES]
+    with _in_our_words(wanted.repo, said, "model"):
+        # Folders in it are other forms of the same weights, such as original/.
+        found = huggingface_hub.snapshot_download(
+            wanted.repo, revision=wanted.revision, allow_patterns=files, ignore_patterns=["*/*"]
+        )
+    return Path(str(found))
+
+
+def dataset_files(text: str, said: str, suffixes: Sequence[str]) -> list[Path]:
+    """The files of `hub:ORG/NAME`, downloaded: the one that is named, or those of its `train` split, or all.
+
+    Args:
+        said: the flag as it was given, for errors.
+        suffixes: of what can be read.
+
+    Raises:
+        UsageError: it is no name.
+        HubError: the Hub does not give it, or it has no such files, or several of which none is called train.
+    """
+    import huggingface_hub
+
+    if (named := _FILE.fullmatch(text.removeprefix(PREFIX))) is None:
+        raise cli.UsageError(f"{said} is no name of a dataset; write hub:ORG/NAME or hub:ORG/NAME/FILE")
+    repo, revision = named["repo"], named["revision"]
+    with _in_our_words(repo, said, "dataset"):
+        names = [named["file"]]
+        if named["file"] is None:
+            every = huggingface_hub.list_repo_files(repo, repo_type="dataset", revision=revision)
+            names = _of_training([name for name in sorted(every) if name.endswith(tuple(suffixes))], said)
+        return [
+            Path(str(huggingface_hub.hf_hub_download(repo, name, repo_type="dataset", revision=revision)))
+            for name in names
+        ]
+
+
+def _of_training(names: Sequence[str], said: str) -> list[str]:
+    """The files to read of those that a dataset has. Raises `HubError`."""
+    if not names:
+        raise HubError(
+            f"{said}: that dataset has no file of .jsonl, .json or .parquet; name one with hub:ORG/NAME/FILE"
+        )
+    train = [name for name in names if "train" in Path(name).name.replace("-", "_").split(".")[0].split("_")]
+    train = train or [name for name in names if "train" in Path(name).parts]
+    chosen = train or names
+    if len({(str(Path(name).parent), Path(name).name.partition("-")[0].partition(".")[0]) for name in chosen}) > 1:
+        shown = ", ".join(names[:8])
+        raise HubError(f"{said}: that dataset has {shown}; say which with hub:ORG/NAME/FILE")
+    return list(chosen)
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+@contextlib.contextmanager
+def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
+    """Errors of `huggingface_hub` as ours: its own quote requests, and are a page long."""
+    import httpx2
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
+    if not said.partition("=")[2].startswith(PREFIX):
+        said += " is no folder here; as a name on the Hub"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{said}: the {kind} {repo} is gated; accept its terms at {page}, and log in (hf auth login) or "
+            "set HF_TOKEN to a token of that account"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"{said}: the Hub shows no {kind} {repo}; see to its name, or, of a private one, log in "
+            "(hf auth login) or set HF_TOKEN"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(f"{said}: the {kind} {repo} has no such revision; see {page}/commits/main") from None
+    except errors.LocalEntryNotFoundError as error:
+        cause = error.__cause__
+        state = (
+            f"said {cause.response.status_code}" if isinstance(cause, errors.HfHubHTTPError) else "cannot be reached"
+        )
+        why = "HF_HUB_OFFLINE is set" if _is_offline() else f"{constants.ENDPOINT} {state}"
+        raise HubError(
+            f"{said}: {why}, and the {kind} {repo} is not whole in the cache {constants.HF_HUB_CACHE}; download it "
+            f"where there is a network (hf download {'--repo-type=dataset ' if kind == 'dataset' else ''}{repo}), or "
+            "give a folder"
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        remedy = "name a file that is in its cache, with hub:ORG/NAME/FILE" if kind == "dataset" else "give a folder"
+        raise HubError(f"{said}: HF_HUB_OFFLINE is set, and this asks the Hub; unset it, or {remedy}") from error
+    except errors.EntryNotFoundError:
+        raise HubError(f"{said}: the {kind} {repo} has no such file; see {page}/tree/main") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        who = {401: "it does not know the token", 403: "the token may not do that"}.get(status, f"it said {status}")
+        raise HubError(
+            f"{said}: {constants.ENDPOINT} refused {kind} {repo}: {who}; log in again (hf auth login)"
+        ) from None
+    except errors.HFValidationError as error:
+        raise HubError(f"{said}: {error}") from None
+    except httpx2.HTTPError as error:
+        raise HubError(
+            f"{said}: {constants.ENDPOINT} cannot be reached ({type(error).__name__}); see to the network or to "
+            "HF_ENDPOINT, or give a folder"
+        ) from None
+
+
+def repository(text: str, said: str) -> str:
+    """ORG/NAME of a model. Raises `UsageError`: it is none."""
+    named = _NAME.fullmatch(text.removeprefix(PREFIX))
+    if named is None or named["revision"]:
+        raise cli.UsageError(f"{said} is no name of a repository; write ORG/NAME")
+    return named["repo"]
+
+
+def check_may_write(repo: str, said: str, *, public: bool) -> None:
+    """Make a repository, if it is not there. Raises `HubError`: whoever is logged in may not."""
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise HubError(f"{said}: nobody is logged in; run hf auth login, or set HF_TOKEN to a token that may write")
+    with _in_our_words(repo, f"{said[: said.index('=')]}={PREFIX}{repo}", "model"):
+        huggingface_hub.create_repo(repo, private=not public, exist_ok=True)
+
+
+def upload(folder: Path, repo: str, said: str, *, message: str) -> str:
+    """Upload a model's folder in one commit: its files, none of folders in it. The address where it is then.
+
+    Raises:
+        HubError: the Hub does not take it.
+    """
+    import huggingface_hub
+
+    with _in_our_words(repo, f"{said[: said.index('=')]}={PREFIX}{repo}", "model"):
+        done = huggingface_hub.upload_folder(
+            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=["*/*", ".*"]
+        )
+    return str(done.commit_url)

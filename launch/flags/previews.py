@@ -1,0 +1,102 @@
+"""--preview=N: a few records through every stage, before money is spent; in the terminal, and as a page."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from launch.flags import cli, executors
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count
+from synthesis.core.terminal import printable, say
+
+if TYPE_CHECKING:  # --help does not wait for them
+    from synthesis.core.stages import Journal
+    from synthesis.pipeline.executors import Executor
+    from synthesis.pipeline.preview import Forecast, Preview
+
+PREVIEW = number_flag(
+    "preview", None, Count, "Run every stage on so many records, show what is asked and a forecast, and keep nothing."
+)
+_PAGE = flags.DEFINE_string("preview_page", "preview.html", "The page that --preview writes.")
+_SHOWN = 400
+"""Characters of a prompt and an answer in the terminal; the page has all."""
+
+Run = Callable[["Executor", "Journal", Path, "Preview"], Awaitable[object]]
+
+
+async def preview(
+    workdir: Path,
+    run: Run,
+    expected: Callable[[Mapping[str, float], Mapping[str, int]], Mapping[str, float]],
+    *,
+    concurrency: int,
+) -> int:
+    """Run it in a folder that is gone afterwards, and show what it saw.
+
+    Args:
+        workdir: of the real run, where nothing is written.
+        expected: see `Preview.forecast`.
+
+    Raises:
+        cli.UsageError: the page would lie among the run's data, or flags contradict each other.
+    """
+    from launch.viewer.preview_page import rendered
+    from synthesis.core.refusals import Refusal
+    from synthesis.core.stages import Journal
+    from synthesis.pipeline.executors import LocalExecutor
+    from synthesis.pipeline.preview import Preview
+
+    page = Path(_PAGE.value or "preview.html").absolute()
+    if page.is_relative_to(workdir):
+        raise cli.UsageError(f"--{_PAGE.name}={page} lies in --workdir, where a preview keeps nothing; name another")
+    if given := next((name for name in ("teacher_recording", "ray_address") if flags.FLAGS[name].value), None):
+        raise cli.UsageError(f"--{given} is not for --{PREVIEW.name}, which keeps nothing and runs here: leave it out")
+    seen = Preview(PREVIEW.value or 1)
+    with tempfile.TemporaryDirectory(prefix="preview-") as name:
+        folder = Path(name)
+        async with executors.executor_from_flags(folder) as executor:
+            if not isinstance(executor, LocalExecutor):
+                raise cli.UsageError(f"--{PREVIEW.name} runs in this process: leave --executor out")
+            executor.watch(seen)
+            with Journal(folder / "journal.sqlite") as journal:
+                try:
+                    await run(executor, journal, folder, seen)
+                except Refusal as problem:
+                    if not seen.stages:
+                        raise
+                    seen.ended = str(problem)
+    forecast = seen.forecast(expected, concurrency=concurrency)
+    _print(seen, forecast)
+    page.write_text(rendered(seen, forecast), encoding="utf-8")
+    say(f"\n{page}: all prompts and answers")
+    return 0
+
+
+def _print(seen: Preview, forecast: Forecast) -> None:
+    from launch.viewer.preview_page import rows
+
+    for line in seen.told:
+        say(f"server {printable(line, lines=False)}")
+    for name, stage in seen.stages.items():
+        tokens = sum(one.spent.tokens for one in stage.seen)
+        requests = sum(one.spent.requests for one in stage.seen)
+        say(f"{name}: {stage.passed} of {len(stage.seen)} records passed, {tokens:,} tokens in {requests:,} requests")
+        for one in stage.seen:
+            if one.rejected:
+                say(f"  rejected: {printable(one.rejected[:_SHOWN], lines=False)}")
+        first = next((exchange for one in stage.seen for exchange in one.exchanges), None)
+        if first is not None:
+            say(f"  asked of {printable(first.model, lines=False)}: {printable(first.prompt[:_SHOWN], lines=False)}")
+            say(f"  answered: {printable(first.answer[:_SHOWN], lines=False)}")
+    if seen.ended:
+        say(f"ended early: {printable(seen.ended, lines=False)}")
+    say("\nthe whole run, expected (nine of ten simulated runs):")
+    for name, text in rows(forecast):
+        say(f"{name:<10} {text}")
+    if forecast.unseen:
+        say(f"not in it, since no record came so far: {', '.join(forecast.unseen)}")

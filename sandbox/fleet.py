@@ -1,0 +1,185 @@
+"""Several services as one sandbox: each call goes to the one that has the fewest of them.
+
+async with SandboxFleet(["http://one:8700", "http://two:8700"], token=token) as pool:
+    result = await pool.call(code, "capital_of_country", {"country": "France"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from sandbox.outcomes import CallResult, SandboxError
+from sandbox.remote import LOST, RemotePool, SandboxUnreachable
+from sandbox.request import PastCall, encode_request
+from sandbox.settings import SettingError
+
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between greetings of one that is out; the last for ever
+_LOG = logging.getLogger(__name__)
+
+
+class _Service:
+    def __init__(self, pool: RemotePool) -> None:
+        self.pool = pool
+        self.calls = 0  # under way there, of ours
+        self.out = ""  # why it gets none
+        self.open = False
+
+
+class SandboxFleet:
+    """Calls are placed by how many are under way; between equals, where the module is open already.
+
+    A service that does not answer is left out, and greeted again until it does; its calls are made again elsewhere.
+    Any service returns the same bytes (`sandbox.determinism`). With a single one this is `RemotePool`.
+
+    Args:
+        urls: of the services; at least one has to answer when it is opened.
+        options: of each `RemotePool`.
+
+    Attributes:
+        tier: the weakest isolation among the services that were reached.
+        layers: each layer's state there.
+    """
+
+    def __init__(self, urls: Sequence[str], **options: Any) -> None:
+        if not urls or len({url.rstrip("/") for url in urls}) < len(urls):
+            raise SettingError(f"SandboxFleet.urls={list(urls)!r}: name at least one service, and each once")
+        self._services = [_Service(RemotePool(url, **options)) for url in urls]
+        self._greeting: dict[int, asyncio.Task[None]] = {}  # by place in `_services`
+        self._turn = itertools.count()
+        self._is_open = False
+
+    @property
+    def tier(self) -> str:
+        """The weakest isolation in which calls may run now."""
+        return self._weakest.tier
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """Each layer's state where it is weakest."""
+        return self._weakest.layers
+
+    @property
+    def _weakest(self) -> RemotePool:
+        return max((one.pool for one in self._services), key=lambda pool: pool.tier)
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Why services are left out at the moment, by address."""
+        return {one.pool.url: one.out for one in self._services if one.out}
+
+    async def __aenter__(self) -> SandboxFleet:
+        """Connect to all.
+
+        Raises:
+            SandboxError: none answers; or one does, but asks for another token, or its isolation is too weak.
+        """
+        try:
+            came = await asyncio.gather(*(self._greet(one) for one in self._services), return_exceptions=True)
+            faults = [error for error in came if error is not None]
+            for error in faults:
+                if not isinstance(error, SandboxUnreachable):
+                    raise error
+            if len(faults) == len(self._services):
+                raise faults[0]
+        except BaseException:
+            await self.close()
+            raise
+        self._is_open = True
+        for place, fault in enumerate(came):
+            if fault is not None:
+                self._leave_out(place, str(fault))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._is_open = False
+        tasks, self._greeting = list(self._greeting.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._services:
+            one.open = False
+            await one.pool.close()
+
+    async def call(
+        self,
+        code: str,
+        function: str,
+        arguments: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        now: int | None = None,
+        history: Sequence[PastCall] = (),
+    ) -> CallResult:
+        """As `sandbox.SandboxPool.call`. An answer that never came is waited for once more, elsewhere if possible.
+
+        Raises:
+            SandboxError: it is not open, or a service refuses the token.
+        """
+        if not self._is_open:
+            raise SandboxError("the sandbox fleet is not open: use `async with SandboxFleet(...) as pool`")
+        request = partial(encode_request, function, arguments, seed=seed, now=now, history=history)
+        result = await self._attempt(code, request)
+        return await self._attempt(code, request) if result.ended_by == LOST else result
+
+    async def _attempt(self, code: str, request: partial[bytes | CallResult]) -> CallResult:
+        place = self._place(code)
+        one = self._services[place]
+        one.calls += 1
+        try:
+            result = await one.pool.attempt(code, request)
+        finally:
+            one.calls -= 1
+        if result.ended_by == LOST:
+            self._leave_out(place, result.error)
+        return result
+
+    def _place(self, code: str) -> int:
+        """Where the next call goes: where all are out, to one that was open, as a caller of a single service would."""
+        places = [place for place, one in enumerate(self._services) if not one.out]
+        places = places or [place for place, one in enumerate(self._services) if one.open]
+        turn = next(self._turn)
+
+        def order(place: int) -> tuple[int, bool, int]:
+            one = self._services[place]
+            return one.calls, not one.pool.has_had(code), (place - turn) % len(self._services)
+
+        return min(places, key=order)
+
+    def _leave_out(self, place: int, why: str) -> None:
+        one = self._services[place]
+        if not one.out:
+            _LOG.warning("sandbox service %s is left out: %s", one.pool.url, why)
+        one.out = why
+        if self._is_open and place not in self._greeting:
+            self._greeting[place] = asyncio.get_running_loop().create_task(self._take_back(place))
+
+    async def _take_back(self, place: int) -> None:
+        one = self._services[place]
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
+            await asyncio.sleep(pause)
+            with contextlib.suppress(SandboxError):
+                await self._greet(one)
+                break
+        one.out = ""
+        del self._greeting[place]
+        _LOG.warning("sandbox service %s answers again", one.pool.url)
+
+    async def _greet(self, one: _Service) -> None:
+        if one.open:
+            await one.pool.greet()
+        else:
+            await one.pool.__aenter__()
+            one.open = True

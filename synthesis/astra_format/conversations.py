@@ -1,0 +1,136 @@
+"""A user's own conversations as a dataset: files in any of `forms`, read once and kept by what is in them.
+
+    path = kept_dataset([Path("chats.jsonl")], cache)      # an ArrayRecord of Trajectory in cache/DIGEST
+
+Unlike `sft.import_dataset`, which counts what is wrong with a release, a row that cannot be trained on ends it, by its
+number: nobody should find out after a run that half of the data were not there. What is no fault here: a conversation
+that ends in calls, as examples of single calls do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synthesis.astra_format.records import SUFFIXES, Defect, each_row
+from synthesis.astra_format.sft import BEYOND_REPAIR, MENDED, import_record
+from synthesis.core.datasets import CARD_FILE, write_dataset
+from synthesis.core.records import SCHEMA_VERSION, Trajectory
+from synthesis.core.refusals import InputError
+from synthesis.core.stages import Rejected
+
+READER = 1
+"""Of what becomes of a row: another number reads files anew."""
+DEFECTS = (
+    "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "result_without_call", "unknown_tool"
+)  # fmt: skip
+"""What a row may be read with all the same."""
+_CHUNK = 1 << 20
+
+
+def kept_dataset(
+    files: Sequence[Path], cache: Path, *, accept: Collection[str] = (), skip_bad: bool = False, source: str = ""
+) -> Path:
+    """The folder of a dataset with the files' rows, in their order; written where it is not there yet.
+
+    Its name is a digest of the files' bytes and of how they are read. It is written aside and renamed: what is there is
+    whole, also where several hosts or processes read the same files.
+
+    Args:
+        cache: the folder of such datasets.
+        accept: of `DEFECTS`, those that a row may have.
+        skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing.
+        source: what the card says that the rows are of; by default the files' names.
+
+    Raises:
+        InputError: a file cannot be read, a row cannot be trained on (by file and number), or none can.
+        DatasetError: the dataset could not be written.
+    """
+    if unknown := sorted(set(accept) - set(DEFECTS)):
+        raise InputError(f"accept: there is no defect {unknown[0]!r}; use {', '.join(DEFECTS)}")
+    digests = [_digest(file) for file in files]
+    settings = [READER, SCHEMA_VERSION, sorted(set(accept)), skip_bad]
+    named = [[next(one for one in SUFFIXES[::-1] if file.name.endswith(one)), digest]
+             for file, digest in zip(files, digests, strict=True)]  # fmt: skip
+    key = hashlib.sha256(json.dumps([settings, named]).encode()).hexdigest()[:32]
+    kept = cache / key
+    if (kept / CARD_FILE).exists():
+        return kept
+    aside = cache / f".{key}.{uuid.uuid4().hex}"
+    card: dict[str, Any] = {"source": source or ", ".join(file.name for file in files), "files_sha256": digests}
+    rows = _rows(files, card, accept=accept, skip_bad=skip_bad)
+    try:
+        write_dataset(aside, Trajectory, rows, card=card)  # which takes the card when all rows were read
+        if not card["rows"] - sum(card["skipped"].values()):
+            raise InputError(f"{card['source']}: none of {card['rows']} rows can be trained on: {card['examples']}")
+        try:
+            aside.rename(kept)
+        except OSError:
+            if not (kept / CARD_FILE).exists():  # else another process was first, with the same
+                raise
+    finally:
+        for left in (aside, aside.with_name(f".{aside.name}.partial")):
+            shutil.rmtree(left, ignore_errors=True)
+    return kept
+
+
+def _rows(
+    files: Sequence[Path], card: dict[str, Any], *, accept: Collection[str], skip_bad: bool
+) -> Iterator[Trajectory]:
+    skipped: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    card |= {"rows": 0, "skipped": skipped, "examples": examples}
+    for file in files:
+        stem = file.name.partition(".")[0]
+        for row, data in enumerate(each_row(file)):
+            card["rows"] += 1
+            try:
+                found, defects = import_record(data, row)
+                _check(found, defects, accept)
+            except Rejected as rejection:
+                where = f"{file}, row {row} (counted from 0): {rejection.reason}: {rejection.detail}"
+                if not skip_bad:
+                    raise InputError(where) from None
+                skipped[rejection.reason] += 1
+                examples.setdefault(rejection.reason, where)
+                continue
+            if found.id == f"astra-sft-{row:06d}":  # it has none of its own
+                name = f"{stem}-{row:06d}"
+                found = msgspec.structs.replace(found, id=name, task_id=name)
+            yield found
+
+
+def _check(found: Trajectory, defects: Sequence[Defect], accept: Collection[str]) -> None:
+    """Raises `Rejected`: the row has a defect that matters here."""
+    last = found.messages[-1] if found.messages else None
+    ends_in = len(last.tool_calls) if last is not None else 0
+    names = Counter(defect.name for defect in defects)
+    fine = {*MENDED, *accept, "no_final_answer"} - set(BEYOND_REPAIR)
+    if names["call_without_result"] == ends_in:  # no other is open than those that it ends in
+        fine.add("call_without_result")
+    for defect in defects:
+        if defect.name not in fine:
+            raise Rejected(defect.name, defect.detail)
+    if not any(message.role == "assistant" for message in found.messages):
+        raise Rejected("no_assistant_turn", "no message of the assistant, and these are what is trained on")
+
+
+def _digest(file: Path) -> str:
+    """sha256 of a file. Raises `InputError`: it is not there, or of no known suffix."""
+    if not file.name.endswith(SUFFIXES):
+        raise InputError(f"{file}: the suffix says what a file is; give one of {', '.join(SUFFIXES)}")
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file, nor a dataset's folder")
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

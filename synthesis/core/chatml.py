@@ -1,0 +1,264 @@
+"""ChatML with calls in tags, as Hermes has them: the formats of Qwen3 and Qwen2.5, and of models that know no tools.
+
+A conversation in Qwen3's:
+
+    <|im_start|>system … <tools> one JSON schema a line </tools> …<|im_end|>
+    <|im_start|>user … <|im_end|>
+    <|im_start|>assistant <think> … </think> text <tool_call> {"name": …, "arguments": …} </tool_call><|im_end|>
+    <|im_start|>user <tool_response> … </tool_response> <tool_response> … </tool_response><|im_end|>
+    <|im_start|>assistant … <|im_end|>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from synthesis.core.chat_format import (
+    AssistantTurn,
+    Call,
+    ChatFormat,
+    MalformedCall,
+    Segment,
+    beginning,
+    checked_call,
+    decoded,
+    escaped_of,
+    written,
+)
+from synthesis.core.records import Message, ToolCall, ToolSpec
+
+PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+THINK_START, THINK_END = "<think>", "</think>"
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+
+_NO_SPACE = re.compile(r"\S")
+_ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
+_TOOLS_HEADER = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_FOOTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>"
+)
+
+
+@dataclass(frozen=True)
+class ChatML(ChatFormat):
+    """A format of this kind; `QWEN3`, `QWEN3_INSTRUCT` and `QWEN2_5` are those of released models.
+
+    Attributes:
+        default_system: what the system's turn says where no message does; None: then there is none.
+        think_tags: reasoning is told from content by tags, also where it was left inside the content.
+        thoughts: reasoning is written, and a last turn has a thought, if only an empty one. False leaves it out.
+    """
+
+    default_system: str | None = None
+    think_tags: bool = False
+    thoughts: bool = False
+
+    @property
+    def identity(self) -> Any:
+        if self.think_tags and self.default_system is None:
+            return self.thoughts  # as while there were no other formats
+        return {"chatml": [self.default_system, self.think_tags, self.thoughts]}
+
+    @property
+    def turn_end(self) -> str:
+        return TURN_END
+
+    @property
+    def pad(self) -> str:
+        return PAD
+
+    @property
+    def frame(self) -> tuple[str, ...]:
+        return (PAD, TURN_START, TURN_END)
+
+    @property
+    def text_tokens(self) -> tuple[str, ...]:
+        thought = (THINK_START, THINK_END) if self.think_tags else ()
+        return (*thought, CALL_START, CALL_END, RESPONSE_START, RESPONSE_END)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        # Qwen2.5 reads its tools' responses between tags that are no tokens.
+        return (*self.frame, *self.text_tokens) if self.think_tags else self.frame
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return ("think", "tool_call", "tool_response") if self.think_tags else ("tool_call", "tool_response")
+
+    # ------------------------------------------------------------------------------------------------------- rendering
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        add_generation_prompt: bool,
+        keep_reasoning: bool,
+        thinking: bool,
+    ) -> list[Segment]:
+        pieces = [Segment(self._header(messages[0], tools), trainable=False)]
+        last_query = -1 if keep_reasoning else _last_query(messages)
+        for i, message in enumerate(messages):
+            last = i + 1 == len(messages)
+            if message.role == "assistant":
+                text = self._assistant_text(message, thought=self.thoughts and i > last_query, last=last)
+                pieces += [Segment(_ASSISTANT_PROMPT, False), Segment(text + TURN_END, True), Segment("\n", False)]
+            elif message.role == "tool":
+                # Consecutive tool results share one user turn.
+                opening = f"{TURN_START}user" if i == 0 or messages[i - 1].role != "tool" else ""
+                closing = f"{TURN_END}\n" if last or messages[i + 1].role != "tool" else ""
+                pieces.append(Segment(opening + self._response(message.content) + closing, False))
+            elif message.role == "user" or i > 0:
+                pieces.append(Segment(f"{TURN_START}{message.role}\n{self.escape(message.content)}{TURN_END}\n", False))
+        if add_generation_prompt:
+            thought = "" if thinking or not self.thoughts else f"{THINK_START}\n\n{THINK_END}\n\n"
+            pieces.append(Segment(_ASSISTANT_PROMPT + thought, False))
+        return pieces
+
+    def results_text(self, outputs: Sequence[str]) -> str:
+        responses = "".join(self._response(output) for output in outputs)
+        return f"\n{TURN_START}user{responses}{TURN_END}\n{_ASSISTANT_PROMPT}"
+
+    def escape(self, text: str) -> str:
+        return escaped_of(text, self._names, self.control)
+
+    def _header(self, first: Message, tools: Sequence[ToolSpec]) -> str:
+        system = self.escape(first.content) if first.role == "system" else self.default_system
+        if tools:
+            lines = "".join("\n" + self.escape(written(tool.to_openai())) for tool in tools)
+            prefix = "" if system is None else system + "\n\n"
+            return f"{TURN_START}system\n{prefix}{_TOOLS_HEADER}{lines}{_TOOLS_FOOTER}{TURN_END}\n"
+        return "" if system is None else f"{TURN_START}system\n{system}{TURN_END}\n"
+
+    def _assistant_text(self, message: Message, *, thought: bool, last: bool) -> str:
+        reasoning, content = message.reasoning, message.content
+        if self.think_tags and not reasoning and THINK_END in content:  # reasoning that was left inside the content
+            reasoning = content.split(THINK_END)[0].rstrip("\n").split(THINK_START)[-1].lstrip("\n")
+            content = content.split(THINK_END)[-1].lstrip("\n")
+        text = content = self.escape(content)
+        if thought and (last or reasoning):
+            text = f"{THINK_START}\n{self.escape(reasoning.strip(chr(10)))}\n{THINK_END}\n\n" + content.lstrip("\n")
+        for i, call in enumerate(message.tool_calls):
+            newline = "\n" if content or i else ""
+            json_text = self.escape(f'{{"name": "{call.name}", "arguments": {written(call.arguments)}}}')
+            text += f"{newline}{CALL_START}\n{json_text}\n{CALL_END}"
+        return text
+
+    def _response(self, output: str) -> str:
+        return f"\n{RESPONSE_START}\n{self.escape(output)}\n{RESPONSE_END}"
+
+    # --------------------------------------------------------------------------------------------------------- parsing
+
+    def parse_assistant(
+        self, text: str, *, keep_malformed: bool = False, check: Callable[[ToolCall], str] | None = None
+    ) -> AssistantTurn:
+        text = text.removesuffix(TURN_END)
+        reasoning, text = self.split_reasoning(text)
+        content: list[str] = []
+        calls: list[Call] = []
+        position = end = 0
+        while (start := text.find(CALL_START, end)) >= 0:
+            call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
+            if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
+                call = MalformedCall(text[start + len(CALL_START) : end].removesuffix(CALL_END).strip(), problem)
+            if keep_malformed and isinstance(call, MalformedCall):
+                continue
+            # The template puts exactly one newline between text and a call; that one is not content.
+            content.append(text[position:start].removesuffix("\n"))
+            calls.append(call)
+            position = end
+        content.append(text[position:])
+        if calls:
+            content = [part for part in (content[0], *(part.strip("\n") for part in content[1:])) if part]
+        return AssistantTurn(reasoning, "\n".join(content), calls)
+
+    def split_reasoning(self, text: str) -> tuple[str, str]:
+        if not self.think_tags:
+            return "", text
+        opened = text.lstrip("\n").startswith(THINK_START)
+        end, first_call = text.find(THINK_END), text.find(CALL_START)
+        if opened and end < 0:
+            return text.lstrip("\n").removeprefix(THINK_START).strip("\n"), ""
+        # A closing tag inside a tool call's arguments is data, unless the turn began with an opening one.
+        if end < 0 or not (opened or first_call < 0 or end < first_call):
+            return "", text
+        reasoning = text[:end].lstrip("\n").removeprefix(THINK_START)
+        return reasoning.strip("\n"), text[end + len(THINK_END) :].lstrip("\n")
+
+    def is_thinking(self, text: str) -> bool | None:
+        begun = text.lstrip("\n")
+        if not self.think_tags:
+            return False
+        if THINK_START.startswith(begun):
+            return None
+        return begun.startswith(THINK_START) and THINK_END not in text
+
+    @property
+    def thought_end(self) -> str:
+        return THINK_END if self.think_tags else ""
+
+    def whole_calls(self, text: str, start: int) -> tuple[int, int]:
+        settled = start
+        while (begin := text.find(CALL_START, settled)) >= 0:
+            end = begin
+            while (end := text.find(CALL_END, end)) >= 0:
+                end += len(CALL_END)
+                calls = self.parse_assistant(text[begin:end]).calls
+                if len(calls) == 1 and isinstance(calls[0], ToolCall):
+                    break
+            if end < 0:
+                return begin, settled
+            settled = end
+        return len(text), settled
+
+    def opening(self, text: str) -> int:
+        return beginning(text, CALL_START)
+
+
+QWEN3 = ChatML(think_tags=True, thoughts=True)
+"""Qwen3's own template, with `enable_thinking` unset; also what a tokenizer made here is for."""
+QWEN3_INSTRUCT = ChatML(think_tags=True)
+"""Qwen3-Instruct-2507's, which is the same without thoughts."""
+QWEN2_5 = ChatML(default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
+
+
+def _last_query(messages: Sequence[Message]) -> int:
+    """Index of the last user message. A user cannot write a tool's response: in the text its tags are escaped."""
+    users = (i for i in reversed(range(len(messages))) if messages[i].role == "user")
+    return next(users, len(messages) - 1)
+
+
+def _parse_call(text: str, start: int, call_id: str) -> tuple[Call, int]:
+    """The call whose opening tag ends at `start`, and the position behind its closing tag."""
+    # JSON decides where the call ends, so that a closing tag inside a string argument does not.
+    body = _behind_spaces(text, start)
+    problem = ""
+    try:
+        value, json_end = decoded(text, body)
+        closing = _behind_spaces(text, json_end)
+        if text.startswith(CALL_END, closing):
+            return checked_call(value, text[body:json_end], call_id), closing + len(CALL_END)
+        is_closed = text.find(CALL_END, closing) >= 0
+        problem = "there is text behind the JSON object" if is_closed else f"{CALL_END} is missing"
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        problem = f"not valid JSON: {reason}"
+    end = text.find(CALL_END, start)
+    if end < 0:
+        return MalformedCall(text[start:].strip(), problem), len(text)
+    return MalformedCall(text[start:end].strip(), problem), end + len(CALL_END)
+
+
+def _behind_spaces(text: str, start: int) -> int:
+    found = _NO_SPACE.search(text, start)
+    return found.start() if found else len(text)

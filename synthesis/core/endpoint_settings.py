@@ -1,0 +1,182 @@
+"""The settings of an endpoint of chat completions, and of the requests of each role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, get_args
+
+from sandbox.access import keyless
+from sandbox.settings import (
+    Amount,
+    Bound,
+    Count,
+    Length,
+    Rate,
+    Seconds,
+    SettingError,
+    Settings,
+    Temperature,
+    TotalOrZero,
+)
+
+Role = Literal["author", "agent", "emulator", "user", "judge"]
+"""What a model is asked to be: who writes tasks and worlds, who works on them, what a tool would return, who talks to
+the agent, who scores."""
+
+AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
+
+
+@dataclass(frozen=True)
+class RoleSettings(Settings):
+    """A model that answers as one role, and how its requests differ from the others'. What is None is as for all.
+
+    Attributes:
+        base_url: where it is served, ending in `/v1`.
+        model: its name there.
+        api_key: of that address; None: where `base_url` is another, none is sent.
+        weight: how often it is drawn, beside the others of its role.
+        temperature: of sampling.
+        max_tokens: of one answer, thinking included.
+        timeout_seconds: of one request.
+        tries: bad answers before `TeacherError`.
+        extra_body: further fields of a request, beside those for all; null leaves a field out.
+        answer_form: see `OpenAITeacherConfig`.
+        concurrency: requests of this role in flight at most.
+        requests_per_minute: of this role.
+        tokens_per_minute: of this role.
+        price_prompt: of a million prompt tokens; None: 0 where the model or its address is another.
+        price_completion: of a million completion tokens, likewise.
+
+    Raises:
+        SettingError: a number is out of range, `extra_body` names what a request is about, or an address has no model.
+    """
+
+    base_url: str | None = None
+    model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    weight: Annotated[float, Bound(above=0, most=1e12)] = 1.0
+    temperature: Temperature | None = None
+    max_tokens: Length | None = None
+    timeout_seconds: Seconds | None = None
+    tries: Count | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    answer_form: AnswerForm | None = None
+    concurrency: Count | None = None
+    requests_per_minute: Rate | None = None
+    tokens_per_minute: Rate | None = None
+    price_prompt: Amount | None = None
+    price_completion: Amount | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keyless(self.base_url or "", "RoleSettings.base_url")
+        _check_extra("RoleSettings", self.extra_body)
+        if self.base_url is not None and not self.model:
+            raise SettingError(f"RoleSettings.base_url is {self.base_url}: give model too, the name that it serves")
+
+
+_OURS = frozenset({"model", "messages", "response_format", "tools", "tool_choice", "stream", "n"})
+"""Fields of a request that are no setting: what it asks, and what is read of its answer."""
+
+
+def _check_extra(whose: str, extra: Mapping[str, Any]) -> None:
+    if ours := sorted(_OURS & set(extra)):
+        raise SettingError(f"{whose}.extra_body names {', '.join(ours)}, which a request decides itself; leave it out")
+
+
+@dataclass(frozen=True)
+class OpenAITeacherConfig(Settings):
+    """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
+
+    Attributes:
+        base_url: ends in `/v1`.
+        model: the served model's name.
+        api_key: sent as a bearer token; local servers take any.
+        temperature: of sampling.
+        max_tokens: of one answer, thinking included.
+        timeout_seconds: of one request.
+        tries: how many bad answers (truncated, malformed, not of the schema) before `TeacherError`; each try has
+            another seed and is told what was wrong.
+        extra_body: further fields of every request, such as `{"chat_template_kwargs": {"enable_thinking": false}}`;
+            null leaves a field out (`{"seed": null}` where a service refuses seeds).
+        roles: who answers as a role: a model, or several of which one is drawn for each record by weight; a role that
+            is not there is answered as all are.
+        judge_own_text: let a model judge what it wrote itself, where no other judge is there.
+        answer_form: what the endpoint enforces of an answer's form: its JSON schema (strict structured output), JSON
+            (`json_object`) or nothing (`text`); the schema stands in the prompt of the latter two. `auto` finds it by
+            one request before the first.
+        concurrency: requests in flight at most.
+        requests_per_minute: None is no limit.
+        tokens_per_minute: of prompts and answers; estimated before a request and corrected by the answer's `usage`.
+            None is no limit.
+        backoff_seconds: first pause after a failure (429, 5xx, a timeout, a dropped connection, a body that is no
+            completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
+        longest_backoff_seconds: see there.
+        failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
+        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`.
+        token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
+        money_budget: the same in money; wants prices.
+        price_prompt: of a million prompt tokens, in any one currency.
+        price_completion: of a million completion tokens.
+
+    Raises:
+        SettingError: a number is out of range, a role has no model, or a budget in money lacks prices.
+    """
+
+    base_url: str
+    model: str
+    api_key: str = field(default="EMPTY", repr=False)
+    temperature: Temperature = 1.0
+    max_tokens: Length = 16_384
+    timeout_seconds: Seconds = 300.0
+    tries: Count = 6
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[Role, tuple[RoleSettings, ...]] = field(default_factory=dict)
+    judge_own_text: bool = False
+    answer_form: AnswerForm = "auto"
+    concurrency: Count = 256
+    requests_per_minute: Rate | None = None
+    tokens_per_minute: Rate | None = None
+    backoff_seconds: Seconds = 0.5
+    longest_backoff_seconds: Seconds = 60.0
+    failures: Count = 12
+    outage_seconds: Seconds = 3600.0
+    token_budget: TotalOrZero | None = None
+    money_budget: Amount | None = None
+    price_prompt: Amount = 0.0
+    price_completion: Amount = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keyless(self.base_url, "OpenAITeacherConfig.base_url")
+        _check_extra("OpenAITeacherConfig", self.extra_body)
+        if none := [role for role, models in self.roles.items() if not models]:
+            raise SettingError(f"OpenAITeacherConfig.roles: {none[0]} has no model; give one, or leave the role out")
+        if self.money_budget is None:
+            return
+        for role in get_args(Role):
+            for one in self.models(role):
+                if not (one.price_prompt or one.price_completion):
+                    raise SettingError(
+                        f"OpenAITeacherConfig.money_budget is {self.money_budget}: without price_prompt and "
+                        f"price_completion of {one.model!r} ({role}) nothing that it answers costs anything; give the "
+                        "prices of a million tokens"
+                    )
+
+    def models(self, role: Role) -> tuple[OpenAITeacherConfig, ...]:
+        """The settings of a role's requests, of each model that may answer them."""
+        return tuple(self._of(own) for own in self.roles.get(role, (RoleSettings(),)))
+
+    def weights(self, role: Role) -> tuple[float, ...]:
+        """How often each of `models` is drawn, relative to the others."""
+        return tuple(own.weight for own in self.roles.get(role, (RoleSettings(),)))
+
+    def _of(self, own: RoleSettings) -> OpenAITeacherConfig:
+        given = {name: value for name, value in vars(own).items() if value is not None and name != "weight"}
+        others: dict[str, Any] = {"money_budget": None, "extra_body": {**self.extra_body, **own.extra_body}}
+        if own.base_url not in (None, self.base_url) or own.model not in (None, self.model):
+            others |= {"price_prompt": own.price_prompt or 0.0, "price_completion": own.price_completion or 0.0}
+        if own.base_url not in (None, self.base_url):
+            others["api_key"] = own.api_key or "EMPTY"  # a key is for its address alone
+        return replace(self, **{**given, **others, "roles": {}})

@@ -1,0 +1,179 @@
+"""A few records through every stage, before a run is paid for: what is asked, answered and rejected, and what a whole
+run would cost by that.
+
+The forecast is a simulation: how many records pass a stage is drawn from what its few records say of that (a beta
+distribution, Jeffreys' prior), what one costs from those that were seen. So few records leave wide bounds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from synthesis.core.endpoint import EndpointReply
+from synthesis.core.rate_limits import Spent
+from synthesis.core.stages import Rejected, rng_for
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_ITEM: ContextVar[Seen | None] = ContextVar("previewed", default=None)
+_DRAWS = 1_000
+MEASURES = ("requests", "tokens", "money", "seconds")
+
+
+@dataclass
+class Exchange:
+    """A request and its answer."""
+
+    model: str
+    prompt: str
+    answer: str
+    tokens: int
+
+
+@dataclass
+class Seen:
+    """What became of one record in one stage."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
+    seconds: float = 0.0
+    rejected: str = ""
+
+    def cost(self) -> dict[str, float]:
+        """By measure."""
+        spent = self.spent
+        return dict(zip(MEASURES, (spent.requests, spent.tokens, spent.money, self.seconds), strict=True))
+
+
+@dataclass
+class StageSeen:
+    """One stage: `inputs` that there were, the records that were taken of them, and how many passed."""
+
+    inputs: int = 0
+    seen: list[Seen] = field(default_factory=list)
+
+    @property
+    def passed(self) -> int:
+        return sum(not one.rejected for one in self.seen)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is expected, and where nine of ten simulated runs lie."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of a whole run, by measure; and how many records come out.
+
+    Attributes:
+        unseen: stages that no record came to, of which nothing is known: the forecast lacks them.
+    """
+
+    totals: Mapping[str, Bounds]
+    records: Bounds
+    unseen: Sequence[str]
+
+
+class Preview:
+    """Takes at most `most` records through each stage, and notes what it sees."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.stages: dict[str, StageSeen] = {}
+        self.told: list[str] = []
+        """What is said of its sources, a line each."""
+        self.ended = ""
+        """Why the preview ended early; "": it did not."""
+
+    def stage(
+        self, name: str, function: Callable[[In, Any], Awaitable[Sequence[Out]]], inputs: Sequence[In]
+    ) -> tuple[Callable[[In, Any], Awaitable[Sequence[Out]]], Sequence[In]]:
+        """The stage's function, which notes what it sees, and the inputs that are taken, evenly over all of them."""
+        stage = self.stages.setdefault(name, StageSeen())
+        stage.inputs += len(inputs)
+        room = max(0, self.most - len(stage.seen)) if name != "verify" else self.most
+        taken = [inputs[index * len(inputs) // room] for index in range(room)] if len(inputs) > room else inputs
+
+        async def watched(item: In, context: Any) -> Sequence[Out]:
+            seen = Seen()
+            stage.seen.append(seen)
+            before, began = _ITEM.set(seen), time.monotonic()
+            try:
+                return await function(item, context)
+            except Rejected as rejection:
+                seen.rejected = str(rejection)
+                raise
+            finally:
+                _ITEM.reset(before)
+                seen.seconds = time.monotonic() - began
+
+        return watched, taken
+
+    def note(self, body: bytes, reply: EndpointReply, money: float) -> None:
+        """A request that was answered; see `Endpoint.watch`."""
+        seen = _ITEM.get()
+        if seen is None:
+            return
+        seen.spent.add(reply.usage, money)
+        request = msgspec.json.decode(body, type=dict[str, Any])
+        last = request["messages"][-1]
+        answer = reply.text or msgspec.json.encode(reply.message.get("tool_calls") or "").decode()
+        seen.exchanges.append(Exchange(request["model"], str(last.get("content") or ""), answer, reply.usage.tokens))
+
+    def forecast(
+        self, expected: Callable[[Mapping[str, float], Mapping[str, int]], Mapping[str, float]], *, concurrency: int
+    ) -> Forecast:
+        """What the whole run would take.
+
+        Args:
+            expected: the inputs of each stage of the whole run, and the records at its end under the name "", of the
+                shares that pass and of the inputs that there were here.
+            concurrency: records in work at a time.
+        """
+        rng = rng_for(0, "forecast")
+        inputs = {name: stage.inputs for name, stage in self.stages.items()}
+        drawn: dict[str, list[float]] = {measure: [] for measure in (*MEASURES, "records")}
+        unseen: set[str] = set()
+        for _ in range(_DRAWS):
+            rates = {name: _rate(stage, rng) for name, stage in self.stages.items()}
+            counts = expected(rates, inputs)
+            totals = dict.fromkeys(MEASURES, 0.0)
+            for name, count in counts.items():
+                stage = self.stages.get(name)
+                if not name:
+                    continue
+                if stage is None or not stage.seen:
+                    unseen.add(name)
+                    continue
+                costs = [one.cost() for one in rng.choices(stage.seen, k=len(stage.seen))]
+                for measure in MEASURES:
+                    each = sum(one[measure] for one in costs) / len(costs)
+                    at_once = max(1.0, min(concurrency, count)) if measure == "seconds" else 1.0
+                    totals[measure] += each * count / at_once
+            for measure in MEASURES:
+                drawn[measure].append(totals[measure])
+            drawn["records"].append(counts[""])
+        bounds = {measure: _bounds(values) for measure, values in drawn.items()}
+        return Forecast({one: bounds[one] for one in MEASURES}, bounds["records"], sorted(unseen))
+
+
+def _rate(stage: StageSeen, rng: random.Random) -> float:
+    return rng.betavariate(stage.passed + 0.5, len(stage.seen) - stage.passed + 0.5)
+
+
+def _bounds(values: Sequence[float]) -> Bounds:
+    ordered = sorted(values)
+    return Bounds(sum(ordered) / len(ordered), ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20])

@@ -1,0 +1,262 @@
+"""Tasks that teach something beside calling tools (`core.records.Conduct`), and what a run of one must not do.
+
+What must not be called is settled with the task, before any agent sees it; rules hold a run against it, before any
+judge is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from synthesis.core.normal_text import normalized
+from synthesis.core.records import Conduct, Dialogue, Goal, Language, Message, Task, TaskScores, ToolServer, ToolSpec
+from synthesis.core.stages import Rejected, rng_for
+from synthesis.pipeline.context import accept
+from synthesis.pipeline.languages import check_language
+from synthesis.trajectories.context import Servers, TrajectoryContext
+from synthesis.trajectories.desk import WRITES, is_desk
+from synthesis.trajectories.personas import Persona
+from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.tasks import UNSCORED, TaskSeed, check_scores, checked_question, score_task, write_task
+from synthesis.trajectories.teacher_answers import ConductRating, DialoguePlan, RestrainedTask, Standing
+
+STANDINGS: Mapping[Conduct, tuple[Standing, ...]] = {
+    "missing_tool": ("tool_missing",),
+    "irrelevant_tools": ("tool_missing",),
+    "missing_parameter": ("value_missing",),
+    "infeasible": ("impossible",),
+    "refused": ("forbidden",),
+    "confirmation": ("unconfirmed",),
+    "done": ("servable",),
+    "dialogue": ("servable", "value_missing"),
+    "later_tool": ("tool_missing",),
+}
+"""How the opening of each must stand with what the agent has and is told."""
+UNANSWERED = 1 / 3
+"""Share of the conversations with a missing value in which nobody answers the agent's question."""
+_PERSONAS = Mapping[Language, Sequence[str | Persona]]
+
+
+def offered(task: Task, server: ToolServer, spoken: int = 1) -> list[ToolSpec]:
+    """The tools that the agent of a task may call once the user has spoken so often."""
+    withheld = task.dialogue.lacks(spoken) if task.dialogue else ()
+    return [tool for tool in server.tools if tool.name not in withheld] if withheld else server.tools
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing and rating
+
+
+async def write_any(one: TaskSeed, context: TrajectoryContext, servers: Servers, personas: _PERSONAS) -> list[Task]:
+    """`write_task`, or one that teaches something beside calling tools.
+
+    Raises:
+        Rejected: as `write_task`; `no_tool_left`, `no_policy`, `never_asked`, `gives_away`, `too_few_turns` or
+            `too_many_turns`.
+    """
+    if not one.conduct:
+        return await write_task(one, context, servers)
+    server = servers[one.server_id]
+    if one.conduct in ("missing_tool", "irrelevant_tools", "done"):
+        (task,) = await write_task(one, context, servers)
+        return [_without_calls(one, task, server, context, personas)]
+    context = context.cast(one.id)
+    ask = _dialogue if one.conduct == "dialogue" else _restrained
+    return [await ask(one, one.conduct, server, context, personas)]
+
+
+def _without_calls(
+    one: TaskSeed, task: Task, server: ToolServer, context: TrajectoryContext, personas: _PERSONAS
+) -> Task:
+    """A request that is served elsewhere, before an agent that lacks the tool; or served, and followed by thanks."""
+    assert one.conduct
+    replace = msgspec.structs.replace
+    if one.conduct == "done":
+        goal = Goal(task.question, task.tools)
+        dialogue = Dialogue(
+            "done", [goal], context.config.user_turns, persona=_persona(one, context, personas), thanks=True
+        )
+        return replace(task, mode="dialogue", dialogue=dialogue)
+    withheld: list[str] = []
+    if one.conduct == "missing_tool":
+        withheld = [rng_for(context.seed, "withheld", one.id).choice(task.tools)]
+        if len(server.tools) < 2:
+            raise Rejected("no_tool_left", f"{one.id}: {server.id} has no tool beside {withheld[0]}")
+    dialogue = Dialogue(one.conduct, [Goal(task.question)], withheld=withheld)
+    return replace(task, server_id=one.shown or server.id, mode="no_tool", tools=[], dialogue=dialogue)
+
+
+async def _restrained(
+    one: TaskSeed, conduct: Conduct, server: ToolServer, context: TrajectoryContext, personas: _PERSONAS
+) -> Task:
+    asks = conduct in ("missing_parameter", "confirmation", "later_tool")
+
+    async def check(given: RestrainedTask) -> Task:
+        question, when_asked = _checked([given.question], given.when_asked if asks else [], server, one)
+        if asks and not when_asked:
+            raise Rejected("never_asked", f"{one.id}: `when_asked` is empty; say what the user answers")
+        policy = given.policy.strip() if conduct in ("refused", "confirmation") else ""
+        if conduct in ("refused", "confirmation") and not policy:
+            raise Rejected("no_policy", f"{one.id}: `policy` is empty; say what the agent is told")
+        check_language([policy], one.language, f"{one.id}: the policy")
+        tools = _known(given.tools, server, one) if asks else []
+        if conduct in ("missing_parameter", "later_tool") and not tools:
+            raise Rejected("no_tools", f"{one.id}: {question[0]!r:.200} names no tool that it needs")
+        turns = 1 + len(when_asked) if asks else 1
+        if turns > context.config.user_turns:
+            raise Rejected(
+                "too_many_turns", f"{one.id}: {turns} turns of the user, {context.config.user_turns} at most"
+            )
+        if conduct == "missing_parameter" and rng_for(context.seed, "unanswered", one.id).random() < UNANSWERED:
+            tools, turns = [], 1
+        if conduct == "later_tool":
+            return _later(one, question[0], when_asked, tools, server, context, personas)
+        dialogue = Dialogue(
+            conduct, [Goal(question[0], tools, when_asked)], turns if turns == 1 else context.config.user_turns,
+            persona=_persona(one, context, personas) if turns > 1 else "", policy=policy,
+            writes=[tool.name for tool in server.tools if tool.name in WRITES] if is_desk(server.id) else [],
+        )  # fmt: skip
+        mode: Literal["dialogue", "no_tool"] = "dialogue" if tools else "no_tool"
+        return Task(one.id, server.id, one.language, mode, "original", question[0], tools, UNSCORED, dialogue)
+
+    variables = {"server": server, "conduct": conduct, "chain": one.chain, **context.extra}
+    return await context.ask(RestrainedTask, variables, language=one.language, key=("task", one.id), check=check)
+
+
+def _later(
+    one: TaskSeed, question: str, again: Sequence[str], tools: list[str], server: ToolServer,
+    context: TrajectoryContext, personas: _PERSONAS,
+) -> Task:  # fmt: skip
+    """A request that one tool is missing for, until the user says that it is there and asks again."""
+    if len(again) > 1:
+        raise Rejected("too_many_turns", f"{one.id}: `when_asked` has {len(again)} sentences; it must have one")
+    if len(server.tools) < 2:
+        raise Rejected("no_tool_left", f"{one.id}: {server.id} has no tool beside {tools[0]}")
+    dialogue = Dialogue(
+        "later_tool", [Goal(question), Goal(again[0], tools)], 2, persona=_persona(one, context, personas),
+        withheld=[rng_for(context.seed, "withheld", one.id).choice(tools)], returned=2,
+    )  # fmt: skip
+    return Task(one.id, server.id, one.language, "dialogue", "original", question, tools, UNSCORED, dialogue)
+
+
+async def _dialogue(
+    one: TaskSeed, conduct: Conduct, server: ToolServer, context: TrajectoryContext, personas: _PERSONAS
+) -> Task:
+    rng = rng_for(context.seed, "dialogue", one.id)
+    most = context.config.user_turns
+    thanks = most > 2 and rng.random() < 0.5
+    turns = rng.randint(2, most - thanks)
+    persona = _persona(one, context, personas)
+
+    async def check(given: DialoguePlan) -> Task:
+        goals: list[Goal] = []
+        for goal in given.goals:
+            says, when_asked = _checked([goal.says], goal.when_asked, server, one)
+            if not (tools := _known(goal.tools, server, one)):
+                raise Rejected("no_tools", f"{one.id}: {says[0]!r:.200} names no tool that it needs")
+            goals.append(Goal(says[0], tools, when_asked))
+        count = sum(1 + len(goal.when_asked) for goal in goals)
+        if count < 2:
+            raise Rejected("too_few_turns", f"{one.id}: the user speaks {count} times; let it speak {turns} times")
+        if count > most - thanks:
+            raise Rejected("too_many_turns", f"{one.id}: the user speaks {count} times; let it speak {turns} times")
+        tools = list(dict.fromkeys(tool for goal in goals for tool in goal.tools))
+        dialogue = Dialogue(conduct, goals, most, persona=persona, thanks=thanks)
+        return Task(one.id, server.id, one.language, "dialogue", "original", goals[0].says, tools, UNSCORED, dialogue)
+
+    variables = {"server": server, "chain": one.chain, "turns": turns, "persona": persona, **context.extra}
+    return await context.ask(DialoguePlan, variables, language=one.language, key=("task", one.id), check=check)
+
+
+def _checked(
+    says: Sequence[str], when_asked: Sequence[str], server: ToolServer, one: TaskSeed
+) -> tuple[list[str], list[str]]:
+    """What the user says of a goal at first, and what when it is asked: neither names a tool, and the first does not
+    hold the second."""
+    first, later = ([checked_question(text, server, one.id) for text in texts] for texts in (says, when_asked))
+    check_language([*first, *later], one.language, f"{one.id}: what the user says")
+    opening = normalized("NFKC", " ".join(first)).casefold()
+    for text in later:
+        known = normalized("NFKC", text).casefold().strip(" .。!！")
+        if re.search(rf"(?<![a-z0-9]){re.escape(known)}(?![a-z0-9])", opening):
+            raise Rejected("gives_away", f"{one.id}: {first[0]!r:.200} says already {text!r:.200}; leave it out")
+    return first, later
+
+
+def _known(names: Sequence[str], server: ToolServer, one: TaskSeed) -> list[str]:
+    known = {tool.name for tool in server.tools}
+    if unknown := [name for name in names if name not in known]:
+        raise Rejected("unknown_tool", f"{one.id}: {unknown[0]!r} is not a tool of {server.id}")
+    return list(dict.fromkeys(names))
+
+
+def _persona(one: TaskSeed, context: TrajectoryContext, personas: _PERSONAS) -> str:
+    return str(rng_for(context.seed, "user", one.id).choice(personas.get(one.language) or personas["en"]))
+
+
+async def score_any(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
+    """`score_task`; of a task that teaches something beside calling tools a judge says how its opening stands with what
+    the agent has and is told, and a rule compares that with what it is for.
+
+    Raises:
+        Rejected: as `score_task`; `standing_changed`.
+    """
+    if not task.dialogue:
+        return await score_task(task, context, servers)
+    dialogue, context = task.dialogue, context.cast(task.family)
+    variables = {"task": task, "dialogue": dialogue, "tools": offered(task, servers[task.server_id])}
+    given = await context.ask(ConductRating, variables, language=task.language, key=("score", task.id), check=accept)
+    if given.standing not in (meant := STANDINGS[dialogue.conduct]):
+        raise Rejected("standing_changed", f"{task.id}: {given.standing}, meant as {meant[0]}: {given.reason}")
+    # Whether tools are needed is what the rule has just decided.
+    scores = TaskScores(given.question_quality, given.scenario_realism, 5)
+    return [check_scores(task, scores, context.config.thresholds, given.reason)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a run must not do
+
+
+def rounds(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation from each message of the user to the next; what stands before the first is left out."""
+    found: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user":
+            found.append([])
+        if found:
+            found[-1].append(message)
+    return found
+
+
+def check_conduct(run: AgentRun) -> None:
+    """See that a run called nothing too early, too late or without consent.
+
+    Raises:
+        Rejected: `unneeded_call`: of a task that needs no tool; `called_too_early`: before the user said what was
+            missing; `unconfirmed_write`: before it had agreed; `called_after_the_end`: after it had said that it has
+            all.
+    """
+    task = run.task
+    called = [[call.name for message in part for call in message.tool_calls] for part in rounds(run.messages)]
+    every = [name for names in called for name in names]
+    if task.mode == "no_tool" and every:
+        raise Rejected("unneeded_call", f"{task.id}: {every[0]} was called, and no tool serves")
+    if not task.dialogue:
+        return
+    dialogue = task.dialogue
+    answers = len(dialogue.goals[0].when_asked)
+    if dialogue.conduct == "missing_parameter" and called[0]:
+        raise Rejected(
+            "called_too_early", f"{task.id}: {called[0][0]} was called before the user said what was missing"
+        )
+    if dialogue.returned and (before := [name for names in called[: dialogue.returned - 1] for name in names]):
+        raise Rejected("called_too_early", f"{task.id}: {before[0]} was called before the tools served the request")
+    early = [name for names in called[:answers] for name in names if name in dialogue.writes]
+    if early:
+        raise Rejected("unconfirmed_write", f"{task.id}: {early[0]} was called before the user had agreed")
+    if run.ended == "said" and called[-1]:
+        raise Rejected("called_after_the_end", f"{task.id}: {called[-1][0]} was called after the user had all")

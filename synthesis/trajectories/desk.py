@@ -1,0 +1,94 @@
+"""A desk: lists of a user, whose tools change something; what conversations about a write are about.
+
+It runs in the sandbox, and keeps nothing: a call says what it did. So an agent can be taught to have a change confirmed
+with no server at hand that may be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from synthesis.core.records import CodeExecution, Language
+from synthesis.facts.catalog import LANGUAGES
+from synthesis.servers.collect import ServerDocument
+
+WRITES = ("add_entry", "remove_entry", "move_entry")
+"""All tools of it."""
+_CODE = '''"""Entries on the lists of one user."""
+
+
+def _text(name, value):
+    value = " ".join(value.split())
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def add_entry(list, entry):
+    """Put an entry on a list."""
+    return {"added": _text("entry", entry), "list": _text("list", list)}
+
+
+def remove_entry(list, entry):
+    """Take an entry off a list."""
+    return {"removed": _text("entry", entry), "list": _text("list", list)}
+
+
+def move_entry(list, entry):
+    """Move an entry to a list."""
+    return {"moved": _text("entry", entry), "list": _text("list", list)}
+'''
+_SAYS: Mapping[Language, Mapping[str, str]] = {
+    "en": {
+        "title": "Desk", "description": "The user's lists of things to do.",
+        "add_entry": "Put an entry on one of the user's lists.",
+        "remove_entry": "Take an entry off one of the user's lists.",
+        "move_entry": "Move an entry from the list it is on to another one.",
+        "list": "Name of the list.", "entry": "The entry, as the user words it.",
+    },
+    "zh": {
+        "title": "书桌", "description": "用户的待办清单。",
+        "add_entry": "把一个条目加到用户的某个清单里。",
+        "remove_entry": "从用户的某个清单里删除一个条目。",
+        "move_entry": "把一个条目从原来的清单移到另一个清单。",
+        "list": "清单的名称。", "entry": "条目，用户的原话。",
+    },
+}  # fmt: skip
+
+
+def desk_id(language: Language) -> str:
+    """Of the desk that users of a language have: in their own, else in English."""
+    return "desk" if language == "en" or language not in _SAYS else f"desk_{language}"
+
+
+def is_desk(server_id: str) -> bool:
+    return server_id in {desk_id(language) for language in _SAYS}
+
+
+def desk_documents(languages: Iterable[Language]) -> list[ServerDocument]:
+    """The desk, in each of the languages that it is documented in."""
+    documents = []
+    for language in (one for one in LANGUAGES if one in languages):
+        says = _SAYS[language]
+        properties = {name: {"type": "string", "description": says[name]} for name in ("list", "entry")}
+        schema = {
+            "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
+        }  # fmt: skip
+        tools: list[Any] = [
+            {"type": "function", "function": {"name": name, "description": says[name], "parameters": schema}}
+            for name in WRITES
+        ]
+        documents.append(
+            ServerDocument(
+                desk_id(language),
+                says["title"],
+                says["description"],
+                "office",
+                language,
+                tools,
+                CodeExecution(_CODE),
+                licence="Apache-2.0",
+            )  # fmt: skip
+        )
+    return documents

@@ -1,0 +1,221 @@
+"""What each original task is about: a server and a chain of it are drawn, and the chain is verified then.
+
+With a model as teacher verification is what costs most, and few of the chains that could be drawn ever are: so only
+those that were drawn are verified, each once, and where one fails its task draws again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import get_args
+
+from synthesis.core.records import Conduct, Language, McpExecution, ToolChain, ToolServer
+from synthesis.core.refusals import InputError
+from synthesis.core.stages import rng_for
+from synthesis.facts.catalog import LANGUAGES
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.desk import desk_id, is_desk
+from synthesis.trajectories.groups import is_group
+from synthesis.trajectories.tasks import TaskSeed
+from synthesis.trajectories.tool_graph import chain_id
+
+Verify = Callable[[Sequence[ToolChain]], Awaitable[Sequence[ToolChain]]]
+"""Those of the chains that pass, with their verdicts."""
+
+
+class Draws:
+    """What tasks are drawn from. A task's draws depend on the seed and its number alone: more tasks change none.
+
+    Args:
+        chains: of the servers, not verified; a server without any is never drawn.
+
+    Raises:
+        InputError: no server has a chain in a wanted language.
+    """
+
+    def __init__(
+        self, config: TrajectoriesConfig, servers: Sequence[ToolServer], chains: Sequence[ToolChain], seed: int
+    ) -> None:
+        self._config, self._seed = config, seed
+        self._chains: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
+        for one in chains:
+            self._chains[one.server_id][len(one.tools)].append(one)
+        self._desks = {server.id for server in servers if is_desk(server.id)}
+        self._groups: dict[Language, list[ToolServer]] = defaultdict(list)
+        self._pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
+        for server in servers:
+            if is_group(server):
+                self._groups[server.language].append(server)
+            elif server.id in self._chains:
+                self._pools[server.language, isinstance(server.execution, McpExecution)].append(server)
+        for language in config.languages:
+            if language not in LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
+                # Few servers are documented in it; its people use those that are in English.
+                for mcp in (False, True):
+                    if ("en", mcp) in self._pools:
+                        self._pools[language, mcp] = self._pools["en", mcp]
+                        self._groups[language] = self._groups["en"]
+        self._languages: list[Language] = [
+            name for name in config.languages if (name, False) in self._pools or (name, True) in self._pools
+        ]
+        if not any(config.languages[name] for name in self._languages):
+            raise InputError("no server has a chain that a task could be about; allow more walks, or shorter chains")
+
+    def of(self, index: int) -> Iterator[TaskSeed]:
+        """What task `index` is about; and, each time that its chain turns out to be none, what it is about instead.
+
+        Servers are drawn by weight, then lengths, then chains of that length; another server when one has no more.
+        What it teaches beside calling tools is drawn before all else, and apart, and then whether it is over several
+        servers: the other tasks stay what they are whatever the shares.
+        """
+        config = self._config
+        if conduct := self._conduct(index):
+            yield from self._of_conduct(index, conduct)
+            return
+        if rng_for(self._seed, "several", index).random() < config.several_servers:
+            yield from self._of_group(index)
+            return
+        rng = rng_for(self._seed, "task_seed", index)
+        language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]
+        mcp = rng.random() < config.mcp_share
+        pool = list(self._pools.get((language, mcp)) or self._pools[language, not mcp])
+        id = f"task-{self._seed}-{index:06d}"
+        alone: bool | None = None
+        while pool:
+            server = self._drawn(pool, rng)
+            if alone is None:
+                alone = rng.random() < config.server_tasks
+            if alone:
+                count = min(rng.choice(config.tool_counts), len(server.tools))
+                yield TaskSeed(id, server.id, language, [], count)
+                return
+            for chain in self._chains_of(server, rng):
+                yield TaskSeed(id, server.id, language, chain, 0)
+            pool.remove(server)
+
+    def _of_group(self, index: int) -> Iterator[TaskSeed]:
+        """The same, of a task over several servers: a group, and a chain that crosses it or none."""
+        config, rng = self._config, rng_for(self._seed, "several_seed", index)
+        languages = [name for name in self._languages if self._groups[name] and config.languages[name]]
+        if not languages:
+            return
+        language = rng.choices(languages, [config.languages[name] for name in languages])[0]
+        id, pool = f"task-{self._seed}-{index:06d}", list(self._groups[language])
+        alone = rng.random() < config.server_tasks
+        while pool and not alone:
+            group = rng.choice(pool)
+            for chain in self._chains_of(group, rng):
+                yield TaskSeed(id, group.id, language, chain, 0)
+            pool.remove(group)
+        # Where no chain crosses, two servers are asked for what does not depend on each other.
+        group = rng.choice(self._groups[language])
+        yield TaskSeed(id, group.id, language, [], min(max(2, rng.choice(config.tool_counts)), len(group.tools)))
+
+    def _drawn(self, pool: Sequence[ToolServer], rng: random.Random) -> ToolServer:
+        return rng.choices(pool, [self._config.server_weights.get(one.id, 1.0) for one in pool])[0]
+
+    def _chains_of(self, server: ToolServer, rng: random.Random) -> Iterator[list[str]]:
+        lengths = {length: list(chains) for length, chains in self._chains[server.id].items()}
+        while lengths:
+            left = lengths[length := rng.choice(sorted(lengths))]
+            yield left.pop(rng.randrange(len(left))).tools
+            if not left:
+                del lengths[length]
+
+    def _conduct(self, index: int) -> Conduct | None:
+        drawn = rng_for(self._seed, "conduct", index).random()
+        for conduct in get_args(Conduct):
+            drawn -= self._config.conducts.get(conduct, 0.0)
+            if drawn < 0:
+                found: Conduct = conduct
+                return found
+        return None
+
+    def _of_conduct(self, index: int, conduct: Conduct) -> Iterator[TaskSeed]:
+        """The same, of a task that teaches something beside calling tools.
+
+        One of a write is about a desk; one with irrelevant tools about a server, before an agent that has another's;
+        any other about a chain.
+        """
+        config, rng = self._config, rng_for(self._seed, "conduct_seed", index)
+        language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]
+        id = f"task-{self._seed}-{index:06d}"
+        if conduct == "confirmation":
+            if (desk := desk_id(language)) in self._desks:
+                yield TaskSeed(id, desk, language, [], 0, conduct)
+            return
+        mcp = rng.random() < config.mcp_share
+        pool = list(self._pools.get((language, mcp)) or self._pools[language, not mcp])
+        while pool:
+            server = self._drawn(pool, rng)
+            others = [one for one in self._others(server, language) if conduct == "irrelevant_tools"]
+            if conduct == "irrelevant_tools" and not others:
+                return
+            shown: dict[str, str] = {"shown": self._drawn(others, rng).id} if others else {}
+            for chain in self._chains_of(server, rng):
+                yield TaskSeed(id, server.id, language, chain, 0, conduct, **shown)
+            pool.remove(server)
+
+    def _others(self, server: ToolServer, language: Language) -> list[ToolServer]:
+        """Servers of the language that share no tool's name with one."""
+        names = {tool.name for tool in server.tools}
+        every = [*self._pools.get((language, False), ()), *self._pools.get((language, True), ())]
+        return [one for one in every if one.id != server.id and names.isdisjoint(tool.name for tool in one.tools)]
+
+
+async def draw_tasks(
+    draws: Draws, count: int, chains: Mapping[str, ToolChain], verify: Verify
+) -> tuple[list[TaskSeed], list[ToolChain]]:
+    """What `count` tasks are about, and the verified chains among it.
+
+    Rounds: what all tasks that wait have drawn is verified at once, and who drew a chain that fails draws again. So
+    each chain is verified once, whoever drew it, and nothing depends on which verdict came first.
+
+    Args:
+        chains: all of them, by id.
+        verify: a stage.
+
+    Returns:
+        Seeds in the order of their numbers, without those for which no chain passed; and the chains, in the order of
+        `chains`, that passed, drawn or not.
+
+    Raises:
+        InputError: none passed at all.
+    """
+    waiting = {index: draws.of(index) for index in range(count)}
+    drawn: dict[int, TaskSeed] = {}
+    found: dict[int, TaskSeed] = {}
+    passed: dict[str, ToolChain] = {}
+    failed: set[str] = set()
+
+    def chain_of(one: TaskSeed) -> str:
+        return chain_id(one.server_id, one.chain) if one.chain else ""
+
+    while waiting:
+        for index, more in list(waiting.items()):
+            one = drawn.pop(index, None) or next(more, None)
+            while one is not None and chain_of(one) in failed:
+                one = next(more, None)
+            if one is None:
+                del waiting[index]
+            elif not one.chain or chain_of(one) in passed:
+                found[index] = one
+                del waiting[index]
+            else:
+                drawn[index] = one
+        asked = {chain_of(one) for one in drawn.values()}
+        if asked:
+            passed |= {one.id: one for one in await verify([one for id, one in chains.items() if id in asked])}
+            failed |= asked - passed.keys()
+    if count and not found:
+        raise InputError("no chain passed verification; allow more walks or fewer operators")
+    return [found[index] for index in sorted(found)], [passed[id] for id in chains if id in passed]
+
+
+def wanted_tasks(config: TrajectoriesConfig) -> int:
+    """How many original tasks are to be written, so that enough trajectories are left."""
+    varied = config.augmented * max(0.0, 1 - sum(config.conducts.values()))
+    return math.ceil(config.trajectories * (1 + config.surplus) / (1 + varied))

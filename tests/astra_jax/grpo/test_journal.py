@@ -1,0 +1,306 @@
+"""A batch under way is kept: what was finished is neither drawn again nor trained on twice, whatever ends a process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from sft_world import starting
+
+from astra_jax.grpo import rollouts
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.journal import BatchJournal, BatchKey, Journals
+from astra_jax.grpo.rollouts import GroupBatch, Rollouts
+from astra_jax.grpo.train import train
+from astra_jax.rollout.episode import EpisodeConfig, FinishedTurn
+from astra_jax.rollout.tool_calls import CallRecord
+from astra_jax.run.identity import run_id
+from astra_jax.run.metrics import read_metrics
+from sandbox import CallResult, Outcome
+from synthesis.core.workdir import WorkdirError
+
+EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=600, max_response_tokens=300, distractors_per_band=1)
+CONFIG = GRPOConfig(
+    steps=3,
+    batch_size=2,
+    group_size=3,
+    concurrent_groups=3,
+    learning_rate=1e-2,
+    micro_batch_size=2,
+    checkpoint_every=10,
+    episode=EPISODE,
+    row_buckets=(900,),
+)
+ENVIRONMENTS = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
+
+
+def by_seed(session: str, turn: int, seed: int) -> str:
+    """Up to three turns of calls, as the episode's seed says; some of them right."""
+    if turn < seed % 4:
+        return call("capital_of", country="France" if (seed >> turn) % 2 else "Japan")
+    return f"I say {seed % 7}."
+
+
+class Killed(BaseException):
+    """What the process dies of."""
+
+
+class Sampler(ScriptedPolicy):
+    """Knows in any process which turn of an episode it is asked for; kills its process at a draw.
+
+    Attributes:
+        draws: (version, session, place in the sequence) of each that ended, in all processes.
+    """
+
+    def __init__(self, tokenizer, kill_at: int = 10**9) -> None:
+        super().__init__(tokenizer, by_seed)
+        self.kill_at, self.asked = kill_at, 0
+        self.draws: list[tuple[int, str, int]] = []
+
+    async def generate(self, token_ids, sampling, *, session=""):
+        self.asked += 1
+        if self.asked == self.kill_at:
+            raise Killed
+        ended = list(token_ids).count(self.tokenizer.eos_id)
+        self.turns[session] = (ended - 2) // 2  # the system's and the user's end, and those of a turn and its results
+        await asyncio.sleep(0)
+        completion = await super().generate(token_ids, sampling, session=session)
+        self.draws.append((self.version, session, len(token_ids)))
+        return completion
+
+    def like(self, kill_at: int) -> Sampler:
+        other = Sampler(self.tokenizer, kill_at)
+        other.draws = self.draws
+        return other
+
+
+class Tables:
+    """A sandbox that answers at once, as the tools of `rollout_world` would."""
+
+    calls = 0
+
+    async def call(self, code, function, arguments, **_):
+        self.calls += 1
+        await asyncio.sleep(0)
+        return CallResult(Outcome.OK, {function: {"France": "Paris", "Japan": "Tokyo"}[arguments["country"]]}, "")
+
+
+async def one_life(policy, folder: Path, *, weights: str = "w", identity: str = "i") -> GroupBatch | None:
+    """Fill the first batch, or die of it."""
+    journals = Journals(folder, "run", identity)
+    sampling = Rollouts(policy, Tables(), ENVIRONMENTS, policy.tokenizer, CONFIG, journals)
+    await sampling.fill(0, 0, weights)
+    return sampling.take()
+
+
+def lives(tokenizer, folder: Path, kills: list[int], torn: random.Random | None = None):
+    """The batch that is filled over so many kills, and every draw that ended."""
+
+    async def live() -> tuple[GroupBatch, Sampler]:
+        first = Sampler(tokenizer)
+        for kill_at in kills:
+            policy = first.like(kill_at)
+            try:
+                return await one_life(policy, folder), first
+            except Killed:
+                if torn is not None and (files := sorted(folder.glob("*.journal"))):
+                    whole = files[-1].read_bytes()
+                    files[-1].write_bytes(whole + whole[-40:] * torn.randrange(2))
+        return await one_life(first.like(10**9), folder), first
+
+    return asyncio.run(live())
+
+
+def without_counts(batch: GroupBatch) -> list:
+    return [batch.groups, batch.filling.rollout, batch.filling.counts["episodes"]]
+
+
+@settings(max_examples=12, deadline=None)
+@given(kills=st.lists(st.integers(1, 25), max_size=4), seed=st.integers(0, 10**6))
+def test_a_batch_is_the_same_over_any_kills(chat_tokenizer, kills, seed) -> None:
+    """And what is drawn again was under way: at most one turn of each episode that was open."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        straight, first = lives(chat_tokenizer, folder / "straight", [])
+        killed, sampler = lives(chat_tokenizer, folder / "killed", kills, random.Random(seed))
+        assert without_counts(killed) == without_counts(straight)
+        trained = [group.index for group in killed.groups]
+        assert len(set(trained)) == len(trained)
+        assert set(first.draws) == set(sampler.draws) and len(set(first.draws)) == len(first.draws)
+        drawn, needed = (Counter(session for _, session, _ in one.draws) for one in (sampler, first))
+        assert all(drawn[session] <= needed[session] + len(kills) for session in drawn)
+
+
+PROCESS = """
+import asyncio, os, signal, sys
+from pathlib import Path
+import test_journal
+from astra_jax.tokenizer import ChatTokenizer
+
+class Process(test_journal.Sampler):
+    async def generate(self, *arguments, **options):
+        if self.asked + 1 == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        completion = await super().generate(*arguments, **options)
+        print(*self.draws[-1], flush=True)
+        return completion
+
+policy = Process(ChatTokenizer.load(sys.argv[1]), int(sys.argv[3]))
+batch = asyncio.run(test_journal.one_life(policy, Path(sys.argv[2])))
+print("batch", *(group.index for group in batch.groups), *(group.deviation for group in batch.groups))
+print("taken", batch.filling.counts["journal_turns"], batch.filling.counts["journal_episodes"])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_what_it_was_drawing(chat_tokenizer_dir, tmp_path) -> None:
+    """By a real SIGKILL, which runs nothing of ours any more."""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+
+    def live(folder: str, kill_at: int) -> list[str]:
+        arguments = [str(chat_tokenizer_dir), str(tmp_path / folder), str(kill_at)]
+        ended = subprocess.run([sys.executable, "-c", PROCESS, *arguments], env=environment, capture_output=True)
+        assert ended.returncode == (0 if kill_at > 1000 else -signal.SIGKILL), ended.stderr.decode()[-2000:]
+        return ended.stdout.decode().splitlines()
+
+    *straight, batch, taken = live("straight", 10**9)
+    assert taken == "taken 0.0 0.0"
+    draws, many = random.Random(0), len(straight)
+    points = draws.randint(many // 2, many * 2 // 3), draws.randint(2, 4)
+    killed = [line for kill_at in points for line in live("killed", kill_at)]
+    *rest, again, taken = live("killed", 10**9)
+    assert again == batch and taken != "taken 0.0 0.0" and set(killed + rest) == set(straight)
+    drawn, needed = (Counter(line.split()[1] for line in one) for one in (killed + rest, straight))
+    assert all(drawn[session] <= needed[session] + 2 for session in drawn) and len(rest) < len(straight)
+
+
+def key(**changes) -> BatchKey:
+    parts = dict(run="run", identity="i", update=0, version=0, weights="w", next_index=0)
+    return BatchKey(**(parts | changes))
+
+
+TURN = FinishedTurn(
+    [5, 6],
+    [-0.5, -1e-9],
+    0,
+    "stop",
+    [CallRecord(0, "f", {"n": 10**40, "text": "\ud800", "x": float("inf")}, "ok", "{}", [1])],
+    [7, 8, 9],
+)
+
+
+async def kept(folder: Path, count: int = 3, **changes) -> None:
+    journal = BatchJournal(folder, key(**changes))
+    await asyncio.gather(*(journal.keep_turn(4, number, 0, TURN) for number in range(count)))
+    await journal.close()
+
+
+async def test_turns_come_back_as_they_were(tmp_path) -> None:
+    await kept(tmp_path)
+    journal = BatchJournal(tmp_path, key())
+    assert [journal.take_turns(4, number) for number in range(4)] == [[TURN], [TURN], [TURN], []]
+    assert journal.take_turns(4, 0) == [] and journal.taken.turns == 3 and journal.taken.groups == 1
+
+
+async def test_what_a_policy_says_reaches_every_host(tmp_path, chat_tokenizer, monkeypatch) -> None:
+    """An integer of 40 digits in a call's arguments ended a run on several hosts."""
+    batch = await one_life(Sampler(chat_tokenizer), tmp_path)
+    first, *rest = batch.groups
+    episodes = [msgspec.structs.replace(first.episodes[0], calls=TURN.calls), *first.episodes[1:]]
+    batch = GroupBatch([msgspec.structs.replace(first, episodes=episodes), *rest], batch.filling)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(rollouts, "from_first", lambda value: value)
+    assert rollouts.on_every_host(batch) == batch and rollouts.on_every_host(None) is None
+
+
+@pytest.mark.parametrize(
+    "other", [{"run": "x"}, {"identity": "x"}, {"version": 1}, {"weights": "x"}, {"next_index": 1}], ids=str
+)
+async def test_what_others_drew_is_dropped_and_counted(tmp_path, other) -> None:
+    await kept(tmp_path, **other)
+    journal = BatchJournal(tmp_path, key())
+    assert journal.taken.dropped == 1 and journal.take_turns(4, 0) == [] and not list(tmp_path.glob("*.journal"))
+
+
+@pytest.mark.parametrize("place", range(0, 100, 9))
+async def test_nothing_behind_damage_counts(tmp_path, place) -> None:
+    await kept(tmp_path)
+    (file,) = tmp_path.glob("*.journal")
+    content = bytearray(file.read_bytes())
+    content[len(content) * place // 100] ^= 0x10
+    file.write_bytes(content)
+    journal = BatchJournal(tmp_path, key())
+    found = [journal.take_turns(4, number) for number in range(3)]
+    assert journal.taken.dropped == 1 and found.count([]) >= 1
+    assert found == [[TURN]] * (3 - found.count([])) + [[]] * found.count([])
+
+
+async def test_turns_without_those_before_them_are_dropped(tmp_path) -> None:
+    journal = BatchJournal(tmp_path, key())
+    for place in (0, 1, 3, 0):
+        await journal.keep_turn(1, 1, place, TURN)
+    await journal.close()
+    journal = BatchJournal(tmp_path, key())
+    assert len(journal.take_turns(1, 1)) == 1 and journal.taken.dropped == 1  # it was begun anew at the end
+
+
+async def test_a_disk_that_takes_nothing_ends_no_run(tmp_path, chat_tokenizer, caplog) -> None:
+    (tmp_path / "file").write_text("")
+    policy = Sampler(chat_tokenizer)
+    with caplog.at_level("WARNING"):
+        batch = await one_life(policy, tmp_path / "file" / "rollouts")
+    assert batch.filling.counts["journal_unkept"] > 3 and len(batch.groups) == 2
+    assert sum("cannot be written" in line for line in caplog.messages) == 1
+
+
+def test_a_runs_id_is_drawn_once(tmp_path) -> None:
+    found = run_id(tmp_path)
+    assert found == run_id(tmp_path) != run_id(tmp_path / "other")
+    (tmp_path / "run_id").write_text("../x")
+    with pytest.raises(WorkdirError, match="does not hold a run's id"):
+        run_id(tmp_path)
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_a_run_that_dies_in_its_rollouts_draws_nothing_again(pool, chat_tokenizer, tmp_path, async_steps) -> None:
+    """In its third batch, with no checkpoint yet: it takes both earlier batches and what there is of this one, comes to
+    the same weights, and leaves nothing behind."""
+    model = tiny_model(chat_tokenizer.vocab_size, 1024)
+    params = model.init(jax.random.key(1))
+
+    async def run(workdir: Path, policy: Sampler):
+        config = dataclasses.replace(CONFIG, async_steps=async_steps)
+        arguments = (config, model, starting(params), ENVIRONMENTS, chat_tokenizer, pool, workdir)
+        return await train(*arguments, policy=policy, progress=False)
+
+    straight = Sampler(chat_tokenizer)
+    whole = await run(tmp_path / "straight", straight)
+    first = Sampler(chat_tokenizer)
+    with pytest.raises(Killed):
+        await run(tmp_path / "killed", first.like(len(straight.draws) - 2))
+    assert list((tmp_path / "killed" / "rollouts").iterdir())
+    before = len(first.draws)
+    result = await run(tmp_path / "killed", first.like(10**9))
+    assert before + 2 * CONFIG.group_size * 3 > len(first.draws) and set(first.draws) == set(straight.draws)
+    for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    rows, wanted = (read_metrics(tmp_path / name / "metrics") for name in ("killed", "straight"))
+    assert [row["rollout/reward"] for row in rows] == [row["rollout/reward"] for row in wanted]
+    assert all(row["filling/journal_episodes"] > 0 and row["filling/journal_dropped"] == 0 for row in rows)
+    assert all(row["filling/journal_groups"] >= 2 for row in rows[:2])
+    assert not list((tmp_path / "killed" / "rollouts").iterdir())

@@ -1,0 +1,311 @@
+"""Low-rank adapters of each family: against `peft` on transformers, merged and not, there and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from mesh_world import DENSE, EXPERTS, packed_batch
+from parity_world import hf_model, logits_of, tokens_of
+from plain_world import make_folder
+
+from astra_jax.mesh import batch_sharding, make_mesh
+from astra_jax.models import adapters, hf_checkpoint
+from astra_jax.models.layers.adapted import is_adapted
+from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.models.lora import LoRA
+from astra_jax.models.peft import load, names_table, save
+from astra_jax.models.qwen2.presets import Qwen2Config
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run import weights
+from astra_jax.run.optimizers import make_optimizer
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from astra_jax.sft.step import loss_sums
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox.settings import SettingError
+from synthesis.core.refusals import InputError
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+SIZES = dict(vocab_size=131, d_model=48, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=12, d_ff=80)
+QWEN3 = Qwen3Config(**SIZES, tie_embeddings=True)
+CASES = {
+    "qwen3": (QWEN3, LoRA(rank=4, alpha=8.0)),
+    "qwen3, experts": (replace(QWEN3, n_experts=5, experts_per_token=2, d_ff=24), LoRA(rank=3)),
+    "llama": (LlamaConfig(**SIZES, tie_embeddings=True), LoRA(rank=6, alpha=3.0, targets=("q_proj", "down_proj"))),
+    "qwen2": (Qwen2Config(**SIZES, tie_embeddings=False), LoRA(rank=4, rank_stabilized=True)),
+    "tied, with tokens": (LlamaConfig(**SIZES, tie_embeddings=True), LoRA(rank=2, tokens=(130, 3))),
+    # Tokens that are read: a row of an untied embedding has no gradient otherwise.
+    "untied, with tokens": (Qwen2Config(**SIZES, tie_embeddings=False), LoRA(rank=2, tokens=(98, 61, 4))),
+}
+
+
+def base_of(model, folder):
+    hf_model(model).save_pretrained(folder)
+    return hf_checkpoint.load_hf(folder, model)
+
+
+def drawn(model, lora):
+    """Adapters as after some training: B is no longer zero, and trained rows are no longer those of the weights."""
+    made = adapters.initial_adapters(model, lora, jax.random.key(0), model.init(jax.random.key(1)))
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), made)
+
+
+def loss_of(model, lora, base, tokens):
+    """Of the adapters: the mean negative logprob of the next token."""
+
+    def loss(trained):
+        params = adapters.joined(trained, base, lora)
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
+        x, _ = model.forward(params, jnp.asarray(tokens), *places)
+        logps = jax.nn.log_softmax(jnp.einsum("btd,dv->btv", x[:, :-1], model.head_kernel(params)))
+        return -jnp.take_along_axis(logps, jnp.asarray(tokens)[:, 1:, None], -1).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_new_adapters_change_no_logit(name, tmp_path) -> None:
+    model, lora = CASES[name]
+    base, tokens = base_of(model, tmp_path), tokens_of(model, length=40)
+    trained = adapters.initial_adapters(model, lora, jax.random.key(0), base)
+    joined = adapters.joined(trained, base, lora)
+    assert sum(map(is_adapted, jax.tree.leaves(joined, is_leaf=is_adapted))) == len(adapters.targeted(model, lora))
+    np.testing.assert_array_equal(logits_of(joined, model, tokens), logits_of(base, model, tokens))
+
+
+def test_a_is_drawn_as_peft_draws_it() -> None:
+    """Uniform within 1 / √in, other numbers in each matrix and layer; B is zero."""
+    model, lora = CASES["qwen3"]
+    made = adapters.initial_adapters(model, replace(lora, rank=64), jax.random.key(0), {})["layers"]
+    for leaf, inputs in ((made["attention"]["o_nhd"]["a_nhr"], 48), (made["mlp"]["down_fd"]["a_fr"], 80)):
+        bound = inputs**-0.5
+        assert 0.95 * bound < float(jnp.abs(leaf).max()) <= bound
+        assert float(leaf.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert not np.array_equal(made["attention"]["k_dkh"]["a_dr"], made["attention"]["v_dkh"]["a_dr"])
+    assert not np.array_equal(*made["attention"]["q_dnh"]["a_dr"])
+    assert all(not jnp.any(leaf) for path, leaf in jax.tree.leaves_with_path(made) if path[-1].key.startswith("b_"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_gradients_are_those_of_peft_which_reads_what_we_write(name, tmp_path) -> None:
+    model, lora = CASES[name]
+    base, trained, tokens = base_of(model, tmp_path / "base"), drawn(model, lora), tokens_of(model, length=40)
+    save(trained, model, lora, tmp_path / "peft", base=str(tmp_path / "base"))
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(hf_model(model)), str(tmp_path / "peft"), is_trainable=True)
+    ids = torch.tensor(tokens)
+    output = theirs(ids, labels=ids)
+    output.loss.backward()
+    joined = adapters.joined(trained, base, lora)
+    logits = logits_of(joined, model, tokens)
+    np.testing.assert_allclose(logits, output.logits.detach().numpy(), atol=2e-4, rtol=0)
+    assert np.abs(logits - logits_of(base, model, tokens)).max() > 0.1, "the adapters do nothing"
+
+    loss, gradients = jax.jit(jax.value_and_grad(loss_of(model, lora, base, tokens)))(trained)
+    assert float(loss) == pytest.approx(output.loss.item(), abs=1e-5)
+    ours = dict(hf_checkpoint.tensors_of(gradients, names_table(model, lora)))
+    expected = {
+        key.replace(".default", ""): parameter.grad.numpy()
+        for key, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    assert ours.keys() == expected.keys()
+    for key, gradient in expected.items():
+        assert np.abs(gradient).max() > 1e-6, key
+        np.testing.assert_allclose(ours[key], gradient, atol=2e-5, rtol=1e-3, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_merged_weights_compute_the_same_here_and_in_transformers(name, tmp_path) -> None:
+    model, lora = CASES[name]
+    base, trained, tokens = base_of(model, tmp_path), drawn(model, lora), tokens_of(model, length=40)
+    merged = adapters.without_adapters(adapters.joined(trained, base, lora))
+    loss = loss_of(model, lora, base, tokens)(trained)
+    assert float(loss_of(model, lora, None, tokens)(merged)) == pytest.approx(float(loss), abs=1e-5)
+    hf_checkpoint.save_hf(merged, model, tmp_path / "merged")
+    theirs = type(hf_model(model)).from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    joined = adapters.joined(trained, base, lora)
+    np.testing.assert_allclose(logits_of(joined, model, tokens), expected, atol=2e-4, rtol=0)
+    for apart in (True, False):  # as decoding reads them
+        served = model.for_decoding(joined, apart=apart)
+        assert not any(map(is_adapted, jax.tree.leaves(served, is_leaf=is_adapted)))
+    jax.tree.map(np.testing.assert_array_equal, model.for_decoding(merged, apart=False), served)
+
+
+def test_what_peft_made_is_read_and_written_again(tmp_path) -> None:
+    model, _ = CASES["qwen2"]
+    config = peft.LoraConfig(r=5, lora_alpha=7, target_modules=["k_proj", "up_proj"], init_lora_weights=False)
+    theirs = peft.get_peft_model(copy.deepcopy(hf_model(model)), config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    lora, trained = load(tmp_path / "theirs", model)
+    assert lora == LoRA(rank=5, alpha=7.0, targets=("k_proj", "up_proj"))
+    base, tokens = base_of(model, tmp_path / "base"), tokens_of(model, length=40)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    joined = adapters.joined(trained, base, lora)
+    np.testing.assert_allclose(logits_of(joined, model, tokens), expected, atol=2e-4, rtol=0)
+    save(trained, model, lora, tmp_path / "ours")
+    again, same = load(tmp_path / "ours", model)
+    assert again == lora
+    jax.tree.map(np.testing.assert_array_equal, trained, same)
+
+
+@pytest.mark.parametrize("name", ["tied, with tokens", "untied, with tokens"])
+def test_rows_of_tokens_that_peft_trained_are_read_and_written_again(name, tmp_path) -> None:
+    model, lora = CASES[name]
+    modules = ["embed_tokens"] if model.tie_embeddings else ["embed_tokens", "lm_head"]
+    ids = list(lora.tokens)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices={one: ids for one in modules})
+    theirs = peft.get_peft_model(copy.deepcopy(hf_model(model)), config)
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            if "trainable_tokens_delta" in key:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    theirs.save_pretrained(tmp_path / "theirs")
+    read, trained = load(tmp_path / "theirs", model)
+    assert read == replace(lora, alpha=8.0, targets=("q_proj",))
+    base, tokens = base_of(model, tmp_path / "base"), tokens_of(model, length=40)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    logits = logits_of(adapters.joined(trained, base, read), model, tokens)
+    np.testing.assert_allclose(logits, expected, atol=2e-4, rtol=0)
+    save(trained, model, read, tmp_path / "ours")
+    again, same = load(tmp_path / "ours", model)
+    assert again == read
+    jax.tree.map(np.testing.assert_array_equal, trained, same)
+
+
+def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_path) -> None:
+    """The base's folder has 384 rows, the tokenizer 388 tokens, our model rows up to the next multiple of 128."""
+    tokenizer = ChatTokenizer.load(make_folder(tmp_path / "base"))
+    stored = LlamaConfig(**(SIZES | {"vocab_size": 384}), tie_embeddings=True)
+    hf_model(stored).save_pretrained(tmp_path / "base")
+    model, lora = replace(stored, vocab_size=tokenizer.rows(384)), LoRA(rank=2, tokens=(384, 385, 386, 387))
+    base = weights.load(tmp_path / "base", model, rows=384, spelled=tokenizer.spelled(384))
+    trained = drawn(model, lora)
+    save(trained, model, lora, tmp_path / "peft", base=str(tmp_path / "base"))
+    hf_checkpoint.save_tokenizer(tmp_path / "base", tmp_path / "peft", tokenizer.added_files())
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "peft"))
+    tokens = np.concatenate([tokens_of(stored, length=40), np.array([[384, 387], [385, 386]])], axis=1)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    logits = logits_of(adapters.joined(trained, base, lora), model, tokens)
+    np.testing.assert_allclose(logits[..., :388], expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"target_modules": ["embed_tokens"]}, "'embed_tokens'"),
+        ({"target_modules": ".*attn.*"}, "pattern"),
+        ({"r": 0}, "LoRA.rank is 0"),
+        ({"r": 3}, "has shape"),
+        ({"trainable_token_indices": {"lm_head": [1]}}, "the same tokens of embed_tokens"),
+        ({"trainable_token_indices": [131]}, "lora.tokens has 131, the model 131 rows"),
+        ({"trainable_token_indices": [1, 1]}, "tokens has 1 twice"),
+        ({"trainable_token_indices": [1]}, "missing"),
+        ({"target_modules": ["q_proj"]}, "do not belong to this model"),
+    ],
+)
+def test_other_adapters_of_peft_are_refused_by_name(change, said, tmp_path) -> None:
+    model, lora = CASES["llama"]
+    save(drawn(model, lora), model, lora, tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(hf_checkpoint.WeightsError, match=said):
+        load(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rank": 0}, "rank is 0"),
+        ({"rank": 4, "alpha": 0.0}, "alpha is 0"),
+        ({"rank": 4, "targets": ()}, "targets is empty"),
+        ({"rank": 4, "targets": ("q_proj", "q_proj")}, "q_proj twice"),
+        ({"targets": ("q_proj",)}, "give a rank too"),
+        ({"alpha": 8.0}, "give a rank too"),
+        ({"tokens": (1,)}, "give a rank too"),
+        ({"rank": 4, "tokens": (5, 2, 5)}, "tokens has 5 twice"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(settings, said) -> None:
+    with pytest.raises(SettingError, match=said):
+        LoRA(**settings)
+
+
+def test_targets_that_a_model_does_not_have_are_refused_with_those_that_it_has() -> None:
+    dense, experts = CASES["qwen3"][0], CASES["qwen3, experts"][0]
+    every = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert sorted(adapters.targeted(experts, LoRA(rank=2))) == sorted(every)
+    assert sorted(adapters.targeted(dense, LoRA(rank=2))) == sorted([*every, "gate_proj", "up_proj", "down_proj"])
+    with pytest.raises(InputError, match="'qproj'.*q_proj, k_proj, v_proj, o_proj.*the nearest is q_proj"):
+        adapters.targeted(dense, LoRA(rank=2, targets=("qproj",)))
+    for none in ("embed_tokens", "lm_head", "q_norm", "input_layernorm"):
+        with pytest.raises(InputError, match=none):
+            adapters.targeted(dense, LoRA(rank=2, targets=(none,)))
+    with pytest.raises(InputError, match="gate_proj.*q_proj, k_proj, v_proj, o_proj, or all-linear"):
+        adapters.targeted(experts, LoRA(rank=2, targets=("gate_proj",)))
+
+
+def test_muon_and_adapters_are_refused_together() -> None:
+    data = DataConfig(seq_len=64)
+    assert make_optimizer(SFTConfig(data=data, optimizer="muon"), 1e-3)
+    with pytest.raises(SettingError, match="optimizer is muon"):
+        SFTConfig(data=data, optimizer="muon", lora=LoRA(rank=4))
+
+
+def loss_and_gradients(model, lora, mesh):
+    base, trained, batch = model.init(jax.random.key(0)), drawn(model, lora), packed_batch()
+    if mesh is not None:
+        base = jax.device_put(base, model.param_shardings(mesh))
+        trained = jax.device_put(trained, adapters.trained_shardings(model, lora, mesh))
+        batch = jax.device_put(batch, batch_sharding(mesh))
+
+    def loss(trained, base, batch):
+        return loss_sums(trained, batch, model=model, base=base, lora=lora, remat="full", mesh=mesh)
+
+    (loss, (count, _)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(trained, base, batch)
+    return jax.device_get((loss / count, jax.tree.map(lambda g: g / count, gradients)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "axes"),
+    [
+        (DENSE, {"fsdp": 8}),
+        (DENSE, {"tensor": 8}),
+        (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}),
+        (EXPERTS, {"expert": 2, "fsdp": 2, "tensor": 2}),
+    ],
+)
+def test_eight_devices_equal_one(model, axes) -> None:
+    lora = LoRA(rank=3, tokens=(1, 5, 6))  # which divide into no axis
+    expected_loss, expected = loss_and_gradients(model, lora, None)
+    loss, gradients = loss_and_gradients(model, lora, make_mesh(**axes))
+    assert loss == pytest.approx(expected_loss, abs=1e-5)
+    jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=1e-5), gradients, expected)
+
+
+def test_adapters_are_spread_as_their_matrices_are() -> None:
+    mesh, lora = make_mesh(fsdp=4, tensor=2), LoRA(rank=3)
+    places = adapters.trained_shardings(DENSE, lora, mesh)["layers"]
+    base = DENSE.param_shardings(mesh)["layers"]
+    q, o, down = places["attention"]["q_dnh"], places["attention"]["o_nhd"], places["mlp"]["down_fd"]
+    width, heads = base["attention"]["q_dnh"].spec[1:3]
+    assert (q["a_dr"].spec, q["b_rnh"].spec) == (P(None, width, None), P(None, None, heads, None))
+    assert (o["a_nhr"].spec, o["b_rd"].spec) == (P(None, heads, None, None), P(None, None, width))
+    assert (down["a_fr"].spec, down["b_rd"].spec) == (P(None, "tensor", None), P(None, None, width))

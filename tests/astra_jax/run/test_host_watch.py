@@ -1,0 +1,254 @@
+"""Hosts that are missing, gone or hung are named: what they say of themselves, and how they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from jax.errors import JaxRuntimeError
+
+from astra_jax.run import hosts
+from astra_jax.run.hosts import Roll, awaited, failure_of_any, reached
+from astra_jax.run.meeting import MeetingError, meet
+
+# ---------------------------------------------------------------------------------------------------------------- watch
+
+
+class Told:
+    """A roll of three hosts, of which this one is the first: deadlines of 10 and 100 s, by a clock that is told."""
+
+    def __init__(self) -> None:
+        self.roll, self.now, self.beats = Roll(0, 3, 10.0, 100.0, 0.0), 0.0, 0
+
+    def hear(
+        self, seconds: int, *places: tuple[int, int] | None, states: tuple[str, ...] = ("running",) * 3
+    ) -> str | None:
+        """So many seconds in which each host says that it is at (marks, pulse), or nothing; the first verdict."""
+        for _ in range(seconds):
+            self.now += 1
+            self.beats += 1
+            for host, (place, state) in enumerate(zip(places, states, strict=True)):
+                if place is not None:
+                    marks, pulse = place
+                    said = Roll.beat(self.beats, hosts._Place(marks, marks // 2, pulse and self.beats), state)
+                    self.roll.hear(host, said, self.now)
+            if (verdict := self.roll.verdict(self.now)) is not None:
+                return verdict
+        return None
+
+
+def test_a_host_whose_main_thread_hangs_is_named_by_those_ahead_of_it() -> None:
+    told = Told()
+    assert told.hear(300, (0, 0), (0, 0), (0, 0)) is None  # weights are being read
+    assert told.hear(30, (8, 0), (8, 0), (8, 0)) is None
+    assert told.hear(90, (10, 0), (8, 0), (10, 0)) is None
+    said = told.hear(30, (10, 0), (8, 0), (10, 0))
+    assert said == "host 1 of 3 has been at step 4 for 100 s while others wait at step 5: its main thread hangs"
+
+
+def test_a_host_that_comes_after_is_not_blamed() -> None:
+    told = Told()
+    assert told.hear(99, (10, 0), (8, 0), (10, 0)) is None
+    assert told.hear(199, (10, 0), (10, 0), (10, 0)) is None
+    assert told.hear(99, (12, 0), (10, 0), (10, 0)) is None
+
+
+def test_rollouts_may_take_long_but_not_hang() -> None:
+    """The others wait for the first one's batch: it goes on saying that it is well, or is named."""
+    told = Told()
+    assert told.hear(1_000, (9, 1), (9, 0), (9, 0)) is None
+    frozen = [None, (9, 0), (9, 0)]
+    assert told.hear(5, *frozen) is None
+    told = Told()
+    assert told.hear(5, (9, 1), (9, 0), (9, 0)) is None
+    place = hosts._Place(9, 4, 5)
+
+    def beat(seconds: int) -> str | None:
+        for _ in range(seconds):
+            told.now += 1
+            told.beats += 1
+            for host, where in enumerate((place, hosts._Place(9, 4), hosts._Place(9, 4))):
+                told.roll.hear(host, Roll.beat(told.beats, where, "running"), told.now)
+            if (verdict := told.roll.verdict(told.now)) is not None:
+                return verdict
+        return None
+
+    assert beat(95) is None
+    said = beat(10)
+    assert said == "host 0 of 3 has not moved for 100 s at step 4, where others wait: its main thread hangs"
+
+
+def test_a_host_that_has_ended_while_others_go_on_is_named() -> None:
+    told = Told()
+    assert told.hear(50, (9, 0), (9, 0), (9, 0), states=("running", "running", "ended")) is None
+    said = told.hear(200, (11, 0), (11, 0), (9, 0), states=("running", "running", "ended"))
+    assert said == "host 2 of 3 has been at step 4 for 100 s while others wait at step 5: has ended there"
+
+
+def test_all_that_wait_for_one_another_end_some_time() -> None:
+    told = Told()
+    assert told.hear(200, (9, 0), (9, 0), (9, 0)) is None
+    assert "all 3 hosts have waited for one another for 100 s and as long again, at step 4" in str(
+        told.hear(10, (9, 0), (9, 0), (9, 0))
+    )
+
+
+def test_a_host_that_is_gone_or_failed_is_named() -> None:
+    assert Told().hear(12, (2, 0), (2, 0), None) == "host 2 of 3 has given no sign of life for 10 s"
+    failed = ("running", "failed: InputError: no such file", "running")
+    assert Told().hear(1, (2, 0), (2, 0), (2, 0), states=failed) == "host 1 of 3 failed: InputError: no such file"
+
+
+async def test_what_is_awaited_shows_that_the_main_thread_is_well(monkeypatch) -> None:
+    monkeypatch.setattr(hosts, "_PULSE_SECONDS", 0.01)
+    reached(7)
+    marks = hosts._place.marks
+
+    async def work() -> str:
+        while hosts._place.pulse < 5:
+            await asyncio.sleep(0)
+        return "done"
+
+    assert await awaited(work()) == "done" and hosts._place == hosts._Place(marks, 7, 0)
+    error = ValueError("it failed")
+    assert failure_of_any(error) is error and failure_of_any(None) is None
+
+
+HUNG = """
+import sys, time
+import jax
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from astra_jax.run.hosts import HostWatch, reached
+with HostWatch(3.0, 2.0):
+    reached(1)
+    if sys.argv[2] == "0":
+        reached(2)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
+    port = free_port()
+    started = [
+        subprocess.Popen([sys.executable, "-c", HUNG, str(port), str(i)], stderr=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    try:
+        ended = [(one.communicate(timeout=90)[1], one.returncode) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    said = "error: host 1 of 2 has been at step 1 for 2 s while others wait at step 2: its main thread hangs"
+    assert all(said in errors and code == 1 for errors, code in ended), ended
+
+
+# -------------------------------------------------------------------------------------------------------------- meeting
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])
+
+
+def met(*calls: Callable[[], None]) -> list[str]:
+    """What each of them failed of, or ""; all at once."""
+
+    def one(call: Callable[[], None]) -> str:
+        try:
+            call()
+        except MeetingError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(one, calls))
+
+
+def coming(
+    port: int, count: int, host: int, seconds: float = 20.0, told: list[str] | None = None
+) -> Callable[[], None]:
+    said = [] if told is None else told
+    return lambda: meet(f"localhost:{port}", count, host, seconds, said.append)
+
+
+def test_hosts_meet_in_any_order_and_the_port_is_free_again() -> None:
+    port = free_port()
+    assert met(*(coming(port, 4, host) for host in (2, 0, 3, 1))) == [""] * 4
+    assert met(*(coming(port, 2, host) for host in (0, 1))) == [""] * 2
+    assert met(coming(port, 1, 0)) == [""]
+
+
+def test_who_does_not_come_is_named_to_all_who_did() -> None:
+    port = free_port()
+    assert (
+        met(*(coming(port, 4, host, 2.0 if host == 0 else 20.0) for host in (0, 2)))
+        == ["hosts 1, 3 of 4 did not come within 2 s"] * 2
+    )
+    assert met(coming(port, 2, 1, 0.5))[0].startswith(
+        f"host 0 of 2, at localhost:{port}, did not answer within 0.5 s ("
+    )
+
+
+def test_who_waits_says_so(monkeypatch) -> None:
+    monkeypatch.setattr("astra_jax.run.meeting._TELL_SECONDS", 0.1)
+    port, told = free_port(), list[str]()
+    met(coming(port, 2, 0, 0.5, told))
+    assert told and told[0].startswith("waits for host 1 of 2, ")
+    met(coming(port, 2, 1, 0.5, told))
+    assert told[-1].startswith(f"waits for host 0 of 2, at localhost:{port} (")
+
+
+def test_hosts_that_do_not_fit_together_are_told(monkeypatch) -> None:
+    port = free_port()
+    assert (
+        met(coming(port, 2, 0), coming(port, 3, 1)) == ["host 1 says that there are 3 hosts, the first one says 2"] * 2
+    )
+    found = met(coming(port, 3, 0), coming(port, 3, 1), coming(port, 3, 1))
+    assert "host 1 is there twice: give each another number" in found
+    for address in ("localhost", "localhost:", "localhost:99999", "localhost:port"):
+        with pytest.raises(MeetingError, match="write HOST:PORT"):
+            meet(address, 2, 0, 1.0, print)
+
+
+def test_strangers_do_not_count(monkeypatch) -> None:
+    """Who connects and says nothing, or something else, or goes again, is none of the hosts."""
+    monkeypatch.setattr("astra_jax.run.meeting._HELLO_SECONDS", 0.2)
+    port = free_port()
+
+    def stranger(line: bytes) -> Callable[[], None]:
+        def call() -> None:
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1) as there:
+                    there.sendall(line)
+                    return
+
+        return call
+
+    lines = (b"GET / HTTP/1.1\r\n\r\n", b"astra-host \xc2\xb2 2\n", b"astra-host 1\n", b"\xff" * 600)
+    assert met(coming(port, 2, 0), *map(stranger, lines), coming(port, 2, 1)) == [""] * (len(lines) + 2)
+    assert met(coming(port, 2, 0, 1.0), stranger(b"astra-host 1 2\n"))[0] == "host 1 of 2 did not come within 1 s"
+
+
+def test_what_is_raised_over_a_broken_collective_is_one() -> None:
+    """What is closed on the way out fails too, and then that is raised; the watch is to find out who is gone."""
+
+    def closing(error: Exception) -> Exception:
+        try:
+            try:
+                raise error
+            finally:
+                raise OSError("the checkpoint could not be closed")
+        except OSError as raised:
+            return raised
+
+    broken = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed")
+    assert hosts._of_a_collective(broken) and hosts._of_a_collective(closing(broken))
+    assert not hosts._of_a_collective(closing(ValueError("a bug"))) and not hosts._of_a_collective(None)

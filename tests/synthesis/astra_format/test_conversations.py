@@ -1,0 +1,238 @@
+"""A user's own conversations, in the forms in which others write them: read to the same, kept whole, refused by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synthesis.astra_format.conversations import kept_dataset
+from synthesis.astra_format.sft import write_records
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
+from synthesis.core.refusals import InputError
+
+PARAMETERS = {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]}
+TOOL = {"name": "capital_of", "description": "Capital of a country.", "parameters": PARAMETERS}
+FUNCTION = {"type": "function", "function": TOOL}
+CALL = {"name": "capital_of", "arguments": {"country": "Peru"}}
+ASKED = {"role": "user", "content": "And Peru's?"}
+ANSWER = {"role": "assistant", "content": "Lima."}
+ARGUMENTS = '{"country": "Peru"}'
+OPENAI_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "capital_of", "arguments": ARGUMENTS}}],
+}
+OPENAI = [ASKED, OPENAI_CALL, {"role": "tool", "tool_call_id": "a", "content": "Lima"}, ANSWER]
+EXPECTED = [
+    Message("user", "And Peru's?"),
+    Message("assistant", "", tool_calls=[ToolCall("", "capital_of", {"country": "Peru"})]),
+    Message("tool", "Lima", name="capital_of"),
+    Message("assistant", "Lima."),
+]
+
+ROWS: dict[str, dict[str, Any]] = {
+    "openai": {"messages": OPENAI, "tools": [FUNCTION]},
+    "openai, functions": {
+        "functions": [TOOL],
+        "messages": [
+            ASKED,
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {**CALL, "arguments": ARGUMENTS},
+            },
+            {"role": "function", "name": "capital_of", "content": "Lima"},
+            ANSWER,
+        ],
+    },
+    "trl": {
+        "messages": [
+            ASKED,
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+            {"role": "tool", "name": "capital_of", "content": "Lima"},
+            ANSWER,
+        ],
+        "tools": json.dumps([FUNCTION]),
+    },
+    "trl, prompt and completion": {"prompt": [ASKED], "completion": OPENAI[1:], "tools": json.dumps([TOOL])},
+    "qwen-agent": {
+        "messages": [
+            ASKED,
+            {"role": "assistant", "content": "", "function_call": {**CALL, "arguments": ARGUMENTS}},
+            {"role": "function", "name": "capital_of", "content": [{"text": "Lima"}]},
+            ANSWER,
+        ],
+        "tools": [TOOL],
+    },
+    "sharegpt": {
+        "conversations": [
+            {"from": "human", "value": "And Peru's?"},
+            {"from": "function_call", "value": json.dumps(CALL)},
+            {"from": "observation", "value": "Lima"},
+            {"from": "gpt", "value": "Lima."},
+        ],
+        "tools": json.dumps([TOOL]),
+    },
+    "hermes": {
+        "conversations": [
+            {"from": "human", "value": "And Peru's?"},
+            {"from": "gpt", "value": f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"},
+            {"from": "tool", "value": '<tool_response>\n{"name": "capital_of", "content": "Lima"}\n</tool_response>'},
+            {"from": "gpt", "value": "Lima."},
+        ],
+        "tools": json.dumps([FUNCTION]),
+    },
+    "messages under ShareGPT's name": {"conversations": OPENAI, "tools": [FUNCTION]},
+}
+
+
+def written(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def without_ids(messages: list[Message]) -> list[Any]:
+    return [(m.role, m.content, m.reasoning, m.name, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_each_form_is_the_same_conversation(tmp_path: Path, form: str) -> None:
+    file = written(tmp_path / "own.jsonl", ROWS[form])
+    [one] = read_dataset(kept_dataset([file], tmp_path / "cache"), Trajectory)
+    assert without_ids(one.messages) == without_ids(EXPECTED)
+    assert one.tools == [ToolSpec("capital_of", "Capital of a country.", PARAMETERS)]
+    assert one.id == "own-000000" and one.scores == {}
+    call, result = one.messages[1].tool_calls[0], one.messages[2]
+    assert result.tool_call_id == call.id
+
+
+def test_what_columnar_files_fill_up_is_taken_out(tmp_path: Path) -> None:
+    """In a .parquet file of objects all rows have the fields of all: arguments and schemas get nulls."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    other = {"name": "area_of", "description": "", "parameters": {"type": "object", "properties": {
+        "region": {"type": "string"}}, "required": []}}  # fmt: skip
+    asks = {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "b", "type": "function", "function": {"name": "area_of", "arguments": {"region": "Puno"}}}]}  # fmt: skip
+    objects = {**OPENAI_CALL, "tool_calls": [{"id": "a", "type": "function", "function": CALL}]}
+    rows = [
+        {"messages": [ASKED, objects, OPENAI[2], ANSWER], "tools": [TOOL]},
+        {"messages": [ASKED, asks], "tools": [other]},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "own.parquet")
+    first, second = read_dataset(kept_dataset([tmp_path / "own.parquet"], tmp_path / "cache"), Trajectory)
+    assert first.messages[1].tool_calls[0].arguments == {"country": "Peru"}
+    assert first.tools[0].parameters == PARAMETERS
+    assert second.messages[-1].tool_calls[0].arguments == {"region": "Puno"}  # it ends in a call, and that is fine
+
+
+def test_it_is_read_once_and_kept_by_what_is_in_it(tmp_path: Path, monkeypatch) -> None:
+    file, cache = written(tmp_path / "a.jsonl", ROWS["openai"]), tmp_path / "cache"
+    kept = kept_dataset([file], cache, source="a.jsonl")
+    card = read_card(kept)
+    assert card["source"] == "a.jsonl" and card["rows"] == card["count"] == 1 and card["skipped"] == {}
+    with monkeypatch.context() as patched:  # the same bytes elsewhere are not read again
+        patched.setattr("synthesis.astra_format.conversations.import_record", None)
+        assert kept_dataset([written(tmp_path / "b.jsonl", ROWS["openai"])], cache) == kept
+    assert kept_dataset([written(tmp_path / "a.jsonl", ROWS["openai"], ROWS["trl"])], cache) != kept
+    assert kept_dataset([file, tmp_path / "b.jsonl"], cache).parent == cache
+
+
+def test_what_is_killed_while_it_is_written_is_not_read(tmp_path: Path, monkeypatch) -> None:
+    file, cache = written(tmp_path / "a.jsonl", ROWS["openai"], ROWS["trl"]), tmp_path / "cache"
+
+    def killed(data: bytes, row: int) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("synthesis.astra_format.conversations.import_record", killed)
+        with pytest.raises(KeyboardInterrupt):
+            kept_dataset([file], cache)
+    assert not list(cache.iterdir())
+    assert len(read_dataset(kept_dataset([file], cache), Trajectory)) == 2
+
+
+def test_another_process_that_was_first_is_believed(tmp_path: Path, monkeypatch) -> None:
+    from synthesis.astra_format import conversations
+
+    file, cache = written(tmp_path / "a.jsonl", ROWS["openai"]), tmp_path / "cache"
+    write = conversations.write_dataset
+
+    def beside(path: Path, *arguments: Any, **more: Any) -> str:
+        monkeypatch.setattr(conversations, "write_dataset", write)
+        kept_dataset([file], cache)
+        return write(path, *arguments, **more)
+
+    monkeypatch.setattr(conversations, "write_dataset", beside)
+    kept = kept_dataset([file], cache)
+    assert [one.name for one in cache.iterdir()] == [kept.name] and len(read_dataset(kept, Trajectory)) == 1
+
+
+def tampered(**change: Any) -> dict[str, Any]:
+    return {**ROWS["openai"], **change}
+
+
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "?"}]}
+BAD: list[tuple[Any, str]] = [
+    ({"text": "a", "label": 1}, "it is of no known form; its keys are label, text; known are messages with tools"),
+    (tampered(messages=[IMAGE, ANSWER]), "message 0: the content has an item that is no text, of type 'image_url'"),
+    (tampered(images=["x.png"]), "it has images, and the models here read text alone"),
+    (tampered(messages=OPENAI[:1]), "no_assistant_turn"),
+    (tampered(messages=[ASKED, OPENAI_CALL, ASKED, ANSWER]), "call_without_result: capital_of, id a"),
+    (tampered(messages=[ASKED, OPENAI_CALL, ASKED, OPENAI_CALL]), "call_without_result"),
+    (tampered(messages=[ASKED, OPENAI[2], ANSWER]), "result_without_call"),
+    (tampered(tools=[]), "unknown_tool: 'capital_of'"),
+    (tampered(tools="[{]"), "column tools: "),
+    (tampered(messages=[ASKED, {**ANSWER, "weight": 0}]), "message 1: a turn of weight 0"),
+    ({"prompt": [ASKED, ANSWER, ASKED], "completion": [ANSWER]}, "column prompt: it has turns of the assistant"),
+    ({"conversations": [{"from": "oracle", "value": "a"}]}, "turn 0: .*from is 'oracle'"),
+    ({"conversations": [{"from": "gpt", "value": "<tool_call>{}"}]}, "turn 0: <tool_call> without </tool_call>"),
+    ({"conversations": [{"from": "function_call", "value": "{"}]}, "turn 0: a call that is no JSON"),
+    ([1], "no record"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD)
+def test_a_bad_row_is_refused_by_its_number_or_left_out_and_counted(tmp_path: Path, row: Any, message: str) -> None:
+    file, cache = written(tmp_path / "own.jsonl", ROWS["openai"], row), tmp_path / "cache"
+    with pytest.raises(InputError, match=rf"own.jsonl, row 1 \(counted from 0\): .*{message}"):
+        kept_dataset([file], cache)
+    assert not list(cache.iterdir())
+    kept = kept_dataset([file], cache, skip_bad=True)
+    card = read_card(kept)
+    assert len(read_dataset(kept, Trajectory)) == 1 and card["rows"] == 2 and sum(card["skipped"].values()) == 1
+    assert "row 1 (counted from 0)" in next(iter(card["examples"].values()))
+
+
+def test_nothing_that_can_be_trained_on_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none of 1 rows can be trained on"):
+        kept_dataset([written(tmp_path / "own.jsonl", {"text": "a"})], tmp_path / "cache", skip_bad=True)
+
+
+def test_a_defect_may_be_accepted_by_its_name(tmp_path: Path) -> None:
+    file = written(tmp_path / "own.jsonl", tampered(tools=[]))
+    assert read_card(kept_dataset([file], tmp_path / "cache", accept=["unknown_tool"]))["count"] == 1
+    with pytest.raises(InputError, match="there is no defect 'bad_arguments'; use bad_schema, "):
+        kept_dataset([file], tmp_path / "cache", accept=["bad_arguments"])
+
+
+@pytest.mark.parametrize("name", ["own.csv", "gone.jsonl"])
+def test_what_is_no_file_of_rows_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "own.csv").write_text("a,b\n")
+    with pytest.raises(InputError, match=name):
+        kept_dataset([tmp_path / name], tmp_path / "cache")
+
+
+def test_export_is_read_back(tmp_path: Path) -> None:
+    [one] = read_dataset(
+        kept_dataset([written(tmp_path / "own.jsonl", ROWS["hermes"])], tmp_path / "cache"), Trajectory
+    )
+    for form in ("qwen", "openai", "trl"):
+        write_records(tmp_path / f"{form}.jsonl", [one], form=form)  # type: ignore[arg-type]
+        [back] = read_dataset(kept_dataset([tmp_path / f"{form}.jsonl"], tmp_path / "cache"), Trajectory)
+        assert back.messages == one.messages and back.tools == one.tools

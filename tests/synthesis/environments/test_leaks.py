@@ -1,0 +1,214 @@
+"""No text gives an answer away, none is in another language, and what a model asks is kept on one side or the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from environments_world import Rules
+from msgspec.structs import replace
+
+from sandbox import Sandbox, SandboxConfig, SandboxPool
+from synthesis.core.datasets import read_dataset
+from synthesis.core.records import Answer, CodeTool, ToolEnvironment, ToolSpec
+from synthesis.core.stages import Journal, Rejected
+from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.decompose import QuestionSeed, decompose, question_seeds
+from synthesis.environments.distract import Candidate, Index, distract
+from synthesis.environments.drafts import Built, NeededTool
+from synthesis.environments.implement import implement
+from synthesis.environments.leaks import check_questions, leaked
+from synthesis.environments.pipeline import synthesize
+from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
+from synthesis.pipeline.embedding import document_text
+from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.partition import Partition
+
+SEED = QuestionSeed("q0", "en", "multi_hop", "", "train")
+
+
+def context(teacher: Any = None, **config: Any) -> EnvironmentContext:
+    return EnvironmentContext(EnvironmentsConfig(**config), teacher or Rules(), cast("Sandbox", None), 0)
+
+
+def step(number: int, question: str, answer: Any, *subjects: str, after: tuple[int, ...] = ()) -> SubQuestionAnswer:
+    return SubQuestionAnswer(number, question, Answer(answer), list(after), 1, "i", "d", list(subjects))
+
+
+A, B = step(1, "How many live in Oslo?", 717_710, "Oslo"), step(2, "How many live in Bergen?", 291_940, "Bergen")
+CHOICE = step(3, "Is 717,710 of Oslo or 291,940 of Bergen more?", "Oslo", "717710", after=(1, 2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Questions
+
+
+@pytest.mark.parametrize(
+    ("question", "steps"),
+    [
+        ("Which of Oslo and Bergen has more inhabitants?", [A, B, CHOICE]),
+        ("How many live in Oslo?", [A]),
+        ("How many live in the capital of Norway?", [step(1, "What is the capital of Norway?", "Oslo", "Norway"), A]),
+    ],
+)
+def test_questions_that_have_to_be_answered(question: str, steps: list[SubQuestionAnswer]) -> None:
+    check_questions(question, steps)
+
+
+@pytest.mark.parametrize(
+    ("question", "steps", "said"),
+    [
+        ("Do 717,710 people live in Oslo?", [A], "states the answer of sub-question 1, 717710"),
+        (
+            "How many live in Oslo, the capital of Norway?",
+            [step(1, "The capital of Norway?", "Oslo", "Norway")],
+            "'Oslo'",
+        ),
+        (
+            "What is the capital of Norway?",
+            [step(1, "Is Oslo the capital of Norway?", "Oslo", "Norway")],
+            "its own answer",
+        ),
+        # A comparison is of at least two things.
+        ("Is Oslo more?", [A, step(2, "Which is more?", "Oslo", "Oslo", after=(1,))], "'Oslo'"),
+        # And answers with one of those that were looked up.
+        ("Oslo or Bergen, or Rome?", [A, B, step(3, "Which?", "Rome", "Rome", after=(1, 2))], "'Rome'"),
+        ("挪威的首都奥斯陆有多少人？", [step(1, "挪威的首都是哪里？", "奥斯陆", "挪威")], "奥斯陆"),
+    ],
+)
+def test_questions_that_state_an_answer_are_refused(question: str, steps: list[SubQuestionAnswer], said: str) -> None:
+    with pytest.raises(Rejected, match=f"answer_in_question.*{said}"):
+        check_questions(question, steps)
+
+
+def telling(given: DecompositionAnswer, variables: Mapping[str, Any]) -> DecompositionAnswer:
+    """States the first step's answer until it is told not to."""
+    if "states the answer" in variables["feedback"]:
+        return given
+    return replace(given, question=f"{given.question} I heard of {given.sub_questions[0].answer.value}.")
+
+
+def test_a_teacher_is_told_that_its_question_states_an_answer() -> None:
+    teacher = Rules(DecompositionAnswer=telling)
+    (draft,) = asyncio.run(decompose(SEED, context(teacher)))
+    assert "I heard" not in draft.decomposition.question
+    assert [bool(feedback) for _, feedback in teacher.feedback] == [False, True]
+
+
+def in_chinese(given: DecompositionAnswer, variables: Mapping[str, Any]) -> DecompositionAnswer:
+    return replace(given, question=f"{given.question} 请用中文回答上面的问题。")
+
+
+def in_spanish(given: DecompositionAnswer, variables: Mapping[str, Any]) -> DecompositionAnswer:
+    first, *others = given.sub_questions
+    return replace(given, sub_questions=[replace(first, question="¿Cuál es la capital del país?"), *others])
+
+
+@pytest.mark.parametrize("change", [in_chinese, in_spanish])
+def test_questions_in_another_language_are_refused_by_name(change: Any) -> None:
+    named = "wrong_language: (?:the |a sub-)question is in (?:Chinese|Spanish), not in English"
+    with pytest.raises(Rejected, match=named):
+        asyncio.run(decompose(SEED, context(Rules(DecompositionAnswer=change))))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Documents
+
+
+@pytest.mark.parametrize("kind", ["ToolDocumentAnswer", "HarderToolDocumentAnswer"])
+def test_a_document_gives_away_no_answer_of_its_environment(kind: str) -> None:
+    """Before, each was compared with its own step's answer alone."""
+    (draft,) = asyncio.run(decompose(SEED, context()))
+    first, *_, last = draft.decomposition.sub_questions
+
+    def says_first(given: Any, variables: Mapping[str, Any]) -> Any:
+        return replace(given, description=f"{given.description} Such as {first.answer.value}.")
+
+    of_last = replace(
+        draft.decomposition,
+        sub_questions=[replace(one, needs_tool=one.id == last.id) for one in draft.decomposition.sub_questions],
+    )
+    teacher = Rules(**{kind: says_first})
+    with pytest.raises(Rejected, match=f"answer_leaked: the document gives an answer away: .*{first.answer.value}"):
+        asyncio.run(implement(replace(draft, decomposition=of_last), context(teacher, hardened_share=1.0)))
+    told = [feedback for name, feedback in teacher.feedback if name == kind]
+    assert len(told) == 3 and all("use no example values" in feedback for feedback in told[1:])
+
+
+def test_a_document_in_another_language_is_refused() -> None:
+    def french(given: Any, variables: Mapping[str, Any]) -> Any:
+        return replace(given, description="Renvoie la valeur qui correspond au nom donné par l'utilisateur.")
+
+    (draft,) = asyncio.run(decompose(SEED, context()))
+    with pytest.raises(Rejected, match="wrong_language: the document is in French, not in English"):
+        asyncio.run(implement(draft, context(Rules(ToolDocumentAnswer=french))))
+
+
+def test_irrelevant_tools_give_no_answer_away() -> None:
+    (draft,) = asyncio.run(decompose(SEED, context()))
+    value = draft.decomposition.sub_questions[0].answer.value
+
+    def tool(name: str, description: str) -> CodeTool:
+        return CodeTool(ToolSpec(name, description, {"type": "object", "properties": {}, "required": []}), "")
+
+    needed = NeededTool("needed", "d", tool("needed", "Needed."), [], [])
+    others = [tool("one", "Looks something up."), tool("two", f"Looks it up, for example {value}.")]
+    candidates = [Candidate(one.spec.name, "other", one) for one in others]
+    vectors = {document_text(one.spec): np.array([1.0, 0.0], np.float32) for one in (needed.tool, *others)}
+    index = Index(candidates, [needed], vectors, high_cut=0.85, low_cut=0.4)
+    (made,) = asyncio.run(distract(Built(draft, [needed]), context(), {("en", draft.split): index}))
+    assert [one.spec.name for band in made.distractors.values() for one in band] == ["one"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A model's questions, and the split
+
+
+class Model(Rules):
+    """Asks as a model does: about anything, on whichever side."""
+
+    BY_RULES = False
+
+    async def ask(self, answer: type, variables: Any, *, language: Any, seed: int) -> Any:
+        if "partition" in variables:
+            variables = {**variables, "split": "train", "partition": Partition("none", 0.0, 0.0)}
+        return await super().ask(answer, variables, language=language, seed=seed)
+
+
+async def test_what_a_model_asks_is_kept(tmp_path: Path) -> None:
+    """By intents and entities nearly all of it lies on no side: 109 of 120 were dropped by default."""
+    config = EnvironmentsConfig(count=10, distractors={"low": 1}, hardened_share=0.0)
+    straddling = EnvironmentsConfig(count=10, split_by="intent")
+    async with SandboxPool(SandboxConfig()) as pool:
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            executor = LocalExecutor(Model(), pool)
+            summary = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path, seed=0)
+            other = await synthesize(straddling, executor=executor, journal=journal, out_dir=tmp_path / "i", seed=0)
+    assert not summary.rejected["decompose"] and summary.counts["train"] >= 9 and summary.counts["held_out"] == 0
+    assert other.rejected["decompose"]["straddles_split"] >= 5
+    for one in read_dataset(tmp_path / "train", ToolEnvironment):
+        answers = [one.answer, *(part.answer for part in one.sub_questions)]
+        offered = [*one.tools, *(tool for band in one.distractors.values() for tool in band)]
+        assert not any(leaked(tool.spec, answers) for tool in offered)
+
+
+def test_sources_are_split_whole(tmp_path: Path) -> None:
+    rows = "".join(f'{{"domain": "d{number}", "knowledge_corpus": ""}}\n' for number in range(40))
+    (tmp_path / "k.jsonl").write_text(rows)
+    config = EnvironmentsConfig(count=120, knowledge=str(tmp_path / "k.jsonl"), held_out_fraction=0.3)
+    seeds = question_seeds(config.asked_of(by_rules=False), 0)
+    sides = {(one.domain, one.split) for one in seeds}
+    assert len(sides) == 40 and 5 <= sum(split == "held_out" for _, split in sides) <= 20
+    again = question_seeds(config.asked_of(by_rules=False), 7)  # whatever else a run draws
+    assert {(one.domain, one.split) for one in again} == sides
+
+
+def test_the_split_is_what_the_teacher_can_keep_to() -> None:
+    assert EnvironmentsConfig().asked_of(by_rules=True).split_by == "intent"
+    assert EnvironmentsConfig().asked_of(by_rules=False).split_by == "source"
+    assert EnvironmentsConfig(split_by="signature").asked_of(by_rules=False).split_by == "signature"

@@ -1,0 +1,122 @@
+"""Which language a text is in: what is not in the one that is wanted is found and named; names, numbers are in any."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from synthesis.core.records import Language
+from synthesis.core.stages import Rejected
+from synthesis.environments.teacher_answers import DecompositionAnswer, ToolNecessityAnswer
+from synthesis.pipeline.executors import check_spoken
+from synthesis.pipeline.languages import NAMES, check_language, language_of, strays
+from synthesis.pipeline.prompts import PROMPTS, render_prompt
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.teacher_answers import BackTranslatedQuery
+
+TEXTS: dict[str, tuple[str, ...]] = {
+    "en": (
+        "What is the population of the capital of France?", "How many seats has the aircraft?",
+        "Which airport is closest to Oslo, and what is its elevation?", "Form of the result.",
+        "Returns the current weather for a city.", "Please book a table for two in Lyon tomorrow at 19:30.",
+    ),
+    "zh": (
+        "法国首都的人口是多少？", "这架飞机有多少个座位？", "请列出仓库 astra-jax 中标记为 bug 的 issue。",
+        "结果的形式。", "将25 USD换算成EUR", "城市名称。",
+    ),
+    "es": ("¿Cuál es la población de la capital de Francia?", "Devuelve el tiempo actual de una ciudad."),
+    "de": ("Wie viele Einwohner hat die Hauptstadt von Frankreich?", "Gibt das aktuelle Wetter einer Stadt zurück."),
+    "fr": ("Quelle est la population de la capitale de la France ?", "Renvoie la météo actuelle d'une ville."),
+    "pt": ("Qual é a população da capital da França?", "Retorna o tempo atual de uma cidade."),
+    "nl": ("Wat is de bevolking van de hoofdstad van Frankrijk?", "Geeft het huidige weer van een stad terug."),
+    "tr": ("Fransa'nın başkentinin nüfusu nedir?", "Bir şehrin güncel hava durumunu döndürür."),
+    "vi": ("Dân số của thủ đô nước Pháp là bao nhiêu?", "Trả về thời tiết hiện tại của một thành phố."),
+    "id": ("Berapa jumlah penduduk ibu kota Prancis?", "Mengembalikan cuaca saat ini untuk sebuah kota."),
+    "ko": ("프랑스 수도의 인구는 얼마입니까?", "도시의 현재 날씨를 반환합니다."),
+    "ja": ("フランスの首都の人口は何人ですか？", "都市の現在の天気を返します。", "天気予報を取得する"),
+    "ru": ("Каково население столицы Франции?", "Возвращает текущую погоду в городе."),
+    "ar": ("ما هو عدد سكان عاصمة فرنسا؟", "يعيد الطقس الحالي لمدينة."),
+    "hi": ("फ्रांस की राजधानी की जनसंख्या क्या है?", "विमान में कितनी सीटें हैं?"),
+    "el": ("Ποιος είναι ο πληθυσμός της πρωτεύουσας της Γαλλίας;",),
+    "he": ("מהי אוכלוסיית בירת צרפת?",),
+    "th": ("ประชากรของเมืองหลวงของฝรั่งเศสคือเท่าไร",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_texts_are_in_their_language_and_in_neither_english_nor_chinese(language: Language) -> None:
+    """Before, all but `zh` counted as English, and Japanese as Chinese."""
+    for text in TEXTS[language]:
+        assert language_of(text) == language, text
+        assert strays(text, language) is None, text
+        for other in ("en", "zh"):
+            assert other == language or strays(text, other) == language, (text, other)
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "es", "ru"])
+@pytest.mark.parametrize("text", ["", "42 %, 3:30", "Oslo", "GMT+1", "BTC/USDT", "https://example.com/a?b=c", "v1.2"])
+def test_names_codes_and_numbers_are_in_any_language(text: str, language: Language) -> None:
+    assert strays(text, language) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "found"),
+    [
+        ('How is "北京大学的图书馆在哪里" written in pinyin?', "en", None),
+        ("What does `fecha de nacimiento del usuario` hold in this schema?", "en", None),
+        ("请翻译“Where is the nearest railway station?”这句话。", "zh", None),
+        ("Find the flight. 请告诉我航班的出发时间和到达时间。 Thanks.", "en", "zh"),
+        ("Find the flight to Lima. Por favor, dime también a qué hora sale el avión. Thanks.", "en", "es"),
+        ("北京的天气怎么样？ Please also tell me what the weather in Shanghai will be tomorrow.", "zh", "en"),
+    ],
+)
+def test_quotations_do_not_count_and_sentences_do(text: str, language: Language, found: str | None) -> None:
+    assert strays(text, language) == found
+
+
+def test_a_refusal_names_both_languages() -> None:
+    with pytest.raises(Rejected, match="wrong_language: the question is in Chinese, not in English: '法国"):
+        check_language(["Fine as it is.", "法国首都的人口是多少？"], "en", "the question")
+
+
+def test_hostile_texts_take_linear_time() -> None:
+    for text in ("`" * 200_000, '"a' * 100_000, "а" * 200_000, "a@" * 100_000, "A1_" * 60_000):
+        strays(text, "en")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Languages that are asked for
+
+
+def test_every_language_has_a_name_and_another_is_no_setting() -> None:
+    assert set(NAMES) == set(get_args(Language))
+    assert TrajectoriesConfig(languages={"es": 1.0}).languages == {"es": 1.0}
+    with pytest.raises(ValueError, match="languages is 'xx'; use one of 73 names"):
+        TrajectoriesConfig(languages={"xx": 1.0})  # type: ignore[dict-item]
+
+
+def test_prompts_say_which_language() -> None:
+    variables = {"server": {"title": "T", "description": "", "tools": []}, "chain": [], "feedback": ""}
+    english = render_prompt(BackTranslatedQuery, variables, "en")
+    spanish = render_prompt(BackTranslatedQuery, variables, "es")
+    assert "in English" in english and "用中文" in render_prompt(BackTranslatedQuery, variables, "zh")
+    assert "in Spanish" in spanish and spanish.replace("Spanish", "English") == english
+    assert {path.name for path in PROMPTS.iterdir() if path.is_dir()} == {"en", "zh"}
+
+
+def test_a_prompt_that_says_no_language_gets_it_at_its_end() -> None:
+    step = {"id": 1, "depends_on": [], "question": "?", "answer": {"value": 1}}
+    decomposition = {"question": "?", "answer": {"value": 1}, "sub_questions": [step]}
+    variables = {"decomposition": decomposition, "feedback": ""}
+    german = render_prompt(ToolNecessityAnswer, variables, "de")
+    assert german.startswith(render_prompt(ToolNecessityAnswer, variables, "en").rstrip()) and "in German" in german
+    assert issubclass(DecompositionAnswer, msgspec.Struct)
+
+
+def test_rules_write_two_languages() -> None:
+    check_spoken({"en": 1.0, "de": 0.0}, by_rules=True)
+    check_spoken({"de": 1.0}, by_rules=False)
+    with pytest.raises(ValueError, match="the offline teacher writes en and zh, not de; .*give --teacher_url"):
+        check_spoken({"en": 1.0, "de": 0.5}, by_rules=True)

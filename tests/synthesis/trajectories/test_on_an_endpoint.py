@@ -1,0 +1,182 @@
+"""The whole track against a model behind a real endpoint: what is stored, what it cost, and what more of it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from emulated_model import EmulatedModel, words_of, write_registry
+
+from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.recording import Recording
+from synthesis.core.records import Provenance, Task, ToolChain, Trajectory
+from synthesis.core.refusals import InputError
+from synthesis.core.stages import Journal
+from synthesis.core.versions import code_version
+from synthesis.facts.relations import LICENCE
+from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.prompts import prompts_digest
+from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
+from synthesis.pipeline.track import Summary
+from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.execution import Failures
+from synthesis.trajectories.pipeline import synthesize
+
+COUNT = 12
+KINDS = {"servers": None, "chains": ToolChain, "tasks": Task, "trajectories": Trajectory}
+
+
+async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bool = False, name: str = "m",
+               **config: Any) -> tuple[Summary, int]:  # fmt: skip
+    """A run in a folder, and how many requests it made."""
+    folder.mkdir(exist_ok=True)
+    registry = write_registry(folder / "registry.jsonl")
+    settings = TrajectoriesConfig(
+        **{
+            "trajectories": COUNT, "languages": {"en": 1.0}, "sources": (), "mcp_share": 0.0, "walks": 20,
+            "registries": (str(registry),), "fact_servers": ("numbers",), "server_weights": {"numbers": 1e-9},
+            "proposals": 2, "failures": Failures(rate=0.0), "conducts": {}, **config,
+        }
+    )  # fmt: skip
+    before = len(model.requests)
+    async with model as url, SandboxPool(SandboxConfig()) as pool:
+        recording = Recording(folder / "teacher.sqlite")
+        teacher = OpenAITeacher(
+            OpenAITeacherConfig(url, name, "secret", answer_form="json_schema", judge_own_text=True),
+            recording,
+            "record",
+        )
+        try:
+            with Journal(folder / "journal.sqlite") as journal:
+                summary = await synthesize(
+                    settings, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=folder / "out",
+                    workdir=folder, seed=seed, replace=replace,
+                )  # fmt: skip
+        finally:
+            await teacher.close()
+            recording.close()
+    return summary, len(model.requests) - before
+
+
+def stored(folder: Path) -> list[Trajectory]:
+    return read_dataset(folder / "out" / "trajectories", Trajectory)
+
+
+async def test_what_is_stored_is_what_was_asked_judged_and_paid_for(tmp_path):
+    model = EmulatedModel(memory=0.4)
+    summary, requests = await made(tmp_path, model, trajectories=24, licence="of the settings")
+    kept = stored(tmp_path)
+    # An agent that answers from memory is told by what it called, before anybody judges it.
+    called = [{call.name for message in one.messages for call in message.tool_calls} for one in kept]
+    assert kept and all(set(one.needs) <= names and one.needs for one, names in zip(kept, called, strict=True))
+    assert summary.rejected["judge"]["tools_unused"] > 4
+    assert all({f"find_{word}" for word in words_of(one.messages[0].content)} == set(one.needs) for one in kept)
+    # The agent is asked as an agent, and its thinking stays thinking.
+    agents = [body for body in model.requests if "tools" in body]
+    assert len(agents) == model.kinds["agent"] and all("response_format" not in body for body in agents)
+    assert all(message.reasoning for one in kept for message in one.messages if message.role == "assistant")
+    judged = [body["messages"][0]["content"] for body in model.requests if "final_answer_score" in json.dumps(body)]
+    assert any("thought: I look up the " in prompt for prompt in judged)  # judges see all that is trained on
+    # Chains are verified when they are drawn, and each of them is used.
+    chains = read_card(tmp_path / "out" / "chains")["statistics"]
+    assert chains["used"] == len(read_dataset(tmp_path / "out" / "chains", ToolChain)) < chains["candidates"] / 2
+    # Every token is on the card, under its stage.
+    cost = read_card(tmp_path / "out" / "trajectories")["cost"]
+    assert set(cost["stages"]) == {"propose", "verify", "tasks", "augment", "score", "interact", "judge"}
+    assert cost["requests"] == requests == sum(one["requests"] for one in cost["stages"].values())
+    tokens = sum(len(json.dumps(body)) // 4 for body in model.requests)
+    assert cost["prompt_tokens"] == tokens == sum(one["prompt_tokens"] for one in cost["stages"].values())
+    assert cost["tokens_per_record"] == round((tokens + cost["completion_tokens"]) / len(kept), 1)
+    emulated = model.kinds["emulated_result"]
+    assert cost["stages"]["interact"]["requests"] == model.kinds["agent"] + emulated
+    assert read_card(tmp_path / "out" / "tasks")["cost"]["requests"] < cost["requests"]
+    # Who made it, of what: on every card, and on the records themselves.
+    cards = [read_card(tmp_path / "out" / name) for name in KINDS]
+    teacher = cards[0]["provenance"]["teacher"]
+    assert (teacher["name"], teacher["model"], teacher["temperature"]) == ("OpenAITeacher", "m", 1.0)
+    assert teacher["endpoint"].startswith("http://127.0.0.1:") and "secret" not in json.dumps(cards)
+    assert teacher["prompts"] == prompts_digest() and len(teacher["prompts"]) == 16
+    for card in cards:
+        assert card["provenance"]["teacher"] == teacher and card["provenance"]["code"] == code_version()
+        assert card["provenance"]["licences"] == sorted(["CC0-1.0", LICENCE, "of the settings"])
+    made_by = {name: teacher[name] for name in ("model", "endpoint", "prompts", "temperature", "max_tokens")}
+    for one in kept:
+        licence = "CC0-1.0" if one.server_id == "server-0" else "of the settings"
+        emulated = [] if "numbers" in one.server_id else ["emulator"]
+        models = dict.fromkeys(["agent", "author", *emulated, "judge"], "m")
+        expected = Provenance("OpenAITeacher", **made_by, licence=licence, code=code_version(), models=models)
+        assert one.provenance == expected and expected.judged_its_own
+    card = read_card(tmp_path / "out" / "trajectories")
+    assert card["models"]["agent"] == card["models"]["judge"] == card["judged_own_text"] == {"m": len(kept)}
+
+
+async def test_a_larger_run_goes_on_from_the_smaller(tmp_path):
+    model = EmulatedModel()
+    _, first = await made(tmp_path / "run", model)
+    small = stored(tmp_path / "run")
+    _, again = await made(tmp_path / "run", model)
+    assert again == 0 and stored(tmp_path / "run") == small and len(small) == COUNT
+    _, more = await made(tmp_path / "run", model, trajectories=COUNT + 3)
+    large = stored(tmp_path / "run")
+    assert large[:COUNT] == small and len(large) == COUNT + 3 and 0 < more < first / 2
+    bodies = [json.dumps(body, sort_keys=True) for body in model.requests]
+    assert len(bodies) == len(set(bodies))  # nothing was asked twice
+    _, whole = await made(tmp_path / "whole", model, trajectories=COUNT + 3)
+    alike = [
+        [msgspec.structs.replace(one, provenance=msgspec.UNSET) for one in stored(tmp_path / folder)]
+        for folder in ("run", "whole")
+    ]  # the endpoint was at another port
+    assert alike[0] == alike[1] and whole == first + more
+
+
+async def test_what_a_later_stage_reads_does_not_undo_an_earlier_one(tmp_path):
+    """A run that never came to its end goes on under another threshold, and asks judges alone."""
+    model = EmulatedModel()
+    model.refuse["final_answer_score"] = 400
+    await made(tmp_path, model)
+    assert not stored(tmp_path)
+    model.refuse.clear()
+    model.kinds.clear()
+    await made(tmp_path, model, reward_threshold=0.5, replace=True)
+    assert len(stored(tmp_path)) == COUNT and set(model.kinds) == {"final_answer_score"}
+    model.kinds.clear()
+    await made(tmp_path, model, reward_threshold=0.6, replace=True)
+    assert not model.kinds  # judged anew, from what is recorded
+    await made(tmp_path, model, reward_threshold=0.6, max_turns=11, replace=True)
+    assert not model.kinds and read_card(tmp_path / "out" / "trajectories")["config"]["max_turns"] == 11
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "was made with another seed: 0, now 1"),
+        ({"reward_threshold": 0.9}, "was made with another config.reward_threshold: 0.8, now 0.9"),
+        ({"trajectories": COUNT - 1}, "was made with another config.trajectories: 12, now 11"),
+        ({"name": "other"}, "was made with another teacher's model: 'm', now 'other'"),
+        ({"seed": 1, "name": "other"}, r"was made with another seed \(and 1 more\)"),
+    ],
+)
+async def test_a_finished_workdir_is_not_replaced_by_another_run(tmp_path, change, message):
+    model = EmulatedModel()
+    await made(tmp_path, model, trajectories=COUNT)
+    before = {name: (tmp_path / "out" / name / "dataset_card.json").read_bytes() for name in KINDS}
+    with pytest.raises(InputError, match=f"{message}.*another workdir; or --replace"):
+        await made(tmp_path, model, **change)
+    assert before == {name: (tmp_path / "out" / name / "dataset_card.json").read_bytes() for name in KINDS}
+    if "seed" in change:
+        await made(tmp_path, model, **change, replace=True)
+        assert read_card(tmp_path / "out" / "trajectories")["seed"] == 1
+
+
+async def test_a_file_that_changed_is_another_run(tmp_path):
+    model = EmulatedModel()
+    people = tmp_path / "people.jsonl"
+    people.write_text('{"occupation": "lighthouse keeper"}\n')
+    await made(tmp_path / "run", model, personas=str(people))
+    people.write_text('{"occupation": "beekeeper"}\n')
+    with pytest.raises(InputError, match="another content of .*people.jsonl"):
+        await made(tmp_path / "run", model, personas=str(people))

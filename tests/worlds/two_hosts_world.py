@@ -1,0 +1,173 @@
+"""GRPO on two hosts: two real processes of `jax.distributed`, and the same run in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from rollout_world import ScriptedPolicy, call, make_environment
+
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.train import train
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.rollout.vllm.server import PolicyError
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import SandboxPool
+
+MODEL = Qwen3Config(
+    vocab_size=512,
+    d_model=64,
+    n_layers=1,
+    n_heads=8,
+    n_kv_heads=4,
+    head_dim=8,
+    d_ff=64,
+    tie_embeddings=True,
+    max_positions=1024,
+)
+CONFIG = GRPOConfig(
+    steps=3,
+    batch_size=2,
+    group_size=4,
+    learning_rate=1e-2,
+    eps=1e-3,
+    concurrent_groups=4,
+    episode=EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1),
+    row_buckets=(512, 1024),
+    micro_batch_size=4,
+    checkpoint_every=2,
+)
+
+
+def script(session: str, turn: int, seed: int) -> str:
+    return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
+
+
+async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, *, fails: int = -1, dies: int = -1, **changes):
+    """Train, sampling with a script on the first host; any other's policy must not be asked. All publish.
+
+    While there is a file `hang` in the workdir, some episodes of the third batch never end; `hangs.*` says that they
+    are there. `stopped` says why a run ended, and after which step.
+
+    Args:
+        fails: the version that no server takes over.
+        dies: the version at which the second host is gone.
+    """
+    publisher = Publisher(workdir / "policy", MODEL, dtype="float32")
+
+    class Policy(ScriptedPolicy):
+        async def update(self, params, version):
+            if dies == version and jax.process_index() == 1:
+                os._exit(9)
+            publisher.publish(params, version)
+            await asyncio.to_thread(publisher.wait)
+            if fails == version and jax.process_index() == 0:
+                raise PolicyError(f"no rollout server took version {version} over")
+            await super().update(params, version)
+
+        async def generate(self, *arguments, **options):
+            assert jax.process_index() == 0, "only the first host samples"
+            if self.version == 2 and (workdir / "hang").exists() and options["session"].endswith(".3"):
+                (workdir / f"hangs.{os.getpid()}").touch()
+                await asyncio.sleep(3600)
+            return await super().generate(*arguments, **options)
+
+    params = MODEL.init(jax.random.key(0))
+    config = dataclasses.replace(CONFIG, **changes)
+    environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
+    policy = Policy(tokenizer, script)
+    async with SandboxPool() as pool:
+        result = await train(
+            config,
+            MODEL,
+            lambda: params,
+            environments,
+            tokenizer,
+            pool,
+            workdir,
+            policy=policy,
+            mesh=mesh,
+            progress=False,
+        )
+    publisher.close()
+    assert policy.version == result.steps, "every host takes part in publishing"
+    if jax.process_index() == 0:
+        (workdir / "stopped").write_text(f"{result.stopped} {result.steps}")
+    return result
+
+
+HOST = """
+import asyncio, contextlib, json, os, pickle, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from pathlib import Path
+from jax.experimental import multihost_utils
+from two_hosts_world import run
+from astra_jax.mesh import make_mesh
+from astra_jax.run.hosts import HostWatch
+from astra_jax.tokenizer import ChatTokenizer
+tokenizer, workdir, changes = ChatTokenizer.load(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5])
+mesh = make_mesh(fsdp=2, context=2, tensor=2)
+with HostWatch(float(sys.argv[6])) if float(sys.argv[6]) else contextlib.nullcontext():
+    result = asyncio.run(run(tokenizer, workdir, mesh, **changes))
+assert jax.process_count() == 2 and not jax.tree.leaves(result.params)[0].is_fully_addressable
+params = multihost_utils.process_allgather(result.params, tiled=True)
+if jax.process_index() == 0:
+    (workdir / "params.pickle").write_bytes(pickle.dumps(jax.device_get(params)))
+"""
+
+
+@dataclass
+class Host:
+    """A process, and the file of what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def ended(self, seconds: float) -> tuple[int, str]:
+        """Its exit code, and what it said."""
+        return self.process.wait(seconds), self.log.read_text()
+
+
+@contextlib.contextmanager
+def two_hosts(tokenizer: Path, workdir: Path, *, watch: float = 0, **changes) -> Iterator[list[Host]]:
+    """Started; killed at the end, if they still run.
+
+    Args:
+        watch: seconds of `HostWatch`; 0: nobody watches.
+        changes: of `run`.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    workdir.mkdir(exist_ok=True)
+    script = workdir / "host.py"
+    script.write_text(HOST)
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}  # with the folder of what is compiled
+    arguments = [str(tokenizer), str(workdir), json.dumps(changes), str(watch)]
+    hosts: list[Host] = []
+    try:
+        for i in range(2):
+            log = workdir / f"host{i}.log"
+            with log.open("w") as file:
+                command = [sys.executable, str(script), str(port), str(i), *arguments]
+                hosts.append(
+                    Host(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT), log)
+                )
+        yield hosts
+    finally:
+        for host in hosts:
+            host.process.kill()
