@@ -81,7 +81,7 @@ class ToolNecessityAnswer(msgspec.Struct, frozen=True):
 
 
 class DependencyConsistencyAnswer(msgspec.Struct, frozen=True):
-    """Whether the argument_list dependencies supply exactly what one sub-question refers to."""
+    """Whether the dependencies that it lists supply exactly what one sub-question refers to."""
 
     ROLE: ClassVar[Role] = "judge"
     JUDGES: ClassVar[Role] = "author"

@@ -250,7 +250,7 @@ def _dependency_consistency(
         return DependencyConsistencyAnswer(str(error), "missing")
     useless = [one.id for one in dependencies if not contains(subject, one.answer)]
     if not useless:
-        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every argument_list dependency", "matched")
+        return DependencyConsistencyAnswer(f"{subject!r} is the answer of every dependency it lists", "matched")
     # With the subject in the main question the step has all it needs, and the dependency is one too many.
     known = subject.casefold() in variables["question"].casefold()
     return DependencyConsistencyAnswer(f"{subject!r} does not come from {useless}", "redundant" if known else "missing")
@@ -283,7 +283,7 @@ def _sequential_rationality(
             subject = ""
         if any(not contains(subject, by_id[dependency].answer) for dependency in step.depends_on):
             needless.append(step.id)
-    return SequentialRationalityAnswer("the argument_list steps do not use the answer they wait for", needless)
+    return SequentialRationalityAnswer("steps do not use the answer they wait for", needless)
 
 
 def _completeness(variables: Variables, language: Language, rng: random.Random) -> CompletenessAnswer:

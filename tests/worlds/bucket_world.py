@@ -68,6 +68,11 @@ class Storage:
         with urllib.request.urlopen(self.url + where, timeout=30) as answer:
             return [item["name"].removeprefix(prefix) for item in json.load(answer)["items"]]
 
+    def remove(self, name: str) -> None:
+        """Remove an object of `gs://bucket`."""
+        where = f"/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}"
+        urllib.request.urlopen(urllib.request.Request(self.url + where, method="DELETE"), timeout=30).close()
+
     def copy(self, prefix: str, folder: Path) -> Path:
         """All objects whose names begin so, as files."""
         for name in self.names(prefix):

@@ -146,16 +146,16 @@ def test_under_adapters_no_gradient_of_the_weights_is_computed() -> None:
 @pytest.mark.slow
 def test_a_run_of_adapters_is_planned_with_their_state_alone(plan) -> None:
     """Also as it may be written: without the part that the settings are of."""
-    own = ["--config.model.n_layers=2", "--config.model.vocab_size=8192", "--mesh=fsdp=2,tensor=2", "--tokens=1024"]
-    flags = ["--config=sft:qwen2.5-0.5b", *own, "--topology=v5e:2x2", "--json"]
-    model = dataclasses.replace(ALL_MODELS["qwen2.5-0.5b"], n_layers=2, vocab_size=8192)
+    flags = ["--config=sft:qwen2.5-0.5b", *SMALLER, "--mesh=fsdp=2,tensor=2", "--tokens=1024"]
+    flags += ["--topology=v5e:2x2", "--json"]
+    model = dataclasses.replace(ALL_MODELS["qwen2.5-0.5b"], **SMALL)
     lora = ["--config.lora.rank=16", "--config.lora.alpha=8", '--config.lora.targets=["q_proj","down_proj"]']
     found = []
     for more in ([], lora):
         result = plan(*flags, *more)
         assert result.code == 0, result.errors
         found.append(json.loads(result.out.splitlines()[-1])["bytes_by_kind"]["arguments"])
-    adapters = 2 * 16 * (896 + 14 * 64 + 4864 + 896)
+    adapters = model.n_layers * 16 * (model.d_model + model.n_heads * model.head_dim + model.d_ff + model.d_model)
     weights = parameters(model)
     saved = (3 * 4 * weights - (4 * weights + 3 * 4 * adapters)) / 4
     assert found[0] - found[1] == pytest.approx(saved, rel=0.1)
