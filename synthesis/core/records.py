@@ -190,6 +190,7 @@ class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
         user_turns: most messages of the user; 1: nobody answers the agent.
         persona: who the user is.
         policy: what the agent is told, in its system message.
+        forbids: tools that the policy forbids; a goal of one has no tools.
         writes: tools that change something, which the user must have agreed to.
         withheld: tools of the server that the agent is not offered,
         returned: before the user speaks for this time, from 2 on; 0: ever.
@@ -205,6 +206,7 @@ class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
     withheld: list[str] = []
     thanks: bool = False
     returned: int = 0
+    forbids: list[str] = []
 
     def lacks(self, spoken: int) -> list[str]:
         """The tools that the agent is not offered once the user has spoken so often."""

@@ -98,11 +98,12 @@ def _write(server: ToolServer, language: Language, rng: random.Random) -> a.Rest
 
 def dialogue_plan(variables: Variables, language: Language, rng: random.Random) -> a.DialoguePlan:
     """Goals for `turns` messages: a chain, perhaps of a subject that is only said when asked; then what follows from
-    the answer, the same of another subject, or something else."""
+    the answer, the same of another subject, or something else; and, where a tool is forbidden, what that would find."""
     server: ToolServer = variables["server"]
     turns: int = variables["turns"]
+    forbidden: str = variables.get("forbidden", "")
     keep = keep_of(variables)
-    own = tuple(tool.name for tool in server.tools if tool.name in all_relations())
+    own = tuple(tool.name for tool in server.tools if tool.name in all_relations() and tool.name != forbidden)
     subject, path = _asked(tuple(variables["chain"]), keep, rng)
     goals: list[a.PlannedGoal] = []
     if turns > 2 and rng.random() < 0.5:
@@ -116,11 +117,15 @@ def dialogue_plan(variables: Variables, language: Language, rng: random.Random) 
         opening = f"{rng.choice(PERSONAS[language])}{' ' if language == 'en' else ''}{opening}"
     goals.append(a.PlannedGoal(opening, list(path), when_asked))
     done = {(subject, path)}
-    while sum(1 + len(goal.when_asked) for goal in goals) < turns:
+    while sum(1 + len(goal.when_asked) for goal in goals) < turns - bool(forbidden):
         says, subject, path = _next(own, subject, path, done, keep, rng, language)
         done.add((subject, path))
         goals.append(a.PlannedGoal(says, list(path), []))
-    return a.DialoguePlan("", goals)
+    if not forbidden:
+        return a.DialoguePlan("", goals, "")
+    # At the end, since a later request could only refer to what was not answered.
+    goals.append(a.PlannedGoal(_plain(*_asked((forbidden,), keep, rng), rng, language), [], []))
+    return a.DialoguePlan("", goals, say("forbids", rng, language, forbidden))
 
 
 def _next(

@@ -33,7 +33,15 @@ from synthesis.offline.plans import (
     terminals,
 )  # fmt: skip
 from synthesis.offline.sampling import random_plan
-from synthesis.offline.wording import COMPLICATIONS, FRAMES, PERSONAS, Frame, listed, without_persona
+from synthesis.offline.wording import (
+    COMPLICATIONS,
+    FRAMES,
+    PERSONAS,
+    Frame,
+    listed,
+    without_complication,
+    without_persona,
+)
 
 __all__ = [
     "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "framed", "from_chains",
@@ -52,8 +60,8 @@ STYLES: tuple[Style, ...] = get_args(Style)
 def question(plan: Plan, rng: random.Random, language: Language, style: Style = "plain") -> str:
     """One natural question for the plan's terminal values; the wording is drawn from `rng`.
 
-    Styles: `plain`; `diverse` (other frames); `persona` (who asks, in front); `complicate` (a harmless constraint
-    at the end).
+    Styles: `plain`; `diverse` (other frames); `persona` (who asks, in front); `complicate` (a sentence at
+    the end that changes nothing).
 
     Raises:
         ValueError: unknown style, or an empty plan.
@@ -126,10 +134,7 @@ def parse(question: str, language: Language) -> Plan:
 
 
 def _without_style(text: str, language: Language) -> str:
-    text = without_persona(text, language)
-    for complication in COMPLICATIONS[language]:
-        text = text.removesuffix(complication)
-    return text.strip()
+    return without_complication(without_persona(text, language), language).strip()
 
 
 @functools.cache

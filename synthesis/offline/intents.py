@@ -13,7 +13,7 @@ from synthesis.core.records import Language, Message, ToolCall
 from synthesis.facts.relations import all_relations
 from synthesis.offline import grammar, templates
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import BESIDES, COMPLICATIONS, without_persona
+from synthesis.offline.wording import BESIDES, without_complication, without_persona
 
 ATTEMPTS = 3
 """How often the agent tries a call before it reports the failure."""
@@ -177,9 +177,7 @@ def understand(question: str, language: Language) -> Intent:
     Raises:
         ValueError: neither knows these words.
     """
-    text = without_persona(question.strip(), language)
-    for complication in COMPLICATIONS[language]:
-        text = text.removesuffix(complication)
+    text = without_complication(without_persona(question.strip(), language), language)
     first, besides, second = text.partition(BESIDES[language])
     if besides:
         return JointIntent(_single(first, language), _single(second, language))

@@ -1,4 +1,4 @@
-"""The words around a question's noun phrases: frames, personas, harmless constraints.
+"""The words around a question's noun phrases: frames, personas, what is said behind a request.
 
 They are data of the grammar (`synthesis.offline.grammar`), which parses every one of them back; they are not prompts.
 """
@@ -114,22 +114,42 @@ BESIDES: Mapping[Language, str] = {"en": " Besides that: ", "zh": "除此之外�
 
 COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
     "en": (
-        "Give the result exactly as the tool reports it.",
-        "Use the tools and do not guess.",
-        "Answer in one short sentence.",
-        "Do not add any explanation.",
-        "If a lookup fails, try it once more.",
+        "I need it for a form that I have to hand in today.",
+        "A colleague asked me, and I would rather be sure.",
+        "My notes contradict each other here.",
+        "It goes on a slide, so one line is enough.",
+        "I have a meeting in ten minutes.",
+        "I tried to find it myself and got lost.",
+    ),
+    "zh": (
+        "我今天要交一份表格，里面要用。",
+        "同事问我，我想确认一下。",
+        "我的笔记里说法不一。",
+        "要放进幻灯片，一行就够了。",
+        "我十分钟后有个会。",
+        "我自己找了一会儿没找到。",
+    ),
+}
+"""What people say behind a request, and which changes nothing of what is asked for."""
+_FORMER: Mapping[Language, tuple[str, ...]] = {
+    "en": (
+        "Give the result exactly as the tool reports it.", "Use the tools and do not guess.",
+        "Answer in one short sentence.", "Do not add any explanation.", "If a lookup fails, try it once more.",
         "Check every step with a tool.",
     ),
     "zh": (
-        "请按工具返回的原样给出结果。",
-        "请使用工具，不要猜测。",
-        "请用一句话回答。",
-        "不需要任何解释。",
-        "如果查询失败，请再试一次。",
-        "每一步都要用工具核实。",
+        "请按工具返回的原样给出结果。", "请使用工具，不要猜测。", "请用一句话回答。", "不需要任何解释。",
+        "如果查询失败，请再试一次。", "每一步都要用工具核实。",
     ),
-}
+}  # fmt: skip
+"""What stood there before, in data and journals that are still read."""
+
+
+def without_complication(text: str, language: Language) -> str:
+    """The text without the sentence behind it that changes nothing."""
+    for sentence in (*COMPLICATIONS[language], *_FORMER[language]):
+        text = text.removesuffix(sentence)
+    return text
 
 
 def listed(words: Sequence[str], language: Language) -> str:

@@ -55,8 +55,8 @@ async def write_any(one: TaskSeed, context: TrajectoryContext, servers: Servers,
     """`write_task`, or one that teaches something beside calling tools.
 
     Raises:
-        Rejected: as `write_task`; `no_tool_left`, `no_policy`, `never_asked`, `gives_away`, `too_few_turns` or
-            `too_many_turns`.
+        Rejected: as `write_task`; `no_tool_left`, `no_policy`, `not_refused`, `needs_forbidden`, `never_asked`,
+            `gives_away`, `too_few_turns` or `too_many_turns`.
     """
     if not one.conduct:
         return await write_task(one, context, servers)
@@ -151,25 +151,44 @@ async def _dialogue(
     thanks = most > 2 and rng.random() < 0.5
     turns = rng.randint(2, most - thanks)
     persona = _persona(one, context, personas)
+    forbidden = _forbidden(one, server, context)
 
     async def check(given: DialoguePlan) -> Task:
         goals: list[Goal] = []
         for goal in given.goals:
             says, when_asked = _checked([goal.says], goal.when_asked, server, one)
-            if not (tools := _known(goal.tools, server, one)):
+            tools = _known(goal.tools, server, one)
+            if not tools and not (forbidden and goals):
                 raise Rejected("no_tools", f"{one.id}: {says[0]!r:.200} names no tool that it needs")
+            if forbidden in tools:
+                raise Rejected("needs_forbidden", f"{one.id}: {says[0]!r:.200} needs {forbidden}, which is forbidden")
             goals.append(Goal(says[0], tools, when_asked))
+        policy = given.policy.strip() if forbidden else ""
+        if forbidden and not policy:
+            raise Rejected("no_policy", f"{one.id}: `policy` is empty; say what the agent is told")
+        if forbidden and sum(not goal.tools for goal in goals) != 1:
+            raise Rejected("not_refused", f"{one.id}: exactly one of the goals must be what the policy forbids")
+        check_language([policy], one.language, f"{one.id}: the policy")
         count = sum(1 + len(goal.when_asked) for goal in goals)
         if count < 2:
             raise Rejected("too_few_turns", f"{one.id}: the user speaks {count} times; let it speak {turns} times")
         if count > most - thanks:
             raise Rejected("too_many_turns", f"{one.id}: the user speaks {count} times; let it speak {turns} times")
         tools = list(dict.fromkeys(tool for goal in goals for tool in goal.tools))
-        dialogue = Dialogue(conduct, goals, most, persona=persona, thanks=thanks)
+        forbids = [forbidden] if forbidden else []
+        dialogue = Dialogue(conduct, goals, most, persona=persona, thanks=thanks, policy=policy, forbids=forbids)
         return Task(one.id, server.id, one.language, "dialogue", "original", goals[0].says, tools, UNSCORED, dialogue)
 
-    variables = {"server": server, "chain": one.chain, "turns": turns, "persona": persona, **context.extra}
+    variables = {"server": server, "chain": one.chain, "turns": turns, "persona": persona, "forbidden": forbidden}
+    variables |= context.extra
     return await context.ask(DialoguePlan, variables, language=one.language, key=("task", one.id), check=check)
+
+
+def _forbidden(one: TaskSeed, server: ToolServer, context: TrajectoryContext) -> str:
+    """The tool that the agent's policy forbids in this conversation, none of the first request's; "": it has none."""
+    rng = rng_for(context.seed, "policy", one.id)
+    others = [tool.name for tool in server.tools if tool.name not in one.chain]
+    return rng.choice(others) if others and rng.random() < context.config.policies else ""
 
 
 def _checked(
@@ -237,8 +256,8 @@ def check_conduct(run: AgentRun) -> None:
 
     Raises:
         Rejected: `unneeded_call`: of a task that needs no tool; `called_too_early`: before the user said what was
-            missing; `unconfirmed_write`: before it had agreed; `called_after_the_end`: after it had said that it has
-            all.
+            missing; `unconfirmed_write`: before it had agreed; `forbidden_call`: that its policy forbids;
+            `called_after_the_end`: after it had said that it has all.
     """
     task = run.task
     called = [[call.name for message in part for call in message.tool_calls] for part in rounds(run.messages)]
@@ -255,6 +274,8 @@ def check_conduct(run: AgentRun) -> None:
         )
     if dialogue.returned and (before := [name for names in called[: dialogue.returned - 1] for name in names]):
         raise Rejected("called_too_early", f"{task.id}: {before[0]} was called before the tools served the request")
+    if broken := [name for name in every if name in dialogue.forbids]:
+        raise Rejected("forbidden_call", f"{task.id}: {broken[0]} was called, which the agent's policy forbids")
     early = [name for names in called[:answers] for name in names if name in dialogue.writes]
     if early:
         raise Rejected("unconfirmed_write", f"{task.id}: {early[0]} was called before the user had agreed")

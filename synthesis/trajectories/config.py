@@ -74,6 +74,8 @@ class TrajectoriesConfig(Settings):
             Empty: none. The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points
             in BFCL's Missing Functions.
         user_turns: most messages of the user in a conversation of several; 2 at least.
+        policies: share of the conversations of the conduct `dialogue` whose agent is told a policy that forbids one of
+            the things that the user wants.
         augmentations: modes that variations are drawn from.
         augmented: share of original tasks that get a variation.
         licence: of the registries, on cards and records, where a document does not name its own.
@@ -131,6 +133,7 @@ class TrajectoriesConfig(Settings):
         }
     )  # fmt: skip
     user_turns: Annotated[int, Bound(least=2, most=20)] = 5
+    policies: Share = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: Share = 0.5
     licence: str = ""

@@ -49,7 +49,7 @@ _ASKED = ("attempts", "partition")
 _GROWS = ("trajectories", "surplus")
 _FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds")
 """Settings that change no record."""
-_BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False}
+_BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
 """What runs did that know nothing of a setting, where it is not today's default."""
 
 

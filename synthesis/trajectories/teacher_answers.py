@@ -133,10 +133,11 @@ class PlannedGoal(msgspec.Struct, frozen=True):
 
 
 class DialoguePlan(msgspec.Struct, frozen=True):
-    """What a user wants over several turns, in order."""
+    """What a user wants over several turns, in order; `policy` is what the agent is told, or ""."""
 
     analysis: str
     goals: list[PlannedGoal]
+    policy: str
 
 
 class ConductRating(msgspec.Struct, frozen=True):

@@ -79,6 +79,23 @@ def test_random_plans_are_diverse_and_repeatable():
     assert random_plan(random.Random(7), "multi_hop") == random_plan(random.Random(7), "multi_hop")
 
 
+def test_no_domain_is_most_of_what_is_drawn():
+    """The last look-up's, of what is asked for; each of the thirteen is there, and none is half of it."""
+    ends = Counter(
+        all_relations()[relations[-1]].domain
+        for wanted in STRUCTURES
+        for seed in range(150)
+        for _, relations in chains(random_plan(random.Random(seed), wanted))
+    )
+    assert set(ends) == {relation.domain for relation in all_relations().values()}
+    assert max(ends.values()) < 0.4 * ends.total() and ends["mathematics"] < 0.1 * ends.total()
+
+
+@pytest.mark.parametrize("former", ["Do not add any explanation.", "Use the tools and do not guess."])
+def test_what_earlier_data_asked_for_is_still_read(former):
+    assert parse(f"What is the capital of Japan? {former}", "en") == (JAPAN[0],)
+
+
 def test_random_plans_keep_to_their_limits():
     servers = [r for r in all_relations().values() if r.server in ("countries", "cities")]
     allowed = {r.id for r in servers}

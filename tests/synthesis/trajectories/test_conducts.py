@@ -79,11 +79,8 @@ async def test_each_conduct_is_in_the_records_and_held_by_them(run):
         assert len(calls) <= dialogue.user_turns and one.messages[-1].content and set(one.scores) <= set(AXES)
         every = {name for part in calls for name in part}
         assert set(one.needs) == every  # nothing beside what its goals need, and all of that
-        assert (
-            bool(dialogue.policy)
-            == (one.messages[0].role == "system")
-            == (dialogue.conduct in ("refused", "confirmation"))
-        )
+        assert bool(dialogue.policy) == (one.messages[0].role == "system")
+        assert bool(dialogue.policy) == (dialogue.conduct in ("refused", "confirmation") or bool(dialogue.forbids))
         if dialogue.conduct in ("missing_tool", "irrelevant_tools", "infeasible", "refused"):
             assert not every and len(calls) == 1 and one.needs == []
         if dialogue.conduct == "missing_tool":
@@ -116,6 +113,22 @@ async def test_conversations_have_two_to_five_turns_that_refer_to_each_other(run
         assert any(heard(what, text, language) is not None for text, language in said), what
     assert all(one.dialogue.persona for one in talks) and {one.dialogue.thanks for one in talks} == {True, False}
     assert all(len(set(map(tuple, called(one)))) > 1 for one in talks)
+
+
+async def test_a_policy_forbids_one_thing_of_some_conversations_and_is_kept(run):
+    """What it forbids is asked for, and answered without the call; the rest is served."""
+    records = read_dataset(run.datasets["trajectories"], Trajectory)
+    talks = [one for one in records if one.dialogue and one.dialogue.conduct == "dialogue"]
+    told = [one for one in talks if one.dialogue.forbids]
+    assert told and len(told) < len(talks)
+    for one in told:
+        (refused,) = [goal for goal in one.dialogue.goals if not goal.tools]
+        parts, (forbidden,) = rounds(one.messages), one.dialogue.forbids
+        asked = [part for part in parts if part[0].content == refused.says]
+        assert len(asked) == 1 and not any(message.tool_calls for message in asked[0])
+        assert heard("not_allowed", asked[0][-1].content, one.language)
+        assert forbidden not in one.needs and set(one.needs) == {name for names in called(one) for name in names}
+        assert forbidden in one.dialogue.policy and one.messages[0].content == one.dialogue.policy
 
 
 async def test_the_card_counts_them_and_tells_the_users_faults_from_the_agents(run):
@@ -321,7 +334,11 @@ def restrained(**more) -> RestrainedTask:
 
 
 def plan(*goals) -> DialoguePlan:
-    return DialoguePlan("", [PlannedGoal(says, [CAPITAL], list(asked)) for says, *asked in goals])
+    return DialoguePlan("", [PlannedGoal(says, [CAPITAL], list(asked)) for says, *asked in goals], "")
+
+
+def policed(policy: str, *tools: list[str]) -> DialoguePlan:
+    return DialoguePlan("", [PlannedGoal(f"Number {n}?", names, []) for n, names in enumerate(tools)], policy)
 
 
 @pytest.mark.parametrize(
@@ -339,15 +356,43 @@ def plan(*goals) -> DialoguePlan:
         ("confirmation", restrained(policy="Ask first.", when_asked=["v", "w", "x", "y", "z"]), "too_many_turns"),
         ("dialogue", plan(("One?",)), "too_few_turns"),
         ("dialogue", plan(*[(f"Number {n}?",) for n in range(6)]), "too_many_turns"),
-        ("dialogue", DialoguePlan("", [PlannedGoal("One?", [], []), PlannedGoal("Two?", [], [])]), "no_tools"),
+        ("dialogue", policed("", [], []), "no_tools"),
         ("dialogue", plan(("One of Japan?", "of Japan"), ("Two?",)), "gives_away"),
     ],
 )  # fmt: skip
 async def test_what_is_planned_badly_goes_back_to_the_author_and_is_rejected(conduct, given, reason):
     author = Author(given)
     with pytest.raises(Rejected, match=reason):
-        await write_any(a_seed(conduct), context(author), SERVERS, PEOPLE)
+        await write_any(a_seed(conduct), context(author, policies=0.0), SERVERS, PEOPLE)
     assert len(author.feedback) == 3 and author.feedback[0] == "" and author.feedback[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (policed("", [CAPITAL], []), "no_policy"),
+        (policed("Not that.", [CAPITAL], [CAPITAL]), "not_refused"),
+        (policed("Not that.", [CAPITAL], [], []), "not_refused"),
+        (policed("Not that.", [], [CAPITAL]), "no_tools"),
+        (policed("Not that.", [CAPITAL], [tool.name for tool in COUNTRIES.tools], []), "needs_forbidden"),
+        (policed("这是不允许的，请告诉用户。", [CAPITAL], []), "wrong_language"),
+    ],
+)
+async def test_a_policy_that_does_not_fit_its_conversation_goes_back_to_the_author(given, reason):
+    author = Author(given)
+    with pytest.raises(Rejected, match=reason):
+        await write_any(a_seed("dialogue"), context(author, policies=1.0), SERVERS, PEOPLE)
+    assert len(author.feedback) == 3 and author.feedback[1]
+
+
+async def test_what_a_policy_forbids_may_not_be_called():
+    (task,) = await write_any(a_seed("dialogue"), context(policies=1.0), SERVERS, PEOPLE)
+    (forbidden,) = task.dialogue.forbids
+    assert forbidden not in task.tools and forbidden in task.dialogue.policy
+    call = Message("assistant", "", "", [ToolCall("call_1", forbidden, {})])
+    broken = AgentRun(task, [Message("user", task.question), call], [])
+    with pytest.raises(Rejected, match=f"forbidden_call: .*{forbidden} was called"):
+        check_conduct(broken)
 
 
 @pytest.mark.parametrize("conduct", [one for one in CONDUCTS if one != "confirmation"])

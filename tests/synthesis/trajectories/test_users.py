@@ -184,6 +184,12 @@ async def test_one_wrong_answer_among_right_ones_is_not_carried_by_them(pool):
 # Behind an endpoint
 
 
+def _forbids(policy: str, request: str) -> bool:
+    """Whether what is emulated takes a request for one that a policy forbids."""
+    (kept_back,) = re.findall(r"Give out no (\w+)", policy)
+    return kept_back == "records" or kept_back in words_of(request)
+
+
 class Talking(EmulatedModel):
     """The emulated model, which also writes and plays conversations. One without a number leaves its item open."""
 
@@ -197,10 +203,10 @@ class Talking(EmulatedModel):
     def _act(self, messages: list[dict[str, Any]], offered: set[str]) -> dict[str, Any]:
         starts = [index for index, one in enumerate(messages) if one["role"] == "user"]
         said = [messages[index]["content"] for index in starts]
-        if messages[0]["role"] == "system":
-            return {"content": "I am not allowed to do that."}
         if "all I need" in said[-1]:
             return {"content": "You are welcome."}
+        if messages[0]["role"] == "system" and _forbids(messages[0]["content"], said[-1]):
+            return {"content": "I am not allowed to do that."}
         wanted = next(words for text in reversed(said) if (words := words_of(text)))
         items = re.findall(r"item (\d+)", said[-1])
         if not all(f"find_{word}" in offered for word in wanted):
@@ -235,13 +241,16 @@ class Talking(EmulatedModel):
             {"says": f"I need the {words} of item {rng.randrange(10**8)}.", "tools": tools, "when_asked": []}
             for _ in range(2)
         ]
-        return {"analysis": "So.", "goals": goals}
+        if not (forbidden := re.findall(r"forbids it find_(\w+)\.", prompt)):
+            return {"analysis": "So.", "goals": goals, "policy": ""}
+        goals[-1] = {"says": f"I need the {forbidden[0]} of item {rng.random()}.", "tools": [], "when_asked": []}
+        return {"analysis": "So.", "goals": goals, "policy": f"Give out no {forbidden[0]}; say that you may not."}
 
     def _conduct_rating(self, prompt: str, rng: random.Random) -> Any:
         question = re.findall(r"opens the conversation with: (.*)$", prompt, re.M)[0]
         offered = re.findall(r"^- (\w+): ", prompt, re.M)
         standing = "servable"
-        if "What the agent is told:" in prompt:
+        if (told := re.findall(r"^What the agent is told: (.*)$", prompt, re.M)) and _forbids(told[0], question):
             standing = "forbidden"
         elif not all(f"find_{word}" in offered for word in words_of(question)):
             standing = "tool_missing"
@@ -268,7 +277,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
     config = TrajectoriesConfig(
         trajectories=48, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, proposals=2,
         registries=(str(write_registry(tmp_path / "registry.jsonl")),), fact_servers=("numbers",),
-        server_weights={"numbers": 1e-9}, failures=Failures(rate=0.0), conducts=shares,
+        server_weights={"numbers": 1e-9}, failures=Failures(rate=0.0), conducts=shares, policies=0.5,
     )  # fmt: skip
     model = Talking(bad_chains=0.0)
     async with model as url, SandboxPool(SandboxConfig()) as pool:
@@ -299,6 +308,9 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
         (prompt,) = [message["content"] for message in body["messages"]]
         assert "find_" not in prompt and "record" not in re.sub(r"\[assistant\].*", "", prompt)
         assert "tools" not in body and re.search(r"You are a[n]? ", prompt)
+    told = [one for one in kept if one.dialogue and one.dialogue.forbids]
+    assert told and all(one.messages[0].role == "system" and one.dialogue.goals[-1].tools == [] for one in told)
+    assert any("not allowed" in message.content for message in told[0].messages)
     several = [one for one in kept if len(rounds(one.messages)) > 1]
     assert len(several) > 8 and all(one.reward == 1 for one in several)
     judged = [body["messages"][0]["content"] for body in model.requests if kind_of(body) == "final_answer_score"]
