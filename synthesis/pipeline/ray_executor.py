@@ -9,6 +9,9 @@ An endpoint's limits, budget and recording hold for all workers together because
 makes every request. (Shares of the limits would leave those of idle workers unused, and the run would stop at the first
 worker that has spent its share of the budget.) A teacher without an endpoint is a pure function: each worker has one.
 
+A machine on which workers cannot begin (a package is missing, the sandbox isolates too little) is named and left out
+while there is a worker elsewhere; one that joins the cluster later gets workers, where no number of them was asked for.
+
 A worker that dies loses nothing: its records are given to others. A record that has seen `DEATHS` workers die is worked
 on once more, alone in a worker, so that it is not rejected for another's fault; then it is rejected as `worker_died`.
 """
@@ -23,7 +26,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,7 @@ from synthesis.core.stages import Rejected, Stopped, Transient
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers, follows_rules
 from synthesis.pipeline.ray_endpoint import EndpointActor, SharedTeacher
+from synthesis.pipeline.ray_nodes import RayNodes, WorkerSlot
 from synthesis.pipeline.teacher import OpenAITeacher, Teacher, description
 
 if TYPE_CHECKING:
@@ -49,6 +53,8 @@ _CALLS = 1_000_000
 """Of an actor at once: what is in work is bounded by the driver."""
 _CLOSE_SECONDS = 20.0
 _CONNECT_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+"""Between two looks at which machines there are."""
 
 
 class RayUnavailable(Refusal):
@@ -100,6 +106,12 @@ class _WorkerActor:
         self._stage: int | None = None
         self._function: Any = None
 
+    async def where(self) -> str:
+        """The id of its node."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
     async def open(self) -> None:
         recipe = self._recipe
         sandbox = await self._stack.enter_async_context(recipe.sandbox())
@@ -145,7 +157,7 @@ class RayExecutor:
         embedder: makes the embedder.
         address: of a cluster that runs, as `ray.init` takes it, `auto` on one of its machines; None: one is started on
             this machine alone, and stopped at the end. Where this process has called `ray.init` itself, that is used.
-        count: workers; None: as many as there are CPUs.
+        count: workers; None: as many as there are CPUs, also on machines that join later.
 
     Raises:
         ValueError: neither `teacher` nor `endpoint` is given, or both.
@@ -175,11 +187,10 @@ class RayExecutor:
 
         Raises:
             RayUnavailable: Ray is not installed or no cluster answers; or, from a stage, no worker stays alive.
-            Exception: what a worker raises that cannot make its sandbox or context.
+            Exception: what workers raise that cannot make their sandbox or context, where that is so on every machine.
         """
         ray = _ray()
         with self._cluster(ray):
-            count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
             async with AsyncExitStack() as stack:
                 teacher: Callable[[], Teacher]
                 costs: Callable[[], Awaitable[Mapping[str, Spent]]] = _nothing
@@ -191,7 +202,7 @@ class RayExecutor:
                 elif self._teacher is not None:
                     teacher, asked = self._teacher, description(self._teacher())
                 recipe = _Recipe(teacher, self._sandbox, self._make_embedder, make_context)
-                crew = _Crew(ray, recipe, count, asked, costs)
+                crew = _Crew(ray, recipe, self._count, asked, costs)
                 stack.push_async_callback(crew.close)
                 crew.start()
                 yield crew
@@ -276,41 +287,45 @@ async def _unwrapped(ray: ModuleType, call: Any) -> Any:
         raise error.cause from error
 
 
-@dataclass
-class _Slot:
-    """The place of one worker; the actor in it changes when it dies."""
-
-    number: int
-    cpus: int
-    actor: Any = None
-    ready: bool = False
-    load: int = 0
-    unready_deaths: int = 0
-    opening: asyncio.Task[None] | None = field(default=None, repr=False)
-
-
 class _Crew:
-    """The workers of one run; see `synthesis.pipeline.executors.Workers`."""
+    """The workers of one run; see `synthesis.pipeline.executors.Workers`.
+
+    Args:
+        count: of them; None: one for each CPU.
+    """
 
     def __init__(
-        self, ray: ModuleType, recipe: _Recipe, count: int, teacher: Mapping[str, Any],
+        self, ray: ModuleType, recipe: _Recipe, count: int | None, teacher: Mapping[str, Any],
         costs: Callable[[], Awaitable[Mapping[str, Spent]]],
     ) -> None:  # fmt: skip
-        self.count, self.teacher, self._costs = count, teacher, costs
+        self.teacher, self._costs = teacher, costs
         self._ray = ray
         self._recipe = ray.put(recipe)
-        self._slots = [_Slot(number, 1) for number in range(count)]
-        # For records that may have killed a worker; no CPU is kept for it.
-        self._last_resort = _Slot(count, 0)
+        self._grows = count is None
+        self._nodes = RayNodes(ray)
+        self._slots = [WorkerSlot(number, 1) for number in range(count or max(1, self._nodes.room()))]
+        self._last_resort: WorkerSlot | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._stages = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         exceptions = ray.exceptions
-        self._deaths = (exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.OutOfMemoryError)
+        self._deaths = (
+            exceptions.RayActorError,
+            exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,
+            exceptions.ActorUnschedulableError,  # its machine went away before it was there
+        )
+
+    @property
+    def count(self) -> int:
+        """See `Workers.count`."""
+        return len(self._slots)
 
     def start(self) -> None:
         for slot in self._slots:
             self._start(slot)
+        self._looking = asyncio.create_task(self._look())
 
     def bound(
         self, function: Callable[[In, C], Awaitable[Sequence[Out]]], concurrency: int
@@ -343,7 +358,10 @@ class _Crew:
         return await self._costs()
 
     async def close(self) -> None:
-        slots = [slot for slot in (*self._slots, self._last_resort) if slot.actor is not None]
+        if self._looking is not None:
+            self._looking.cancel()
+        TRAFFIC.workers = ""
+        slots = [slot for slot in self._places() if slot.actor is not None]
         for slot in slots:
             if slot.opening is not None:
                 slot.opening.cancel()
@@ -352,7 +370,7 @@ class _Crew:
         for slot in slots:
             self._ray.kill(slot.actor)
 
-    async def _free(self, slots: Sequence[_Slot], most: int) -> _Slot:
+    async def _free(self, slots: Sequence[WorkerSlot], most: int) -> WorkerSlot:
         """The least busy worker that is ready and has fewer than `most` records in work; one more is its now."""
         while True:
             if self._failure is not None:
@@ -363,34 +381,71 @@ class _Crew:
                 return chosen
             await self._changed.wait()
 
-    async def _alone(self) -> _Slot:
-        if self._last_resort.actor is None:
+    async def _alone(self) -> WorkerSlot:
+        """As `_free`, of the worker for records that may have killed others; no CPU is kept for it."""
+        if self._last_resort is None:
+            self._last_resort = WorkerSlot(-1, 0)
             self._start(self._last_resort)
         return await self._free([self._last_resort], 1)
 
-    def _start(self, slot: _Slot) -> None:
-        options = _options(num_cpus=slot.cpus, max_restarts=0)
+    def _places(self) -> list[WorkerSlot]:
+        return [*self._slots, *([] if self._last_resort is None else [self._last_resort])]
+
+    def _start(self, slot: WorkerSlot) -> None:
+        slot.ready, slot.actor, slot.opening = False, None, None
+        where = self._nodes.choose(slot, self._places())
+        if where is None:  # until a machine joins
+            return
+        options = _options(num_cpus=slot.cpus, max_restarts=0, **where)
         slot.actor = self._ray.remote(_WorkerActor).options(**options).remote(slot.number, self._recipe)
-        slot.ready = False
         slot.opening = asyncio.create_task(self._open(slot, slot.actor))
 
-    async def _open(self, slot: _Slot, actor: Any) -> None:
+    async def _open(self, slot: WorkerSlot, actor: Any) -> None:
         """A worker that no machine has room for yet is waited for here, while others work."""
         try:
+            slot.node = slot.node or await actor.where.remote()
             await _unwrapped(self._ray, actor.open.remote())
         except self._deaths as death:
             slot.unready_deaths += 1
             if slot.unready_deaths > DEATHS:
-                self._failure = RayUnavailable(f"worker {slot.number} died {DEATHS + 1} times as it began: {death}")
+                self._leave_out(
+                    slot, RayUnavailable(f"worker {slot.number} died {DEATHS + 1} times as it began: {death}")
+                )
             else:
                 self._start(slot)
         except Exception as error:
-            self._failure = error
+            self._leave_out(slot, error)
         else:
             slot.ready, slot.unready_deaths = True, 0
         self._notify()
 
-    def _replace(self, slot: _Slot, dead: Any) -> None:
+    def _leave_out(self, slot: WorkerSlot, error: Exception) -> None:
+        """No further worker is started where this one could not begin; without another one, that ends the run."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(slot.actor)
+        if not slot.node:  # it never came to any
+            self._failure = error
+            return
+        if (first := self._nodes.leave_out(slot.node)) is not None:
+            _log.warning("%s is left out, since no worker can begin there: %s: %s", first, type(error).__name__, error)
+        slot.unready_deaths = 0
+        self._start(slot)
+        if all(one.actor is None for one in self._slots):
+            self._failure = error
+
+    async def _look(self) -> None:
+        """Start workers on machines that have joined, in place of those that have none or beside all there are."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for slot in self._places():
+                if slot.actor is None:
+                    self._start(slot)
+            for _ in range(self._nodes.room() - len(self._slots) if self._grows else 0):
+                self._slots.append(WorkerSlot(len(self._slots), 1))
+                self._start(self._slots[-1])
+            self._notify()
+
+    def _replace(self, slot: WorkerSlot, dead: Any) -> None:
         if slot.actor is dead:  # else another of its records has been told first
             _log.warning("worker %d died; what it had in work is done again", slot.number)
             with contextlib.suppress(Exception):
@@ -398,5 +453,6 @@ class _Crew:
             self._start(slot)
 
     def _notify(self) -> None:
+        TRAFFIC.workers = f"{sum(slot.ready for slot in self._slots)}/{len(self._slots)}"
         self._changed.set()
         self._changed = asyncio.Event()

@@ -22,6 +22,7 @@ from aiohttp import web
 from flaky_endpoint import Flaky
 
 from sandbox import SandboxConfig, SandboxPool
+from synthesis.core import progress
 from synthesis.core.rate_limits import BudgetSpent
 from synthesis.core.recording import Recording
 from synthesis.core.records import Answer
@@ -29,6 +30,7 @@ from synthesis.core.stages import Journal, Rejected, StageResult, Stopped, Trans
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.pipeline import synthesize
 from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline import ray_executor
 from synthesis.pipeline.executors import LocalExecutor, Resources, run_on
 from synthesis.pipeline.prompts import Prompts
 from synthesis.pipeline.ray_executor import RayExecutor, RayUnavailable
@@ -39,14 +41,24 @@ ray: Any = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a Ray with room for two workers."""
+def nodes() -> Iterator[Any]:
+    """A Ray with room for two workers, which others can join."""
+    from ray.cluster_utils import Cluster
+
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    context = ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    context = ray.init(address=made.address, logging_level="error", log_to_driver=False)
     logs = Path(context.address_info["session_dir"], "logs", "tpu_logs")  # Ray links a machine's there, if it has any
     logs.mkdir(exist_ok=True)
-    yield context.address_info["gcs_address"]
+    yield made
     ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: Any) -> str:
+    """Its address."""
+    return nodes.address
 
 
 def tree(folder: Path, *names: str) -> dict[str, bytes]:
@@ -180,6 +192,52 @@ async def test_a_worker_that_cannot_begin_ends_the_run(cluster: str) -> None:
     with pytest.raises(PermissionError, match="not on this machine"):
         async with RayExecutor(sandbox=nullcontext, teacher=OfflineTeacher, count=1).workers(hopeless) as workers:
             await workers.bound(broken, 1)(0)
+
+
+@asynccontextmanager
+async def able(resources: Resources, folder: Path) -> AsyncIterator[Path]:
+    """Notes on which machine it is; those that are listed lack something."""
+    here = ray.get_runtime_context().get_node_id()
+    if here in (folder / "unable").read_text():
+        raise ModuleNotFoundError("No module named 'msgspec'")
+    (folder / "able").mkdir(exist_ok=True)
+    (folder / "able" / here).touch()
+    yield folder
+
+
+async def placed(number: int, folder: Path) -> list[Answer]:
+    """The machine; later records wait until a second one works."""
+    while number >= 8 and len(os.listdir(folder / "able")) < 2:
+        await asyncio.sleep(0.02)
+    return [Answer(value=ray.get_runtime_context().get_node_id())]
+
+
+@pytest.mark.slow
+async def test_a_machine_that_cannot_work_is_named_and_left_out_and_a_later_one_works(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_executor, "LOOK_SECONDS", 0.2)
+    unable = nodes.add_node(num_cpus=2)
+    (tmp_path / "unable").write_text(unable.node_id)
+    joined = []
+    executor = RayExecutor(sandbox=nullcontext, teacher=OfflineTeacher)
+    async with executor.workers(partial(able, folder=tmp_path)) as workers:
+        assert workers.count == 4
+
+        async def join() -> None:
+            while not (tmp_path / "able").is_dir():
+                await asyncio.sleep(0.02)
+            joined.append(nodes.add_node(num_cpus=1))  # it sets signals, so in this thread
+
+        result, _ = await asyncio.gather(stage(workers, tmp_path, placed, range(40), concurrency=2), join())
+        assert progress.TRAFFIC.workers.partition("/")[0] in ("1", "2", "3")
+    head = ray.get_runtime_context().get_node_id()
+    assert len(result.outputs) == 40 and not result.rejected
+    assert {answer.value for answer in result.outputs} == {head, joined[0].node_id}
+    (said,) = [one.message for one in caplog.records if "left out" in one.message]
+    assert unable.node_id in said and said.endswith("ModuleNotFoundError: No module named 'msgspec'")
+    for node in (unable, *joined):
+        nodes.remove_node(node)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
