@@ -56,6 +56,7 @@ class Comparison:
         more_is_better: else less.
         unit: written behind figures: " x" for ratios.
         spread: of a row, relative, from its own rounds; None: `SPREAD`.
+        trainer: the trainer that it is compared with, for docs/comparison.md; empty where it is none.
     """
 
     file: str
@@ -67,6 +68,7 @@ class Comparison:
     more_is_better: bool = True
     unit: str = " x"
     spread: Callable[[Row], float] | None = None
+    trainer: str = ""
 
     def case_of(self, row: Row) -> str:
         return ", ".join(f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in self.case)
@@ -164,9 +166,15 @@ COMPARISONS = (
         {"vocabulary": 0.6, "135m": 0.4},
         more_is_better=False,
     ),
-    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}),
+    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}, trainer="TRL"),
     Comparison(
-        "grpo_step", "GRPO step, speed beside TRL", at("speed_ratio", "trl"), "TRL", ("case", "lengths"), {"": 1.5}
+        "grpo_step",
+        "GRPO step, speed beside TRL",
+        at("speed_ratio", "trl"),
+        "TRL",
+        ("case", "lengths"),
+        {"": 1.5},
+        trainer="TRL",
     ),
     Comparison(
         "grpo_step",
@@ -175,6 +183,7 @@ COMPARISONS = (
         "Tunix",
         ("case", "lengths"),
         {"": 1.3},
+        trainer="Tunix",
     ),
     Comparison(
         "grpo_step",
@@ -184,6 +193,7 @@ COMPARISONS = (
         ("case", "lengths"),
         {"vocabulary, equal": 0.7, "vocabulary, varied": 0.7},
         more_is_better=False,
+        trainer="TRL",
     ),
     Comparison(
         "decode",
@@ -312,9 +322,25 @@ def learnt(found: Sequence[Row]) -> str:
     return "\n".join(text) + "\n"
 
 
+def beside(found: Sequence[Line]) -> str:
+    """docs/comparison.md's table: what was measured beside other trainers, with the date."""
+    text = ["| what | case | beside | ours | processor | date |", "| --- " * 6 + "|"]
+    for line in found:
+        if line.comparison.trainer:
+            cells = [
+                line.comparison.what,
+                line.case,
+                line.comparison.trainer,
+                f"{line.value:#.3g}{line.comparison.unit}",
+            ]
+            text.append("| " + " | ".join([*cells, line.row["hardware"], line.row["date"]]) + " |")
+    return "\n".join(text) + "\n"
+
+
 def rewrite() -> list[Line]:
     """Bring the pages up to the rows; returns what they show."""
     found = lines()
+    rows.rewrite(DOCS / "comparison.md", "peers", beside(found))
     rows.rewrite(DOCS / "performance.md", "rows", table(found))
     figure(found, DOCS / "performance.svg")
     rows.rewrite(README, "results", learnt(rows.read("quickstart")))

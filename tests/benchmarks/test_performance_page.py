@@ -12,14 +12,15 @@ from benchmark_world import program
 from benchmarks import rows
 
 report = program("benchmarks.report")
+PAGES = ("README.md", "docs/performance.md", "docs/comparison.md")
 
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """The pages, as copies that may be rewritten."""
     (tmp_path / "docs").mkdir()
-    shutil.copy(rows.ROOT / "README.md", tmp_path)
-    shutil.copy(rows.ROOT / "docs" / "performance.md", tmp_path / "docs")
+    for name in PAGES:
+        shutil.copy(rows.ROOT / name, tmp_path / name)
     monkeypatch.setattr(report, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
     return tmp_path
@@ -27,7 +28,7 @@ def copied(tmp_path, monkeypatch):
 
 def test_pages_are_of_the_rows_there_are(copied) -> None:
     report.rewrite()
-    for name in ("README.md", "docs/performance.md"):
+    for name in PAGES:
         assert (copied / name).read_text() == (rows.ROOT / name).read_text(), "run python -m benchmarks.report"
     assert (copied / "docs" / "performance.svg").read_text().count("SFT step, speed") >= 3
 
