@@ -86,6 +86,19 @@ def test_less_is_better_where_it_is(tmp_path, monkeypatch) -> None:
     assert line.missed and line.behind() is not None and "≤ 1.6" in report.table([line])
 
 
+def test_what_can_be_measured_here_is_and_the_rest_is_named(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(report, "NEEDS", {"benchmarks.teacher": "no_such_package"})
+    found = list(report.measurements("W", []))
+    assert found[0] == ["benchmarks.quickstart", "--workdir=W", "--seeds=0,1,2,3,4"]
+    assert {one[0] for one in found} == {one[0] for one in report.MEASURED} - {
+        "benchmarks.teacher",
+        "benchmarks.grpo_step",
+    }
+    said = capsys.readouterr().out
+    assert "benchmarks.teacher, for which no_such_package is not installed" in said and "give --trl or --tunix" in said
+    assert ["benchmarks.grpo_step", "--trl=P", "--save"] in list(report.measurements("W", ["--trl=P"]))
+
+
 def test_a_page_without_its_marks_is_not_touched(tmp_path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- rows -->\nno end\n")
