@@ -7,7 +7,8 @@ devices                      the same step over `fsdp` of fake devices: processo
                              are divided
 synthesis, sandbox           requests of a stage a second, calls a second, by how many are under way. Ideal: the
                              endpoint's latency; the first point for each core
-ray                          environments a minute in Ray's workers. Ideal: as many as here, for each core
+ray                          environments a minute in Ray's workers on this machine, their start counted. Ideal: as many
+                             as without Ray, whose sandboxes have all cores too
 restart                      seconds to the first step, of a run and of the one that goes on. Ideal: its imports
 
     python -m benchmarks.growth --save
@@ -118,8 +119,7 @@ def ray() -> tuple[str, list[Any], Curves]:
     here, *found = [
         told("benchmarks.growth_side", "environments", str(count))["environments_per_minute"] for count in (0, *WORKERS)
     ]
-    ideal = [here * min(count, cores()) for count in WORKERS]
-    return "Ray's workers", list(WORKERS), {"environments a minute": curve(found, ideal)}
+    return "Ray's workers", list(WORKERS), {"environments a minute": curve(found, [here] * len(WORKERS))}
 
 
 def restart() -> tuple[str, list[Any], Curves]:

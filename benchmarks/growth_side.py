@@ -26,7 +26,7 @@ from typing import Any
 STEPS = 5
 SECONDS = 2.0
 """Of calls."""
-ENVIRONMENTS = 40
+ENVIRONMENTS = 100
 VOCABULARY = 1_024
 
 
