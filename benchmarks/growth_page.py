@@ -39,8 +39,8 @@ def figure(found: Sequence[Row], path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "astra"  # the same rows, the same file
     panels = [(row, name, curve) for row in found for name, curve in row["curves"].items()]
-    high = -(-len(panels) // WIDE)
-    plot, axes = plt.subplots(high, WIDE, figsize=(3.2 * WIDE, 2.5 * high), squeeze=False)
+    tall = -(-len(panels) // WIDE)
+    plot, axes = plt.subplots(tall, WIDE, figsize=(3.2 * WIDE, 2.5 * tall), squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (row, name, curve) in zip(axes.flat, panels, strict=False):
@@ -49,12 +49,14 @@ def figure(found: Sequence[Row], path: Path) -> None:
         places = range(len(at)) if words else row["at"]
         axis.plot(places, curve["ideal"], color="0.6", ls="--", label="ideal")
         axis.plot(places, curve["measured"], color="C0", marker="o", ms=3, label="measured")
+        low, high = (bound(bound(side) for side in curve.values()) for bound in (min, max))
         if words:
-            axis.set(ylim=(0, None))
+            axis.set(ylim=(0, 1.2 * high))
         else:
-            axis.set(xscale="log", yscale="log")
+            axis.set(xscale="log", yscale="log", ylim=(low / 1.5, high * 1.5))  # a tenth more is no cliff
         axis.set_xticks(places, at, fontsize=7)
         axis.minorticks_off()
+        axis.set_yticks([low, high], [f"{low:,.3g}", f"{high:,.3g}"])
         axis.tick_params(axis="y", labelsize=7)
         axis.set_xlabel(row["axis"], fontsize=8)
         axis.set_title(name, fontsize=8)

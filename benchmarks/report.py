@@ -279,6 +279,11 @@ def lines(comparisons: Sequence[Comparison] = COMPARISONS) -> list[Line]:
     return found
 
 
+def shown(value: float) -> str:
+    """To three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+
+
 def table(found: Sequence[Line]) -> str:
     """The lines as Markdown."""
     text = ["| what | case | beside | figure | goal | | processor | date | commit |", "| --- " * 9 + "|"]
@@ -286,8 +291,7 @@ def table(found: Sequence[Line]) -> str:
         one, goal = line.comparison, line.comparison.goal(line.case)
         wanted = "" if goal is None else f"{'≥' if one.more_is_better else '≤'} {goal:g}{one.unit}"
         state = "" if goal is None else "missed" if line.missed else "reached"
-        figure = f"{line.value:,.0f}" if line.value >= 100 else f"{line.value:#.3g}"
-        cells = [one.what, line.case, one.beside, f"{figure}{one.unit}", wanted, state]
+        cells = [one.what, line.case, one.beside, f"{shown(line.value)}{one.unit}", wanted, state]
         text.append("| " + " | ".join([*cells, line.row["hardware"], line.row["date"], line.row["commit"]]) + " |")
     return "\n".join(text) + "\n"
 
@@ -370,7 +374,7 @@ def speed(found: Sequence[Line]) -> str:
     for line in found:
         one = line.comparison
         if (ending := FRONT.get(one.what)) is not None and line.case.endswith(ending):
-            cells = [one.what, line.case, one.beside, f"{line.value:#.3g}{one.unit}", line.row["hardware"]]
+            cells = [one.what, line.case, one.beside, f"{shown(line.value)}{one.unit}", line.row["hardware"]]
             text.append("| " + " | ".join([*cells, line.row["date"]]) + " |")
     return "\n".join(text) + "\n"
 
