@@ -56,7 +56,7 @@ def figure(found: Sequence[Row], path: Path) -> None:
             axis.set(xscale="log", yscale="log", ylim=(low / 1.5, high * 1.5))  # a tenth more is no cliff
         axis.set_xticks(places, at, fontsize=7)
         axis.minorticks_off()
-        axis.set_yticks([low, high], [f"{low:,.3g}", f"{high:,.3g}"])
+        axis.set_yticks([low, high], [f"{low:,.4g}", f"{high:,.4g}"])
         axis.tick_params(axis="y", labelsize=7)
         axis.set_xlabel(row["axis"], fontsize=8)
         axis.set_title(name, fontsize=8)
