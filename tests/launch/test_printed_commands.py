@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from printed_commands import PAGES, ROOT, inline, printed, started
+from printed_commands import PAGES, ROOT, described, inline, printed, started
 from programs_world import Programs, programs
 
 TESTS = ROOT / "tests"
@@ -70,7 +70,8 @@ OTHERS = {
 """What other lines begin with, and who runs them."""
 
 COMMANDS = sorted({(page, command) for page in PAGES for command in printed(page)})
-INLINE = sorted({(page, command) for page in PAGES for command in inline(page)} - set(COMMANDS))
+INLINE = sorted({*described(), *((page, command) for page in PAGES for command in inline(page))} - set(COMMANDS))
+"""Within sentences, and what `--help` prints; these may leave flags out."""
 
 
 @cache

@@ -6,8 +6,10 @@ lists of arguments, and prints a list of what was said of each that was refused,
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import io
 import json
-import os
 import re
 import runpy
 import shlex
@@ -17,6 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from absl import app, flags
+
+import astra_floors
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -44,6 +48,15 @@ def inline(page: str) -> Iterator[str]:
             yield re.sub(r"\\? *\n\s*", " ", found)
 
 
+def described() -> Iterator[tuple[str, str]]:
+    """(file, command) of what programs print of themselves with `--help`."""
+    for file in astra_floors.programs().values():
+        about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        for line in re.findall(r"^    (python -m (?:.*\\\n)*.*)", about, re.M):
+            command = re.sub(r"\\\n\s*", "", line)
+            yield file.relative_to(ROOT).as_posix(), re.sub(r"\s+#.*|\s{2,}.*", "", command)
+
+
 def started(command: str) -> tuple[str, list[str]] | None:
     """(module, arguments) of a command of ours, what it leaves open filled in; None for any other."""
     if (found := OURS.search(command)) is None:
@@ -57,21 +70,23 @@ def started(command: str) -> tuple[str, list[str]] | None:
 
 
 def _refusal(arguments: list[str], flags_parser: Callable[[list[str]], object] | None) -> str | None:
-    """What a process of its own says of a command line, where it does not take it."""
+    """What is said of a command line that is not taken; flags are as in a new process before it is read."""
     from launch.flags import cli
 
-    reads, writes = os.pipe()
-    if (child := os.fork()) == 0:
-        os.dup2(writes, 2)
-        (flags_parser or flags.FLAGS)([sys.argv[0], *arguments])
-        settings = flags_parser.keywords["settings"] if isinstance(flags_parser, partial) else None
-        if settings is not None:
-            cli.overridden(settings())
-        os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads, encoding="utf-8") as said:
-        text = said.read()
-    return text if os.waitpid(child, 0)[1] else None
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            (flags_parser or flags.FLAGS)([sys.argv[0], *arguments])
+            settings = flags_parser.keywords["settings"] if isinstance(flags_parser, partial) else None
+            if settings is not None:
+                cli.overridden(settings())
+        except SystemExit as ended:
+            return said.getvalue() if ended.code else None
+        except Exception as error:
+            return f"{said.getvalue()}{error}"
+    return None
 
 
 def _main() -> None:
