@@ -50,7 +50,7 @@ def _write_programs(folder: Path) -> None:
         told = list(pool.map(_help, names))
     listed = [
         "# Command line\n",
-        "`astra NAME` and `python -m launch.NAME` are the same; `--version` says which it is.",
+        "`astra NAME` and `python -m launch.NAME` are the same.",
     ]
     listed.append("How programs end: [Architecture](../../architecture.md#how-programs-end).\n")
     for name, text in zip(names, told, strict=True):
