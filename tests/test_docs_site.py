@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_every_setting_is_on_its_program_s_page_and_presets_say_what_they_change
     changed = dataclasses.replace(presets["sft:14b"].sft, batch_size=64)
     presets["sft:14b"] = dataclasses.replace(presets["sft:14b"], sft=changed)
     assert "`sft.batch_size=64`" in reference.settings_page("sft", "sft:0.6b", presets)
+
+
+def test_every_page_has_its_place_in_the_menu() -> None:
+    text = (pages.ROOT / "docs" / "site" / "zensical.toml").read_text("utf-8")
+    menu = set(re.findall(r'= "([^"]+\.md)"', text))
+    written = {page.name for page in (pages.ROOT / "docs").glob("*.md")} | set(pages.OF_THE_ROOT.values())
+    assert menu == written | {f"reference/{kind}/index.md" for kind in ("programs", "settings", "modules")}
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path) -> None:

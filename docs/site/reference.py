@@ -50,9 +50,9 @@ def _write_programs(folder: Path) -> None:
         told = list(pool.map(_help, names))
     listed = [
         "# Command line\n",
-        "`astra NAME` and `python -m launch.NAME` are the same.",
+        "`astra NAME` and `python -m launch.NAME` are the same. How programs end:",
+        "[Architecture](../../architecture.md#how-programs-end).\n",
     ]
-    listed.append("How programs end: [Architecture](../../architecture.md#how-programs-end).\n")
     for name, text in zip(names, told, strict=True):
         (folder / f"{name}.md").write_text(program_page(name, text), encoding="utf-8")
         listed.append(f"- [`astra {name}`]({name}.md): {_first(text)}")
