@@ -42,6 +42,8 @@ DEMO = [
     "mcp-server-time",
 ]
 """Of what runs without any endpoint: the quickstart, the offline teacher and its tool servers."""
+DOCS = ["mkdocstrings-python>=2", "zensical>=0.0.70"]
+"""What makes a site of the pages: python -m docs.site. ISC and MIT."""
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "astra_jax" / "__init__.py").read_text(), re.M).group(1)
 
 setup(
@@ -112,6 +114,7 @@ setup(
     ],
     extras_require={
         "demo": DEMO,
+        "docs": DOCS,
         "cuda": ["jax[cuda13]>=0.8"],
         # Datasets and runs on Google Cloud Storage.
         "gcs": ["fsspec", "gcsfs", "google-api-core", "google-auth", "google-cloud-storage"],
@@ -140,6 +143,7 @@ setup(
         "smollm2": [*DEMO, "gguf>=0.10"],
         "test": [
             *DEMO,
+            *DOCS,
             "build",
             "detect-secrets",
             "gcp-storage-emulator",

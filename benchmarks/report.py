@@ -1,26 +1,30 @@
-"""What the committed rows say: docs/performance.md's table and figure, and README's table.
+"""What the committed rows say: the tables and figures of docs/performance.md, docs/comparison.md and README.
 
 Each comparison is shown by its newest row: the figure, what it is compared with, the goal, the processor, the date and
 the commit. A newest row that is behind the row before of the same case and hardware by more than the spread of both is
-named, and the program ends with 1.
+named, and the program ends with 1; so it does when a measurement fails, after the others.
 
 python -m benchmarks.report                          # from the rows there are
-python -m benchmarks.report --measure --workdir=DIR  # measures here first: two hours on two quiet cores
+python -m benchmarks.report --measure --workdir=DIR  # measures here first: three hours on two quiet cores
+
+What --measure cannot measure here, because a peer is not installed, it says; TRL and Tunix, which want environments of
+their own, are named with --trl and --tunix, as to `benchmarks.grpo_step`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from benchmarks import rows
+from benchmarks import growth_page, rows
 from launch.flags import cli
 from launch.flags.cli import UsageError
 from synthesis.core.terminal import say
@@ -32,12 +36,31 @@ have other users."""
 MEASURED: tuple[tuple[str, ...], ...] = (
     ("benchmarks.quickstart", "--seeds=0,1,2,3,4"),
     ("benchmarks.train_step", "--rounds=5", "--save"),
+    ("benchmarks.sft_vs_pytorch", "--save"),
+    ("benchmarks.grpo_step", "--save"),
     ("benchmarks.decode", "--rounds=3", "--save"),
+    ("benchmarks.sft_input", "--save"),
+    ("benchmarks.teacher", "--save"),
     ("benchmarks.sandbox", "--only=rates", "--save"),
+    ("benchmarks.growth", "--save"),
 )
+"""What --measure runs, one after the other."""
+NEEDS = {"benchmarks.train_step": "torch", "benchmarks.sft_vs_pytorch": "trl", "benchmarks.growth": "ray"}
+"""Packages without which they are left out."""
+FRONT = {
+    "SFT step, speed": "",
+    "GRPO step, speed beside TRL": "",
+    "GRPO step, speed beside Tunix": "",
+    "Decoding beside transformers": ", 16",
+    "Decoding beside vLLM": ", 16",
+    "Sandbox calls a second and core": "",
+}
+"""What README shows of the comparisons, and what its cases end in."""
 
-_MEASURE = flags.DEFINE_bool("measure", False, "Run the benchmarks of README's and the page's CPU figures first.")
+_MEASURE = flags.DEFINE_bool("measure", False, "Run the benchmarks of the tables first.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where --measure runs the quickstart; finished runs are not run again.")
+_TRL = flags.DEFINE_string("trl", None, "--measure: the Python of an environment with TRL.")
+_TUNIX = flags.DEFINE_string("tunix", None, "--measure: the Python of an environment with Tunix.")
 
 Row = Mapping[str, Any]
 
@@ -56,6 +79,7 @@ class Comparison:
         more_is_better: else less.
         unit: written behind figures: " x" for ratios.
         spread: of a row, relative, from its own rounds; None: `SPREAD`.
+        trainer: the trainer that it is compared with, for docs/comparison.md; empty where it is none.
     """
 
     file: str
@@ -67,6 +91,7 @@ class Comparison:
     more_is_better: bool = True
     unit: str = " x"
     spread: Callable[[Row], float] | None = None
+    trainer: str = ""
 
     def case_of(self, row: Row) -> str:
         return ", ".join(f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in self.case)
@@ -164,9 +189,15 @@ COMPARISONS = (
         {"vocabulary": 0.6, "135m": 0.4},
         more_is_better=False,
     ),
-    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}),
+    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}, trainer="TRL"),
     Comparison(
-        "grpo_step", "GRPO step, speed beside TRL", at("speed_ratio", "trl"), "TRL", ("case", "lengths"), {"": 1.5}
+        "grpo_step",
+        "GRPO step, speed beside TRL",
+        at("speed_ratio", "trl"),
+        "TRL",
+        ("case", "lengths"),
+        {"": 1.5},
+        trainer="TRL",
     ),
     Comparison(
         "grpo_step",
@@ -175,6 +206,7 @@ COMPARISONS = (
         "Tunix",
         ("case", "lengths"),
         {"": 1.3},
+        trainer="Tunix",
     ),
     Comparison(
         "grpo_step",
@@ -184,6 +216,7 @@ COMPARISONS = (
         ("case", "lengths"),
         {"vocabulary, equal": 0.7, "vocabulary, varied": 0.7},
         more_is_better=False,
+        trainer="TRL",
     ),
     Comparison(
         "decode",
@@ -246,6 +279,11 @@ def lines(comparisons: Sequence[Comparison] = COMPARISONS) -> list[Line]:
     return found
 
 
+def shown(value: float) -> str:
+    """To three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+
+
 def table(found: Sequence[Line]) -> str:
     """The lines as Markdown."""
     text = ["| what | case | beside | figure | goal | | processor | date | commit |", "| --- " * 9 + "|"]
@@ -253,8 +291,7 @@ def table(found: Sequence[Line]) -> str:
         one, goal = line.comparison, line.comparison.goal(line.case)
         wanted = "" if goal is None else f"{'≥' if one.more_is_better else '≤'} {goal:g}{one.unit}"
         state = "" if goal is None else "missed" if line.missed else "reached"
-        figure = f"{line.value:,.0f}" if line.value >= 100 else f"{line.value:#.3g}"
-        cells = [one.what, line.case, one.beside, f"{figure}{one.unit}", wanted, state]
+        cells = [one.what, line.case, one.beside, f"{shown(line.value)}{one.unit}", wanted, state]
         text.append("| " + " | ".join([*cells, line.row["hardware"], line.row["date"], line.row["commit"]]) + " |")
     return "\n".join(text) + "\n"
 
@@ -300,40 +337,96 @@ def learnt(found: Sequence[Row]) -> str:
         f"of right final answers. Commit {quick[-1]['commit']}, {processors}, {minutes:.0f} minutes a run (median);",
         "`full` makes up to 160 updates of GRPO instead of 36 ([more](docs/quickstart.md#measured)).",
         "",
-        "| seed | untrained | SFT | GRPO | answers after SFT, GRPO | GRPO, `full` | GiB |",
-        "| --- " * 7 + "|",
+        "| seed | untrained | SFT | GRPO | answers after SFT, GRPO | GRPO, `full` | minutes | GiB |",
+        "| --- " * 8 + "|",
     ]
     for row in quick:
         full, answers = newest.get(("full", row["seed"])), row.get("answer_accuracy")
         right = f"{answers['sft']:.2f}, {answers['grpo']:.2f}" if answers else ""
         cells = [str(row["seed"]), *(f"{row['f1'][name]:.2f}" for name in ("untrained", "sft", "grpo")), right]
-        cells += [f"{full['f1']['grpo']:.2f}" if full else "", f"{row['peak_rss_gib']:.1f}"]
+        cells += [
+            f"{full['f1']['grpo']:.2f}" if full else "",
+            f"{row['seconds'] / 60:.0f}",
+            f"{row['peak_rss_gib']:.1f}",
+        ]
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n"
+
+
+def beside(found: Sequence[Line]) -> str:
+    """docs/comparison.md's table: what was measured beside other trainers, with the date."""
+    text = ["| what | case | beside | ours | processor | date |", "| --- " * 6 + "|"]
+    for line in found:
+        if line.comparison.trainer:
+            cells = [
+                line.comparison.what,
+                line.case,
+                line.comparison.trainer,
+                f"{line.value:#.3g}{line.comparison.unit}",
+            ]
+            text.append("| " + " | ".join([*cells, line.row["hardware"], line.row["date"]]) + " |")
+    return "\n".join(text) + "\n"
+
+
+def speed(found: Sequence[Line]) -> str:
+    """README's table of speeds."""
+    text = ["| what | case | beside | figure | processor | date |", "| --- " * 6 + "|"]
+    for line in found:
+        one = line.comparison
+        if (ending := FRONT.get(one.what)) is not None and line.case.endswith(ending):
+            cells = [one.what, line.case, one.beside, f"{shown(line.value)}{one.unit}", line.row["hardware"]]
+            text.append("| " + " | ".join([*cells, line.row["date"]]) + " |")
+    return "\n".join(text) + "\n"
+
+
+def measurements(workdir: str, peers: Sequence[str]) -> Iterator[list[str]]:
+    """The commands of --measure that can be run here; says of the others what they lack.
+
+    Args:
+        workdir: of the quickstart's runs.
+        peers: flags of `benchmarks.grpo_step`.
+    """
+    own = {"benchmarks.quickstart": [f"--workdir={workdir}"], "benchmarks.grpo_step": peers}
+    for module, *arguments in MEASURED:
+        lacks = NEEDS.get(module)
+        if lacks and importlib.util.find_spec(lacks) is None:
+            say(f"not measured: {module}, for which {lacks} is not installed")
+        elif module == "benchmarks.grpo_step" and not peers:
+            say(f"not measured: {module}; give --trl or --tunix")
+        else:
+            yield [module, *own.get(module, []), *arguments]
 
 
 def rewrite() -> list[Line]:
     """Bring the pages up to the rows; returns what they show."""
     found = lines()
+    rows.rewrite(DOCS / "comparison.md", "peers", beside(found))
     rows.rewrite(DOCS / "performance.md", "rows", table(found))
     figure(found, DOCS / "performance.svg")
+    grown = growth_page.newest(rows.read("growth"))
+    rows.rewrite(DOCS / "performance.md", "growth", growth_page.table(grown))
+    growth_page.figure(grown, DOCS / "growth.svg")
     rows.rewrite(README, "results", learnt(rows.read("quickstart")))
+    rows.rewrite(README, "speed", speed(found))
     return found
 
 
 def main() -> int:
+    failed: list[str] = []
     if _MEASURE.value:
         if not _WORKDIR.value:
             raise UsageError("--measure runs the quickstart: give a folder for its runs, --workdir=DIR")
-        for module, *arguments in MEASURED:
-            own = [f"--workdir={_WORKDIR.value}"] if module == "benchmarks.quickstart" else []
-            subprocess.run([sys.executable, "-m", module, *own, *arguments], check=True, cwd=rows.ROOT)
+        peers = [f"--{name}={value}" for name, value in (("trl", _TRL.value), ("tunix", _TUNIX.value)) if value]
+        for command in measurements(_WORKDIR.value, peers):
+            if code := subprocess.run([sys.executable, "-m", *command], cwd=rows.ROOT).returncode:
+                failed.append(command[0])
+                say(f"{command[0]} ended with {code}; what it measures stays as it was")
     found = rewrite()
     behind = [said for line in found if (said := line.behind()) is not None]
     for said in behind:
         say(said)
     say(f"{len(found)} figures, {sum(line.missed for line in found)} short of their goals, {len(behind)} behind before")
-    return 1 if behind else 0
+    return 1 if behind or failed else 0
 
 
 if __name__ == "__main__":

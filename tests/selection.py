@@ -181,6 +181,7 @@ SECONDS: dict[str, float] = {
     "test_patterns.py": 20,
     "synthesis/trajectories/test_groups.py": 20,
     "synthesis/trajectories/test_interaction.py": 20,
+    "test_docs_site.py": 20,
 }
 """What the longest files take of one of the two workers, as measured; the longest is begun first. All others follow as
 they are collected. A whole run says which are missing here."""

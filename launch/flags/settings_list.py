@@ -6,6 +6,7 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sandbox.settings import declared, wording
@@ -13,6 +14,31 @@ from sandbox.settings import declared, wording
 _SECTION = re.compile(r"^Attributes\b.*:$")
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*): +(.*)$")
 _WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A leaf of a configuration.
+
+    Attributes:
+        name: dotted.
+        value: what it is.
+        allowed: what it may be, in words.
+        meaning: what its class's docstring says of it.
+    """
+
+    name: str
+    value: Any
+    allowed: str
+    meaning: str
+
+    @property
+    def written(self) -> str:
+        """The value as it may stand behind the equals sign."""
+        import msgspec  # here, so that --help does not wait for it
+
+        value = self.value
+        return value if isinstance(value, str) else "None" if value is None else msgspec.json.encode(value).decode()
 
 
 def documented(kind: type) -> dict[str, str]:
@@ -49,30 +75,27 @@ def listing(config: Any, prefix: str) -> str:
     Args:
         prefix: what the command line writes before a setting's name.
     """
-    paragraphs = []
-    for name, value, allowed, meaning in _settings(config, ""):
-        paragraphs.append(f"{prefix}{name}={_written(value)}\n{_indented(f'[{allowed}]')}\n{_indented(meaning)}")
-    return "\n".join(paragraphs)
+    return "\n".join(
+        f"{prefix}{one.name}={one.written}\n{_indented(f'[{one.allowed}]')}\n{_indented(one.meaning)}"
+        for one in settings(config)
+    )
 
 
 def _indented(text: str) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _settings(config: Any, prefix: str) -> Iterator[tuple[str, Any, str, str]]:
-    """Of each leaf: its dotted name, value, what it may be, what it means."""
+def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """Each leaf of a configuration.
+
+    Args:
+        prefix: stands before the names.
+    """
     kind = type(config)
     meanings = documented(kind)
     for name, annotation in declared(kind).items():
         value = getattr(config, name)
         if dataclasses.is_dataclass(value):
-            yield from _settings(value, f"{prefix}{name}.")
+            yield from settings(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value, wording(annotation), meanings[name]
-
-
-def _written(value: Any) -> str:
-    """As it may stand behind the equals sign."""
-    import msgspec  # here, so that --help does not wait for it
-
-    return value if isinstance(value, str) else "None" if value is None else msgspec.json.encode(value).decode()
+            yield Setting(prefix + name, value, wording(annotation), meanings[name])

@@ -12,14 +12,15 @@ from benchmark_world import program
 from benchmarks import rows
 
 report = program("benchmarks.report")
+PAGES = ("README.md", "docs/performance.md", "docs/comparison.md")
 
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """The pages, as copies that may be rewritten."""
     (tmp_path / "docs").mkdir()
-    shutil.copy(rows.ROOT / "README.md", tmp_path)
-    shutil.copy(rows.ROOT / "docs" / "performance.md", tmp_path / "docs")
+    for name in PAGES:
+        shutil.copy(rows.ROOT / name, tmp_path / name)
     monkeypatch.setattr(report, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(report, "README", tmp_path / "README.md")
     return tmp_path
@@ -27,7 +28,7 @@ def copied(tmp_path, monkeypatch):
 
 def test_pages_are_of_the_rows_there_are(copied) -> None:
     report.rewrite()
-    for name in ("README.md", "docs/performance.md"):
+    for name in PAGES:
         assert (copied / name).read_text() == (rows.ROOT / name).read_text(), "run python -m benchmarks.report"
     assert (copied / "docs" / "performance.svg").read_text().count("SFT step, speed") >= 3
 
@@ -83,6 +84,19 @@ def test_less_is_better_where_it_is(tmp_path, monkeypatch) -> None:
     saved(tmp_path, [{"ms": 1.5}, {"ms": 2.0}, {"other": 1}])
     (line,) = report.lines([cost])
     assert line.missed and line.behind() is not None and "≤ 1.6" in report.table([line])
+
+
+def test_what_can_be_measured_here_is_and_the_rest_is_named(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(report, "NEEDS", {"benchmarks.teacher": "no_such_package"})
+    found = list(report.measurements("W", []))
+    assert found[0] == ["benchmarks.quickstart", "--workdir=W", "--seeds=0,1,2,3,4"]
+    assert {one[0] for one in found} == {one[0] for one in report.MEASURED} - {
+        "benchmarks.teacher",
+        "benchmarks.grpo_step",
+    }
+    said = capsys.readouterr().out
+    assert "benchmarks.teacher, for which no_such_package is not installed" in said and "give --trl or --tunix" in said
+    assert ["benchmarks.grpo_step", "--trl=P", "--save"] in list(report.measurements("W", ["--trl=P"]))
 
 
 def test_a_page_without_its_marks_is_not_touched(tmp_path) -> None:

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from printed_commands import printed, started
 from programs_world import HEAVY, SYNTHESIS, Programs, as_users, programs
 
 from astra_jax.cpu.environment import cpu_environment
@@ -313,6 +314,52 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start,
 )
 def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words: str) -> None:
     assert words in start(*grpo_flags, flag, module="launch.grpo").line
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What pages print to be done with them
+
+PRINTED = (
+    ("docs/sft.md", "sft/tools", "python -m launch.convert --from_orbax=DIR/checkpoints --to_hf=MODEL"),
+    ("docs/trajectories.md", "trajectories", "python -m launch.astra_sft --from=DIR/trajectories --to=sft.jsonl"),
+    ("docs/trajectories.md", "trajectories", "python -m launch.astra_sft --from=sft.jsonl --to=DIR"),
+    (
+        "docs/index.md",
+        "trajectories",
+        "python -m launch.astra_sft --from=DIR/trajectories --to=train.parquet --form=trl",
+    ),
+    ("docs/environments.md", "environments", "python -m launch.astra_rl --from=DIR/train --to=rl.jsonl"),
+    ("docs/environments.md", "environments", "python -m launch.astra_rl --from=rl.jsonl --to=DIR"),
+)
+"""By page, and which folder of the run its DIR/ is."""
+
+
+@pytest.mark.slow
+def test_commands_of_pages_run_as_they_are_printed(finished, start, tmp_path) -> None:
+    """In order: what one writes, another reads. Only where files lie is put in."""
+    for page, folder, command in PRINTED:
+        assert command in printed(page)
+        module, arguments = started(command) or ("", [])
+        pairs = (argument.split("=") for argument in arguments)
+        ended = start(
+            *(
+                f"{name}={value if name == '--form' else place(value, finished / folder, tmp_path)}"
+                for name, value in pairs
+            ),
+            module=module,
+        )
+        assert ended.code == 0, f"{command}: {ended.errors[-3000:]}"
+    given = read_dataset(finished / "trajectories" / "trajectories", Trajectory)
+    assert len(read_dataset(tmp_path / "trajectories", Trajectory)) == len(given)
+    assert read_dataset(tmp_path / "environments", ToolEnvironment)
+    assert (tmp_path / "MODEL" / "config.json").exists() and (tmp_path / "train.parquet").stat().st_size > 0
+
+
+def place(value: str, run: Path, new: Path) -> Path:
+    """What a name in a command stands for: DIR/… a folder of the run, DIR a new one, all else beside it."""
+    if value == "DIR":
+        return new / run.name
+    return run / value.removeprefix("DIR/") if value.startswith("DIR/") else new / value
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""The pages, and in `docs.site` what makes a site of them."""

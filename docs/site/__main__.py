@@ -1,0 +1,26 @@
+"""Make a site of the documentation: the pages, and a reference of programs, settings and modules made from the code.
+
+    pip install '.[docs]'
+    python -m docs.site --to=DIR
+
+Modules are read, not imported. Pages that link to what is not there end it with 2. Open DIR/index.html, or serve DIR.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from docs.site.build import build
+from launch.flags import cli
+from synthesis.core.terminal import say
+
+_TO = flags.DEFINE_string("to", None, "Folder to write the site to; a site that is there is replaced.", required=True)
+
+
+def main() -> None:
+    target = cli.local_folder(_TO)
+    say(f"{target}: {build(target)} pages")
+
+
+if __name__ == "__main__":
+    cli.run(main)

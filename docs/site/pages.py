@@ -1,0 +1,99 @@
+"""What is written by hand, as the site's sources: the pages of docs/ and of the root, with links that fit there."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from synthesis.core.refusals import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_THE_ROOT = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Pages that lie beside docs/, and what they are on the site."""
+FLOORS = ("configs", "astra_jax", "synthesis", "sandbox")
+"""Those that are called from Python; programs have pages of their own."""
+_ROWS = "benchmarks/results/"
+_LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(\))")
+_FENCE = re.compile(r"^ *```")
+
+
+def module_page(module: str) -> str:
+    """Where the page of a module lies."""
+    return f"reference/modules/{module}.md"
+
+
+def write(folder: Path) -> None:
+    """Write all pages, pictures and rows of benchmarks that pages link to.
+
+    Args:
+        folder: the sources' root.
+
+    Raises:
+        InputError: a page links to a file that the site does not have.
+    """
+    for picture in (ROOT / "docs").glob("*.svg"):
+        shutil.copy(picture, folder)
+    shutil.copy(ROOT / "LICENSE", folder / "license.txt")
+    shutil.copytree(ROOT / _ROWS, folder / "rows")
+    named = {page.relative_to(ROOT).as_posix(): page.name for page in sorted((ROOT / "docs").glob("*.md"))}
+    for source, target in (named | OF_THE_ROOT).items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        (folder / target).write_text(adapted(text, source), encoding="utf-8")
+
+
+def adapted(text: str, source: str) -> str:
+    """A page's text as it stands on the site: links lead to what is there.
+
+    Args:
+        source: the page, from the repository's root.
+
+    Raises:
+        InputError: see `write`.
+    """
+
+    def led(link: re.Match[str]) -> str:
+        opening, target, anchor, closing = link.groups()
+        there = on_site(posixpath.normpath(posixpath.join(posixpath.dirname(source), target)), source) if target else ""
+        return f"{opening}{there}{anchor or ''}{closing}"
+
+    return "\n".join(_outside_code(text, lambda line: _LINK.sub(led, line))) + "\n"
+
+
+def on_site(path: str, source: str) -> str:
+    """What a link to a path of the repository leads to, from the sources' root, where all these pages are.
+
+    Raises:
+        InputError: the site does not have it.
+    """
+    if path in OF_THE_ROOT:
+        return OF_THE_ROOT[path]
+    if path == "LICENSE":
+        return "license.txt"
+    if path.startswith("docs/") and "/" not in path[5:]:
+        return path[5:]
+    if path.startswith(_ROWS):
+        return f"rows/{path[len(_ROWS) :]}"
+    floor = path.partition("/")[0]
+    if floor in FLOORS and path.endswith(".py"):
+        return module_page(path[:-3].replace("/", "."))
+    if floor in FLOORS and (ROOT / path).is_dir():
+        return f"reference/modules/index.md#{floor}"
+    raise InputError(f"{source} links to {path}, which the site has no page of: link to a page, a module or rows")
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> list[str]:
+    """The lines, with those changed that are in no block of code."""
+    found, fenced = [], False
+    for line in text.splitlines():
+        fence = _FENCE.match(line) is not None
+        fenced ^= fence
+        found.append(line if fenced or fence else change(line))
+    return found
