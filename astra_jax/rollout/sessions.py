@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from absl import logging
 
@@ -14,9 +14,11 @@ from synthesis.core.environment import CallRecord, Environment, EnvironmentSessi
 from synthesis.core.files import first_line
 from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
 from synthesis.core.reward import Reward, graded_reward, solved_by
-from synthesis.core.rewards import Rewards, played
+from synthesis.core.rewards import MOST_SECONDS, Rewards, played
 from synthesis.core.tool_results import error_text, outcome_text, server_error_text, server_text
 from synthesis.core.worlds import EpisodeCalls
+
+T = TypeVar("T")
 
 
 class CallOutcome(NamedTuple):
@@ -145,7 +147,7 @@ class ForeignSession:
         assert self._session is not None, "open it first"
         async with self._one_at_a_time:
             try:
-                answer = await self._session.call(name, arguments)
+                answer = await _in_time(self._session.call(name, arguments), name)
             except Exception as error:  # see `open`
                 logging.warning("%s", masked(self._environment, error))
                 return CallOutcome("unavailable", error_text(first_line(error), max_characters=max_chars), [], True)
@@ -160,7 +162,7 @@ class ForeignSession:
         assert self._session is not None, "open it first"
         episode, session = played(self._environment, messages, calls, finish), self._session
         try:
-            return await rewards.score(episode, None, lambda: session.score(episode))
+            return await rewards.score(episode, None, lambda: _in_time(session.score(episode), "score"))
         except ToolsUnavailable as error:
             logging.warning("%s", masked(self._environment, error))
             return None
@@ -172,6 +174,15 @@ class ForeignSession:
                 await self._session.close()
         except Exception as error:
             logging.warning("environment %s: an episode was not closed: %s", self._environment.id, first_line(error))
+
+
+async def _in_time(work: Awaitable[T], what: str) -> T:
+    """Raises `ToolsUnavailable`: it took longer than anything of an environment may."""
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            return await work
+    except TimeoutError:
+        raise ToolsUnavailable(f"{what} did not end in {MOST_SECONDS:g} s") from None
 
 
 def masked(environment: Environment, error: Exception) -> str:

@@ -13,8 +13,9 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +41,10 @@ BUILT_IN: Final = {
 _COUNTED: Final = ("f1", "recall", "precision")
 """Of sub-tasks, which only records of ours have."""
 _HEAVIEST: Final = 1_000.0
+MOST_SECONDS: Final = 600.0
+"""For a function of somebody else's, which has no deadline of its own: a judge that is a model may take a while."""
+_THREADS: Final = 64
+"""That such functions run in, beside those of everybody else: one that hangs keeps its own."""
 _UNREADABLE: Final = ("malformed", "unknown_tool", "invalid_arguments")
 
 
@@ -188,9 +193,12 @@ class Rewards:
 
     async def _asked(self, name: str, episode: PlayedEpisode) -> float:
         try:
-            return _checked(name, await called(self._own[name], episode))
+            async with asyncio.timeout(MOST_SECONDS):
+                return _checked(name, await called(self._own[name], episode))
         except Unscorable:
             raise
+        except TimeoutError:
+            raise Unscorable(f"reward {name} gave nothing in {MOST_SECONDS:g} s") from None
         except Exception as error:  # whatever a function of one's own raises
             raise Unscorable(f"reward {name} raised {type(error).__name__}: {first_line(error)}") from error
 
@@ -202,11 +210,17 @@ def rewards_of(text: str) -> Rewards:
 
 
 async def called(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a function of somebody else's gives: a coroutine's is awaited, any other runs in a thread of its own."""
+    """What a function of somebody else's gives: a coroutine's is awaited, any other runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **named)
-    found = await asyncio.to_thread(function, *args, **named)
+    work = partial(function, *args, **named)
+    found = await asyncio.get_running_loop().run_in_executor(_threads(), work)
     return await found if inspect.isawaitable(found) else found
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="own")
 
 
 def played(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from sft_world import starting
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.train import train
+from astra_jax.rollout import sessions
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.environment import ToolsUnavailable
@@ -46,6 +48,7 @@ async def play(environment, tokenizer, *turns: str, config=EPISODE, **options) -
     return episode
 
 
+@pytest.mark.slow
 async def test_the_manuals_example_is_trained_on(warehouse, chat_tokenizer, tmp_path) -> None:
     """Half of the episodes look and answer rightly; the others do not look."""
     written = re.findall(r"--config\.grpo\.episode\.reward=(\S+)", PAGE)
@@ -106,6 +109,16 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
 
     dead = await play(OwnEnvironment(Broken("bolts", 1)), chat_tokenizer, *said)
     assert dead.voided and not dead.unscored and dead.turns == 1
+
+    class Hangs(type(bolts.subject)):
+        async def stock_of(self, item: str) -> int:
+            """Never comes back."""
+            await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sessions, "MOST_SECONDS", 0.01)
+        hung = await play(OwnEnvironment(Hangs("bolts", 1)), chat_tokenizer, *said)
+    assert hung.voided and hung.calls[0].output == '{"error":"stock_of did not end in 0.01 s"}'
 
     class Away:
         id, subject, answer = "away", None, None

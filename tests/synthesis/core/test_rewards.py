@@ -3,6 +3,7 @@ judge."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import types
@@ -11,6 +12,7 @@ import pytest
 from rollout_world import make_environment
 
 from sandbox.settings import SettingError
+from synthesis.core import rewards
 from synthesis.core.environment import CallRecord, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Message
@@ -89,18 +91,18 @@ async def test_f1_alone_is_f1_to_the_bit() -> None:
 
 async def test_a_weighted_sum_keeps_its_parts(rewards_module) -> None:
     text = "f1:1.0,format:0.1,answer:0.5,somebodys_rewards:half:-1,somebodys_rewards:later:0.25"
-    rewards = Rewards(text)
-    rewards.check(RECORD)
-    await rewards.try_out(RECORD)
+    named = Rewards(text)
+    named.check(RECORD)
+    await named.try_out(RECORD)
     counted = f1_reward(solved=1, needed=2, calls=2)
-    found = await rewards.score(episode("I think 7", ("ok", "malformed")), counted, own)
+    found = await named.score(episode("I think 7", ("ok", "malformed")), counted, own)
     assert found.parts == {
         "f1": counted.value, "format": 0.5, "answer": 0.0, "somebodys_rewards.half": 0.5, "somebodys_rewards.later": 1.0
     }  # fmt: skip
     assert found.value == pytest.approx(counted.value + 0.05 - 0.5 + 0.25)
-    right = await rewards.score(episode("It is 2102650."), counted, own)
+    right = await named.score(episode("It is 2102650."), counted, own)
     assert right.parts["answer"] == 1.0 and right.parts["format"] == 1.0
-    cut = await rewards.score(episode("It is 2102650.", finish="token_limit"), counted, own)
+    cut = await named.score(episode("It is 2102650.", finish="token_limit"), counted, own)
     assert cut.parts["answer"] == cut.parts["format"] == 0.0
 
 
@@ -113,6 +115,17 @@ async def test_what_is_no_share_judges_nothing(rewards_module, value) -> None:
         await Rewards("score").score(episode(), None, lambda: own(value))
     with pytest.raises(InputError, match="without calls .* mend it"):
         await Rewards("somebodys_rewards:half").try_out(RECORD)
+
+
+async def test_who_never_answers_judges_nothing(rewards_module, monkeypatch) -> None:
+    async def waits(episode) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    rewards_module.half = waits
+    monkeypatch.setattr(rewards, "MOST_SECONDS", 0.01)
+    with pytest.raises(Unscorable, match="gave nothing in 0.01 s"):
+        await Rewards("somebodys_rewards:half").score(episode(), None, own)
 
 
 async def test_who_raises_judges_nothing_and_who_is_gone_is_told_apart(rewards_module) -> None:

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from synthesis.core.environment import CallRecord, PlayedEpisode, ToolAnswer, ToolsUnavailable
-from synthesis.core.records import Message, ToolCall
+from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.refusals import InputError
 from synthesis.core.rewards import played
 from synthesis.servers import openenv_server
@@ -285,30 +285,84 @@ OPENENV = textwrap.dedent(
         def state(self):
             return self._state
 
-    app = create_fastapi_app(Guess, GuessAction, GuessObservation, max_concurrent_envs=2)
+    if "mcp" in sys.argv:
+        from fastmcp import FastMCP
+        from openenv.core.env_server.mcp_environment import MCPEnvironment
+        from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+
+        class Served(MCPEnvironment):
+            SUPPORTS_CONCURRENT_SESSIONS = True
+
+            def __init__(self):
+                server = FastMCP("served")
+
+                @server.tool
+                def guess(number: int) -> dict:
+                    "Guess a number."
+                    if number < 0:
+                        raise ValueError("below zero")
+                    return {"right": number == self.seed}
+
+                super().__init__(server)
+                self.seed, self._state = 0, State()
+
+            def reset(self, seed=None, episode_id=None, **given):
+                self.seed = seed or 0
+                return Observation(metadata={"message": f"Guess the number of seed {self.seed}."})
+
+            def _step_impl(self, action, timeout_s=None, **given):
+                raise NotImplementedError
+
+            async def step_async(self, action, timeout_s=None, **given):
+                observation = await super().step_async(action, timeout_s=timeout_s, **given)
+                if isinstance(action, CallToolAction):
+                    observation.done = action.arguments.get("number") == self.seed
+                    observation.reward = 0.75 if observation.done else 0.0
+                return observation
+
+            @property
+            def state(self):
+                return self._state
+
+        app = create_fastapi_app(Served, CallToolAction, CallToolObservation, max_concurrent_envs=2)
+    else:
+        app = create_fastapi_app(Guess, GuessAction, GuessObservation, max_concurrent_envs=2)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
     """
 )
 
 
 @pytest.mark.slow
-async def test_a_real_openenv_server(tmp_path: Path, free_port: int) -> None:
+@pytest.mark.parametrize("kind", ["actions", "mcp"])
+async def test_a_real_openenv_server(tmp_path: Path, free_port: int, kind: str) -> None:
     python = os.environ.get("ASTRA_OPENENV")
     if not python:
         pytest.skip("ASTRA_OPENENV names no interpreter of an environment with openenv, which cannot be in this one")
     (tmp_path / "server.py").write_text(OPENENV)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     url = f"http://127.0.0.1:{free_port}"
-    with subprocess.Popen([python, str(tmp_path / "server.py"), str(free_port)], env=environment) as server:
+    command = [python, str(tmp_path / "server.py"), str(free_port), kind]
+    with subprocess.Popen(command, env=environment) as server:
         try:
             await asyncio.to_thread(_answering, f"{url}/health")
             async with openenv_environments(url, 2) as environments:
                 session = await environments[1].begin()
                 [tool] = environments[1].tools
+                assert environments[1].prompt[0].content == "Guess the number of seed 1."
                 assert list(tool.parameters["properties"]) == ["number"]
-                assert await session.call("step", {"number": 7}) == ToolAnswer("wrong")
-                assert await session.call("step", {"number": 1}) == ToolAnswer("right")
-                assert await session.score(finished(environments[1], "1")) == 0.875
+                wrong = await session.call(tool.name, {"number": 7})
+                right = await session.call(tool.name, {"number": 1})
+                if kind == "mcp":
+                    assert tool == ToolSpec("guess", "Guess a number.", tool.parameters)
+                    assert [json.loads(one.text) for one in (wrong, right)] == [{"right": False}, {"right": True}]
+                    assert await session.score(finished(environments[1], "1")) == 0.75
+                    other = await environments[1].begin()
+                    failed = await other.call("guess", {"number": -1})
+                    assert not failed.ok and "below zero" in failed.text
+                    await other.close()
+                else:
+                    assert (wrong, right) == (ToolAnswer("wrong"), ToolAnswer("right"))
+                    assert await session.score(finished(environments[1], "1")) == 0.875
                 await session.close()
         finally:
             server.terminate()
