@@ -114,10 +114,10 @@ def own_environments(found: Any, name: str) -> list[Environment]:
     Raises:
         InputError: it holds none, or one that cannot be used; or two have one id.
     """
-    made = found() if inspect.isfunction(found) or inspect.isclass(found) else found
+    made: Any = found() if inspect.isfunction(found) or inspect.isclass(found) else found
     several = isinstance(made, Iterable) and not (hasattr(made, "question") or hasattr(made, "begin"))
-    listed = list(made) if several else [made]
-    environments = [one if hasattr(one, "begin") else OwnEnvironment(one) for one in listed]
+    listed: Sequence[Any] = list(made) if several else [made]
+    environments: list[Environment] = [one if hasattr(one, "begin") else OwnEnvironment(one) for one in listed]
     if not environments:
         raise InputError(f"{name} holds no environments")
     check_ids(environments, name)

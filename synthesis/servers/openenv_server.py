@@ -158,9 +158,9 @@ class _OpenEnvSession:
             return ToolAnswer(str(error), ok=False)
         if not self._server.by_mcp:
             return ToolAnswer(text_of(observation))
-        error = observation.get("error") if isinstance(observation, dict) else "no observation"
-        if error:
-            return ToolAnswer(str(error.get("message", error) if isinstance(error, dict) else error), ok=False)
+        failure = observation.get("error") if isinstance(observation, dict) else "no observation"
+        if failure:
+            return ToolAnswer(str(failure.get("message", failure) if isinstance(failure, dict) else failure), ok=False)
         return _of_mcp(observation.get("result"))
 
     async def score(self, episode: PlayedEpisode) -> float:
