@@ -473,6 +473,37 @@ async def test_a_verifiers_taskset(tmp_path: Path, monkeypatch) -> None:
         await third.close()
 
 
+@pytest.mark.slow
+async def test_tasksets_that_cannot_be_played_are_refused(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("verifiers.v1", reason="verifiers (its extra) takes other versions of openai and mcp")
+    monkeypatch.syspath_prepend(tmp_path)
+    of_one_task = """
+import verifiers.v1 as vf
+__all__ = ["Some", *({names!r})]
+class One(vf.Task[vf.TaskData]):
+    NEEDS_CONTAINER = {container}
+class Some(vf.Taskset[One]):
+    def load(self):
+        yield from [One(vf.TaskData(prompt={prompt}))] * {count}
+class OwnLoop(vf.Env[vf.SingleAgentEnvConfig]):
+    async def run(self, task, agents): ...
+"""
+    plain = {"names": [], "container": False, "prompt": "'Hello?'", "count": 1}
+    picture = "[{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:,x'}}]}]"
+    cases = {
+        "looping": ({"names": ["OwnLoop"]}, "runs its episodes by OwnLoop; only plain tasksets"),
+        "boxed": ({"container": True}, "its tasks want a container"),
+        "empty": ({"count": 0}, "has no tasks"),
+        "seeing": ({"prompt": picture}, "its prompt has more than text"),
+        "silent": ({"prompt": "None"}, "no prompt"),
+    }
+    for name, (changes, message) in cases.items():
+        (tmp_path / f"{name}_tasks.py").write_text(of_one_task.format(**plain | changes))
+        with pytest.raises(InputError, match=message):
+            async with verifiers_environments(f"{name}-tasks", 1):
+                pass
+
+
 async def test_what_verifiers_does_not_have_is_refused() -> None:
     missing = "wants verifiers 0.4" if not _has_verifiers() else "no_such_taskset"
     with pytest.raises(InputError, match=missing):
