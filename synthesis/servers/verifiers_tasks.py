@@ -191,6 +191,8 @@ def _write(vf: ModuleType, trace: Any, episode: PlayedEpisode, tools: ServedTool
         else:
             kind = SystemMessage if message.role == "system" else UserMessage
             said.append(kind(content=message.content))
+    if episode.messages[-1].role != "assistant":  # results of the last turn, which nobody answered
+        prepare_turn(trace, said, offered).commit_prompt()
 
 
 def _prompt(data: Any, id: str) -> list[Message]:

@@ -415,7 +415,11 @@ TASKSET = textwrap.dedent(
         def toolsets(cls, config):
             return [Desk(vf.ToolsetConfig())]
 
-        @vf.reward(weight=0.75)
+        @vf.reward(weight=0.25)
+        async def shown(self, trace) -> float:
+            return float(len(trace.tool_messages) == 1)
+
+        @vf.reward(weight=0.5)
         async def right(self, trace) -> float:
             return float(str(self.data.pieces) in trace.last_reply)
 
@@ -454,18 +458,18 @@ async def test_a_verifiers_taskset(tmp_path: Path, monkeypatch) -> None:
         failed = await other.call("desk_stock_of", {"item": "none"})
         assert not failed.ok and "none" in failed.text
 
-        def conversation(environment, item: str, shown: str, said: str) -> PlayedEpisode:
+        def conversation(environment, item: str, shown: str, *said: str) -> PlayedEpisode:
             made = ToolCall("call_0_0", "desk_stock_of", {"item": item})
             messages = [
                 *environment.prompt,
                 Message("assistant", "", reasoning="I look.", tool_calls=[made]),
                 Message("tool", shown, tool_call_id="call_0_0", name="desk_stock_of"),
-                Message("assistant", said),
+                *(Message("assistant", one) for one in said),
             ]
-            return played(environment, messages, [], "answered")
+            return played(environment, messages, [], "answered" if said else "turn_limit")
 
         assert await one.score(conversation(bolts, "bolts", "40", "There are 40.")) == 1.0
-        assert await other.score(conversation(nuts, "none", failed.text, "7, I guess")) == 0.75
+        assert await other.score(conversation(nuts, "none", failed.text)) == 0.25  # the last result is seen too
         await asyncio.gather(one.close(), other.close())
         third = await bolts.begin()
         with pytest.raises(ToolsUnavailable, match="verifiers could not score it"):
