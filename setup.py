@@ -135,6 +135,8 @@ setup(
         # Synthesis on many cores and machines: --executor=ray.
         "ray": ["ray>=2.60"],
         "tpu": ["jax[tpu]>=0.8"],
+        # Environments of verifiers tasksets: --environments=verifiers:ID. MIT; takes openai 2 and mcp 2.0.
+        "verifiers": ["verifiers>=0.4,<0.5"],
         # A rollout server, in an environment of its own (docs/vllm.md): its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.32"],
         # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.

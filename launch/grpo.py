@@ -9,6 +9,7 @@ Without --rollout_urls the trainer samples by itself. Settings are changed with 
 SIGTERM saves and ends with 0. A run to which no batch of valid groups comes any more says why, and ends with 1. How the
 servers are started is in docs/vllm.md.
 
+    --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
     --write_serving_folder=DIR           write what the run's servers start from, and stop
 
@@ -21,14 +22,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, models, sandboxes
+from launch.flags import cli, environments, models, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seconds
 from synthesis.core.terminal import say
@@ -40,15 +41,16 @@ if TYPE_CHECKING:
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Params
     from astra_jax.rollout.vllm.policy import VLLMConfig
+    from astra_jax.run.model_card import TrainedOn
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
+    from launch.flags.environments import GivenEnvironments
     from sandbox import Sandbox
-    from synthesis.core.records import ToolEnvironment
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(environments)
 
-_ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments to train on.", required=True)
 _URLS = flags.DEFINE_list("rollout_urls", [], "vLLM servers; by default the embedded engine.")
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' API key.")
 _SYNC_KEY_FILE = flags.DEFINE_string(
@@ -89,14 +91,11 @@ _SERVING = flags.DEFINE_string(
 def main() -> int:
     import jax
 
-    from astra_jax.grpo.environments import select_environments
+    from astra_jax.grpo.environments import check_rewards, select_environments
     from astra_jax.run import compilation_cache
     from astra_jax.run.hosts import is_first
     from astra_jax.run.identity import run_id
-    from astra_jax.run.model_card import trained_on
     from astra_jax.run.record import write_run_record
-    from synthesis.core.datasets import read_dataset
-    from synthesis.core.records import ToolEnvironment
 
     config = cli.overridden(models.config("grpo"))
     profile = models.profiled_steps()
@@ -113,8 +112,9 @@ def main() -> int:
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
-        environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
-        select_environments(environments, config.grpo)
+        given = environments.GivenEnvironments()
+        if (known := given.known()) is not None:
+            check_rewards(select_environments(known, config.grpo), config.grpo.episode)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, grpo=models.with_added_tokens(config.grpo, tokenizer))
         workdir = models.workdir()
@@ -130,14 +130,14 @@ def main() -> int:
         if is_first():
             write_run_record(workdir, config)
             models.complete(tokenizer, workdir)
-        result = asyncio.run(
+        result, trained_on = asyncio.run(
             _train(
                 start,
                 mesh,
                 config=config,
-                environments=environments,
+                given=given,
                 tokenizer=tokenizer,
-                sandbox=sandbox,
+                sandbox=None if given.records is None else sandbox,
                 servers=servers,
                 workdir=workdir,
                 published=published,
@@ -146,7 +146,7 @@ def main() -> int:
         )
         if not is_first():
             return 0
-        models.write_card(workdir, "GRPO", config, [trained_on("environments", _ENVIRONMENTS.value)])
+        models.write_card(workdir, "GRPO", config, [trained_on])
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
         say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
@@ -199,20 +199,21 @@ async def _train(
     mesh: Mesh | None,
     *,
     config: GRPORun,
-    environments: Sequence[ToolEnvironment],
+    given: GivenEnvironments,
     tokenizer: ChatTokenizer,
-    sandbox: AbstractAsyncContextManager[Sandbox],
+    sandbox: AbstractAsyncContextManager[Sandbox] | None,
     servers: VLLMConfig | None,
     workdir: epath.Path,
     published: epath.Path,
     profile: tuple[int, int] | None,
-) -> GRPOResult:
+) -> tuple[GRPOResult, TrainedOn]:
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMPolicy
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
     async with contextlib.AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(sandbox)
+        opened = None if sandbox is None else await stack.enter_async_context(sandbox)
+        environments = await stack.enter_async_context(given.open())
         policy = None
         if servers is not None:
             publishes = FolderPublisher if servers.sync == "reload" else Publisher
@@ -225,7 +226,8 @@ async def _train(
             )
         arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
         origin = models.origin(config.grpo, config.model)
-        return await grpo.train(*arguments, policy=policy, origin=origin, mesh=mesh, profile=profile)
+        result = await grpo.train(*arguments, policy=policy, origin=origin, mesh=mesh, profile=profile)
+        return result, given.trained_on(environments)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "synthesis/core/test_datasets.py": (),
     "synthesis/core/test_matching.py": (),
     "synthesis/core/test_reward.py": (),
+    "synthesis/core/test_rewards.py": (),
+    "astra_jax/grpo/test_own_environments.py": ("test_an_episode_of_an_object",),
     "synthesis/core/test_stages.py": (),
     "synthesis/astra_format/test_astra_records.py": (),
     "synthesis/astra_format/test_astra_sft.py": (),

@@ -48,7 +48,7 @@ FREE_TEXT = {
     "VLLMConfig.ca_file",
     "ReachConfig.tls_cert", "ReachConfig.tls_key", "SandboxServiceConfig.tls_cert", "SandboxServiceConfig.tls_key",
     "ServingConfig.tls_cert", "ServingConfig.tls_key", "ViewerConfig.tls_cert", "ViewerConfig.tls_key",
-    "Decoding.extra", "RunConfig.extra", "LoRA.targets",
+    "Decoding.extra", "RunConfig.extra", "LoRA.targets", "EpisodeConfig.reward",
 }  # fmt: skip
 """Settings that may be any text: names, files, addresses, secrets."""
 

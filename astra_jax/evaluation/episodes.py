@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 
 from astra_jax.evaluation.intervals import estimate
@@ -16,10 +15,10 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Count, Seed, Settings, Temperature
-from synthesis.core.matching import contains
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
+from synthesis.core.rewards import answers, played
 from synthesis.core.stages import rng_for
 
 
@@ -194,16 +193,9 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
 
 
 def answers_rightly(episode: Episode, environment: ToolEnvironment) -> bool:
-    """Whether the last thing that the model says, with no call in it, says the expected answer (`core.matching`).
-
-    An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
-    was asked for is a state, it is right when all of it was done, and the model then says something.
-    """
-    if episode.finish != "answered":
-        return False
-    if environment.sub_questions[-1].check is not msgspec.UNSET:
-        return episode.score is not None and episode.score.solved == episode.score.needed
-    return contains(episode.messages[-1].content, environment.answer)
+    """Whether the last thing that the model says is the expected answer: see `core.rewards.answers`."""
+    made = played(environment, episode.messages, episode.calls, episode.finish)
+    return answers(made, episode.score)
 
 
 def _interval(ids: Sequence[str], values: Sequence[float]) -> tuple[float, float]:

@@ -9,15 +9,17 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
+from synthesis.core.environment import AnyEnvironment, ToolsUnavailable
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
+from synthesis.core.rewards import rewards_of
 from synthesis.core.worlds import EpisodeCalls
 
 _AT_ONCE = 64
 
 
-def select_environments(environments: Sequence[ToolEnvironment], config: GRPOConfig) -> Sequence[ToolEnvironment]:
+def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
     """Those that a run trains on: all, or those whose recorded solve rate lies within `config.solve_rates`.
 
     Raises:
@@ -26,7 +28,7 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     if config.solve_rates is None and config.order == "shuffled":
         return environments
     setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
-    rates = [None if one.difficulty is None else one.difficulty.solve_rate for one in environments]
+    rates = [_solve_rate(one) for one in environments]
     if None in rates:
         raise InputError(
             f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
@@ -45,16 +47,21 @@ def select_environments(environments: Sequence[ToolEnvironment], config: GRPOCon
     return kept
 
 
+def _solve_rate(environment: AnyEnvironment) -> float | None:
+    difficulty = environment.difficulty if isinstance(environment, ToolEnvironment) else None
+    return None if difficulty is None else difficulty.solve_rate
+
+
 async def check_environments(
-    environments: Sequence[ToolEnvironment],
+    environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     config: EpisodeConfig,
     *,
     seed: int,
 ) -> None:
     """Render each environment's prompt, and make its reference calls: they must solve its sub-questions, and leave the
-    state that is asked for.
+    state that is asked for. One that is no record of ours is begun, the first of all.
 
     Raises:
         ValueError: none are given, or names the first that cannot be used, with what to change.
@@ -63,6 +70,9 @@ async def check_environments(
     if not environments:
         raise InputError("train needs at least one environment; the dataset is empty or its split has none")
     tasks = [await asyncio.to_thread(make_task, one, tokenizer, config, seed=seed) for one in environments]
+    check_rewards(environments, config)
+    await rewards_of(config.reward).try_out(environments[0])
+    await _check_begun(environments)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def made(calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
@@ -74,8 +84,8 @@ async def check_environments(
             raise SandboxError(f"the sandbox failed on tool {call.tool}: {result.kind.value}: {result.error}")
         return result
 
-    async def check(task: EpisodeTask, references: Sequence[ReferenceCall]) -> str:
-        environment = task.environment
+    async def check(task: EpisodeTask, environment: ToolEnvironment, references: Sequence[ReferenceCall]) -> str:
+        assert sandbox is not None, "records run code"
         calls = EpisodeCalls(sandbox, environment)
         tools = {tool.spec.name: tool for tool in environment.tools}
         states = {sub.id for sub in environment.sub_questions if sub.asks_state and sub.needs_tool}
@@ -103,6 +113,8 @@ async def check_environments(
     plays = []
     for task in tasks:
         environment = task.environment
+        if not isinstance(environment, ToolEnvironment):
+            continue
         names = {tool.spec.name for tool in environment.tools}
         needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
         for call in environment.reference_calls:
@@ -111,8 +123,31 @@ async def check_environments(
         references = [call for call in environment.reference_calls if call.sub_question in needed]
         # Calls to a world go one after the other; all others stand alone, and each that fails is counted.
         alone = [[call] for call in references]
-        plays += [(task, one) for one in ([references] if isinstance(environment.world, World) else alone)]
+        plays += [(task, environment, one) for one in ([references] if isinstance(environment.world, World) else alone)]
     problems = [problem for problem in await asyncio.gather(*(check(*play) for play in plays)) if problem]
     if problems:
         more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
         raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")
+
+
+def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig) -> None:
+    """Whether the rewards of a run can judge episodes of all its environments.
+
+    Raises:
+        ValueError: a function of one's own is not there, or an environment lacks what a reward asks for.
+    """
+    rewards = rewards_of(config.reward)
+    for one in environments:
+        rewards.check(one)
+
+
+async def _check_begun(environments: Sequence[AnyEnvironment]) -> None:
+    """Raises `InputError`: the first that is no record does not begin."""
+    foreign = next((one for one in environments if not isinstance(one, ToolEnvironment)), None)
+    if foreign is None:
+        return
+    try:
+        session = await foreign.begin()
+        await session.close()
+    except ToolsUnavailable as error:
+        raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error

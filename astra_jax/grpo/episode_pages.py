@@ -13,6 +13,7 @@ from synthesis.core.html import template
 
 if TYPE_CHECKING:  # pages of data want no jax
     from astra_jax.rollout.filling import Group
+    from synthesis.core.records import Message
 
 _GROUPS = 4
 
@@ -26,8 +27,12 @@ def write_episodes(path: Path | epath.Path, update: int, groups: Sequence[Group]
     shown = []
     for group in groups[:_GROUPS]:
         best, *_, worst = sorted(group.episodes, key=lambda episode: -episode.reward)
-        shown.append({"group": group, "question": best.messages[0].content, "episodes": [best, worst]})
+        shown.append({"group": group, "question": _question(best.messages), "episodes": [best, worst]})
     html = template("episodes.html.jinja", Path(__file__).parent).render(
         update=update, shown=shown, metrics=dict(sorted(metrics.items()))
     )
     write_text(path, html)
+
+
+def _question(messages: Sequence[Message]) -> str:
+    return next((one.content for one in messages if one.role == "user"), "")

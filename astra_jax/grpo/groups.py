@@ -16,6 +16,7 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.rollout.tool_calls import NotTakenOver
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from synthesis.core.environment import AnyEnvironment
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.stages import rng_for
 
@@ -25,15 +26,16 @@ class GroupSampler:
 
     Attributes:
         next_index: the next group's number: the cursor that a checkpoint keeps.
-        voided: how many episodes the infrastructure ended since `begin`.
+        voided: how many episodes were masked since `begin`: the infrastructure ended them, or a reward gave no score.
+        unscored: how many of those a reward gave no score.
         cancelled: how many episodes were in groups that were cancelled since `begin`.
     """
 
     def __init__(
         self,
         policy: Policy,
-        sandbox: Sandbox,
-        environments: Sequence[ToolEnvironment],
+        sandbox: Sandbox | None,
+        environments: Sequence[AnyEnvironment],
         tokenizer: ChatTokenizer,
         config: EpisodeConfig,
         *,
@@ -53,7 +55,7 @@ class GroupSampler:
         Args:
             journal: what is finished is kept there, and what is there is not done again. Voided episodes are not kept.
         """
-        self.version, self.voided, self.cancelled = version, 0, 0
+        self.version, self.voided, self.unscored, self.cancelled = version, 0, 0, 0
         self._journal = journal
         self._finished: dict[int, list[Episode]] = {}
 
@@ -67,7 +69,7 @@ class GroupSampler:
         index, self.next_index = self.next_index, self.next_index + 1
         return self._group(index)
 
-    def environment(self, index: int) -> ToolEnvironment:
+    def environment(self, index: int) -> AnyEnvironment:
         """Group `index`'s environment: every one once in each pass, in a new order each time.
 
         With `order="easy_first"` each must have a recorded solve rate.
@@ -80,8 +82,9 @@ class GroupSampler:
         return self.environments[order[index % count]]
 
     def _solve_rate(self, number: int) -> float:
-        difficulty = self.environments[number].difficulty
-        assert difficulty is not None and difficulty.solve_rate is not None, "checks.select_environments"
+        environment = self.environments[number]
+        difficulty = environment.difficulty if isinstance(environment, ToolEnvironment) else None
+        assert difficulty is not None and difficulty.solve_rate is not None, "environments.select_environments"
         return difficulty.solve_rate
 
     async def _group(self, index: int) -> Group:
@@ -106,6 +109,7 @@ class GroupSampler:
             raise
         scored = [episode for episode in episodes if not episode.voided]
         self.voided += len(episodes) - len(scored)
+        self.unscored += sum(bool(episode.unscored) for episode in episodes)
         self._finished[index] = scored
         return Group(index=index, environment_id=environment.id, update=version, episodes=scored)
 

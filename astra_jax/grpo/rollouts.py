@@ -21,8 +21,8 @@ from astra_jax.rollout.policy import Policy
 from astra_jax.run.hosts import from_first
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from synthesis.core.environment import AnyEnvironment
 from synthesis.core.progress import say_beside_bars
-from synthesis.core.records import ToolEnvironment
 
 
 class FillReport(msgspec.Struct):
@@ -68,8 +68,8 @@ class Rollouts:
     def __init__(
         self,
         policy: Policy,
-        sandbox: Sandbox,
-        environments: Sequence[ToolEnvironment],
+        sandbox: Sandbox | None,
+        environments: Sequence[AnyEnvironment],
         tokenizer: ChatTokenizer,
         config: GRPOConfig,
         journals: Journals | None = None,
@@ -148,6 +148,7 @@ class Rollouts:
             counts={
                 "episodes": len(sampler.finished),
                 "voided_episodes": sampler.voided,
+                "unscored_episodes": sampler.unscored,
                 "cancelled_episodes": sampler.cancelled,
                 **({} if journal is None else journal.counts()),
             },
@@ -161,8 +162,9 @@ class Rollouts:
         if not filling.filled:
             say_beside_bars(
                 f"update {self._update}: no batch of {self.config.batch_size} valid groups: "
-                f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, where their rewards are "
-                "equal to the environments (solve_rates), group_size and delta; max_groups_per_step raises the limit"
+                f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, or to what masks them "
+                "(the log says so), where their rewards are equal to the environments (solve_rates), group_size and "
+                "delta; max_groups_per_step raises the limit"
             )
             return None
         groups = self._buffer.take()

@@ -56,8 +56,8 @@ from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
+from synthesis.core.environment import AnyEnvironment, fingerprint
 from synthesis.core.progress import say_beside_bars
-from synthesis.core.records import ToolEnvironment, encode
 from synthesis.core.refusals import InputError
 
 _FREE = ("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds")
@@ -87,9 +87,9 @@ async def train(
     config: GRPOConfig,
     model: Model,
     start: Callable[[], Params],
-    environments: Sequence[ToolEnvironment],
+    environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     workdir: Folder,
     *,
     policy: TrainablePolicy | None = None,
@@ -106,9 +106,9 @@ async def train(
     Args:
         start: gives the starting policy's weights; called where there is no checkpoint. They are taken over: a step
             donates them, and nothing of them stays on the devices. With adapters it is called always, and they stay.
-        environments: at least one; each must be scorable, its prompt must fit, and its reference calls must succeed.
-            `config.solve_rates` may leave some out.
-        sandbox: where calls run; already started.
+        environments: at least one, records or others; each must be scorable, its prompt must fit, and the reference
+            calls of a record must succeed. `config.solve_rates` may leave some out.
+        sandbox: where the calls of records run; already started.
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/`, `episodes/`, `profile/`, and in `rollouts/`
             the batch under way. All hosts share it.
         policy: who samples; by default an embedded engine is made and closed here. On several hosts only the first
@@ -350,5 +350,5 @@ def _row(
     return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
 
-def _digest(environments: Sequence[ToolEnvironment]) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(encode(one)).digest() for one in environments)).hexdigest()
+def _digest(environments: Sequence[AnyEnvironment]) -> str:
+    return hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()

@@ -1,4 +1,4 @@
-"""One episode: a policy, a question, tools in the sandbox, until the policy stops calling (or a limit ends it).
+"""One episode: a policy, a question, tools, until the policy stops calling (or a limit ends it).
 
 Token ids are the only state. They are append-only, never rendered or tokenised again: a turn's sampled ids are kept as
 they were sampled, and only the new tool outputs are rendered and encoded, O(new tokens) a turn.
@@ -15,15 +15,18 @@ import msgspec
 from absl import logging
 
 from astra_jax.rollout.policy import Completion, Policy, RequestFailed, Sampling
-from astra_jax.rollout.tool_calls import CallRecord, EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
+from astra_jax.rollout.sessions import CodeSession, EpisodeSession, ForeignSession
+from astra_jax.rollout.tool_calls import EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call
-from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.core.environment import AnyEnvironment, CallRecord
+from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.refusals import InputError
-from synthesis.core.reward import Grade, Reward, RewardKind, graded_reward, sub_tasks_by_tool
+from synthesis.core.reward import Reward, sub_tasks_by_tool
+from synthesis.core.rewards import Unscorable, parsed, rewards_of
 from synthesis.core.stages import rng_for
 from synthesis.core.tool_results import MAX_CHARACTERS
 
@@ -42,7 +45,9 @@ class EpisodeConfig(Settings):
         max_output_chars: a tool output is cut after this many characters, with a marker. Ours: 8,192, as in SFT data.
         distractors_per_band: up to this many irrelevant tools from each similarity band. Ours: 2; three bands give up
             to 6, within the 5-9 of the paper's examples.
-        reward: `f1`, or `recall` / `precision` alone for the paper's ablation.
+        reward: named rewards with weights, for example `f1:1.0,format:0.1,my_module:my_reward`; see
+            `synthesis.core.rewards`. `recall` or `precision` alone is the paper's ablation; `score` is what an
+            environment that is no record of ours says itself.
         reward_epsilon: in the precision's denominator. Ours: 1e-6, so that 4 of 4 in 4 calls scores 1 as in the paper.
     """
 
@@ -54,8 +59,12 @@ class EpisodeConfig(Settings):
     top_p: TopP = 1.0
     max_output_chars: Count = MAX_CHARACTERS
     distractors_per_band: CountOrZero = 2
-    reward: RewardKind = "f1"
+    reward: str = "f1"
     reward_epsilon: Annotated[float, Bound(above=0, most=1)] = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parsed(self.reward)
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -68,8 +77,10 @@ class Episode(msgspec.Struct, frozen=True):
         logprobs: the sampler's, 0.0 where the mask is 0.
         versions: the policy version of each turn.
         calls: in the order in which they were made.
-        score: None exactly when `finish` is `voided`: infrastructure failed, so nothing may be concluded.
-        messages: for people and reports; never used to make tokens.
+        score: None exactly when `finish` is `voided`: infrastructure failed, or a reward did, so that nothing may be
+            concluded.
+        messages: for people and rewards; never used to make tokens.
+        unscored: which reward could not judge it, and why.
     """
 
     environment_id: str
@@ -83,6 +94,7 @@ class Episode(msgspec.Struct, frozen=True):
     turns: int
     finish: Finish
     messages: list[Message]
+    unscored: str = ""
 
     @property
     def voided(self) -> bool:
@@ -119,12 +131,32 @@ class FinishedTurn(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EpisodeTask:
-    """What all episodes of a group share: the environment, the tools it offers in this group, the prompt's tokens."""
+    """What all episodes of a group share: the environment, the tools it offers in this group, the prompt.
 
-    environment: ToolEnvironment
-    tools: Mapping[str, CodeTool]
+    Attributes:
+        tools: by name, in the order in which they are shown.
+        code: of a record: those tools with what they run.
+        sub_tasks: of a record: by the name of the tool that solves them.
+    """
+
+    environment: AnyEnvironment
+    tools: Mapping[str, ToolSpec]
+    prompt: Sequence[Message]
     prompt_ids: tuple[int, ...]
-    sub_tasks: Mapping[str, list[SubQuestion]] = field(repr=False)
+    code: Mapping[str, CodeTool] = field(default_factory=dict, repr=False)
+    sub_tasks: Mapping[str, list[SubQuestion]] = field(default_factory=dict, repr=False)
+
+    def session(self, sandbox: Sandbox | None, *, epsilon: float) -> EpisodeSession:
+        """What one episode plays in, not yet open.
+
+        Args:
+            sandbox: where code runs; only records have any.
+            epsilon: of F1.
+        """
+        if not isinstance(self.environment, ToolEnvironment):
+            return ForeignSession(self.environment)
+        assert sandbox is not None, "records run code"
+        return CodeSession(sandbox, self.environment, self.code, self.sub_tasks, epsilon=epsilon)
 
 
 def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: int) -> dict[str, CodeTool]:
@@ -146,29 +178,37 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
 
 
 def make_task(
-    environment: ToolEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
+    environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
 ) -> EpisodeTask:
-    """Choose distractors, shuffle all tools and render the prompt; the same seed gives the same task.
+    """Render the prompt, of a record with irrelevant tools chosen and all shuffled; the same seed gives the same task.
 
     Raises:
         ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
     """
-    tools = offered_tools(environment, config, seed=seed)
-    question = Message(role="user", content=environment.question)
-    specs = [tool.spec for tool in tools.values()]
-    segments = tokenizer.format.render([question], specs, add_generation_prompt=True)
+    code: dict[str, CodeTool] = {}
+    sub_tasks: dict[str, list[SubQuestion]] = {}
+    prompt: Sequence[Message]
+    if isinstance(environment, ToolEnvironment):
+        code, sub_tasks = offered_tools(environment, config, seed=seed), sub_tasks_by_tool(environment)
+        tools = {name: tool.spec for name, tool in code.items()}
+        prompt = [Message(role="user", content=environment.question)]
+    else:
+        tools, prompt = {spec.name: spec for spec in environment.tools}, environment.prompt
+        if len(tools) != len(environment.tools):
+            raise InputError(f"environment {environment.id}: two tools have one name; make the names unique")
+    segments = tokenizer.format.render(list(prompt), list(tools.values()), add_generation_prompt=True)
     prompt_ids, _ = tokenizer.encode_segments(segments)
     if len(prompt_ids) > config.max_prompt_tokens:
         raise InputError(
             f"environment {environment.id}: its prompt has {len(prompt_ids)} tokens, max_prompt_tokens is "
             f"{config.max_prompt_tokens}; raise it, lower distractors_per_band, or drop the environment"
         )
-    return EpisodeTask(environment, tools, tuple(prompt_ids), sub_tasks_by_tool(environment))
+    return EpisodeTask(environment, tools, prompt, tuple(prompt_ids), code, sub_tasks)
 
 
 async def run_episode(
     policy: Policy,
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     task: EpisodeTask,
     tokenizer: ChatTokenizer,
     config: EpisodeConfig,
@@ -181,17 +221,19 @@ async def run_episode(
     """Run one episode to its end and score it.
 
     Args:
+        sandbox: where the code of records runs.
         seed: of sampling; with equal weights, the same seed gives the same episode.
         session: a name that is unique among the episodes under way.
         taken: its first turns, which an earlier process has finished: they are not drawn again, and their calls are
-            made again only in a world, whose state they are.
+            made again only where they leave a state.
         on_turn: given each further turn after which the episode goes on, with its place; awaited before the next one.
 
     Raises:
         NotTakenOver: the episode cannot go on from `taken`.
     """
     agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
-    tools = EpisodeTools(sandbox, task.environment, task.tools, task.sub_tasks, max_chars=config.max_output_chars)
+    playing = task.session(sandbox, epsilon=config.reward_epsilon)
+    tools = EpisodeTools(playing, task.tools, max_chars=config.max_output_chars)
 
     async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
         if turn < len(taken):
@@ -201,16 +243,23 @@ async def run_episode(
         agent.record(results, tools.calls[len(tools.calls) - len(results) :])
         return outputs_of(results)
 
+    finish: Finish = "voided"
+    reward, unscored = None, ""
     try:
-        finish = await run_agent(agent, execute, max_turns=config.max_turns)
-    except RequestFailed as error:  # what others asked for goes on: see `fill`, which ends when nothing else comes
-        logging.warning("an episode of %s is voided: %s", task.environment.id, error)
-        finish = "voided"
+        try:
+            if await playing.open():
+                finish = await run_agent(agent, execute, max_turns=config.max_turns)
+        except RequestFailed as error:  # what others asked for goes on: see `fill`, which ends when nothing else comes
+            logging.warning("an episode of %s is voided: %s", task.environment.id, error)
+        finally:
+            policy.release(session)
+        if finish != "voided":
+            reward = await playing.score(agent.messages, tools.calls, finish, rewards_of(config.reward))
+    except Unscorable as error:
+        unscored = str(error)
+        logging.warning("an episode of %s is masked: %s", task.environment.id, unscored)
     finally:
-        policy.release(session)
-    grade = None if finish == "voided" else await tools.grade()
-    if grade is None:
-        finish = "voided"
+        await playing.close()
 
     return Episode(
         environment_id=task.environment.id,
@@ -220,10 +269,11 @@ async def run_episode(
         logprobs=agent.logprobs,
         versions=agent.versions,
         calls=tools.calls,
-        score=None if grade is None else score(task.sub_tasks, tools.calls, grade, config),
+        score=reward,
         turns=len(agent.versions),
-        finish=finish,
+        finish="voided" if reward is None else finish,
         messages=agent.messages,
+        unscored=unscored,
     )
 
 
@@ -245,7 +295,7 @@ class _PolicyAgent:
         self.token_ids = list(task.prompt_ids)
         self.loss_mask, self.logprobs = [0] * len(self.token_ids), [0.0] * len(self.token_ids)
         self.versions: list[int] = []
-        self.messages = [Message(role="user", content=task.environment.question)]
+        self.messages = list(task.prompt)
         self._policy, self._tokenizer, self._config = policy, tokenizer, config
         self._seed, self._session = seed, session
         self._taken, self._on_turn = taken, on_turn
@@ -326,27 +376,26 @@ class _PolicyAgent:
         self.logprobs += logprobs
 
 
-def score(
-    sub_tasks: Mapping[str, Sequence[SubQuestion]], calls: Sequence[CallRecord], grade: Grade, config: EpisodeConfig
-) -> Reward:
-    """The reward of an episode that made these calls and left a state of this grade."""
-    found = {sub_id for call in calls for sub_id in call.solved}
-    return graded_reward(sub_tasks, found, len(calls), grade, epsilon=config.reward_epsilon, kind=config.reward)
-
-
 def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
-    """Means over the scored episodes, by metric name; empty when there are none."""
+    """Means over the scored episodes, by metric name; empty when there are none. Those of sub-tasks are over the
+    episodes that have any."""
     scored = [(episode, episode.score) for episode in episodes if episode.score is not None]
     if not scored:
         return {}
     n = len(scored)
-    values = {
-        "reward": sum(score.value for _, score in scored) / n,
-        "recall": sum(score.recall for _, score in scored) / n,
-        "precision": sum(score.precision for _, score in scored) / n,
+    values = {"reward": sum(score.value for _, score in scored) / n}
+    for name in dict.fromkeys(name for _, score in scored for name in score.parts):
+        shares = [score.parts[name] for _, score in scored if name in score.parts]
+        values[f"reward_{name}"] = sum(shares) / len(shares)
+    if counted := [score for _, score in scored if score.needed]:
+        values |= {
+            "recall": sum(score.recall for score in counted) / len(counted),
+            "precision": sum(score.precision for score in counted) / len(counted),
+            "harm": sum(score.harm for score in counted) / len(counted),
+            "unevaluated_checks": sum(score.unevaluated for score in counted) / len(counted),
+        }
+    values |= {
         "calls": sum(score.calls for _, score in scored) / n,
-        "harm": sum(score.harm for _, score in scored) / n,
-        "unevaluated_checks": sum(score.unevaluated for _, score in scored) / n,
         "turns": sum(episode.turns for episode, _ in scored) / n,
         "sampled_tokens": sum(sum(episode.loss_mask) for episode, _ in scored) / n,
         "total_tokens": sum(len(episode.token_ids) for episode, _ in scored) / n,

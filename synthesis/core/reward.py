@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,14 +24,13 @@ from synthesis.core.readings import Reading
 from synthesis.core.records import SubQuestion, ToolEnvironment
 from synthesis.core.refusals import InputError
 
-RewardKind = Literal["f1", "recall", "precision"]
-
 
 class Reward(msgspec.Struct, frozen=True):
     """A scored episode: `value` is trained on.
 
     `recall` = solved/needed, `precision` = solved/(calls + harm + epsilon). `unevaluated`: sub-tasks whose check could
-    not be evaluated; they count as not solved.
+    not be evaluated; they count as not solved. `needed` is 0 where nothing of this is known: in environments that are
+    no records of ours. `parts`: the named rewards that `value` is the weighted sum of (`synthesis.core.rewards`).
     """
 
     value: float
@@ -42,6 +41,7 @@ class Reward(msgspec.Struct, frozen=True):
     calls: int
     harm: int = 0
     unevaluated: int = 0
+    parts: dict[str, float] = {}
 
     @property
     def f1(self) -> float:
@@ -75,7 +75,6 @@ def f1_reward(
     harm: int = 0,
     unevaluated: int = 0,
     epsilon: float = 1e-6,
-    kind: RewardKind = "f1",
 ) -> Reward:
     """Score an episode from its counts.
 
@@ -86,7 +85,6 @@ def f1_reward(
         harm: rows that it left otherwise than it should, >= 0.
         unevaluated: only noted.
         epsilon: keeps the precision of an episode without calls finite; >= 0.
-        kind: `f1`, or one of its two parts alone (the paper's ablation).
 
     Returns:
         The reward, in [0, 1] as are its parts; all are 0 when nothing is solved.
@@ -107,8 +105,7 @@ def f1_reward(
     recall = solved / needed
     precision = solved / (calls + harm + epsilon) if solved else 0.0
     f1 = 2 * recall * precision / (recall + precision) if solved else 0.0
-    value = {"f1": f1, "recall": recall, "precision": precision}[kind]
-    return Reward(value, recall, precision, solved, needed, calls, harm, unevaluated)
+    return Reward(f1, recall, precision, solved, needed, calls, harm, unevaluated)
 
 
 def graded_reward(
@@ -118,7 +115,6 @@ def graded_reward(
     grade: Grade = STATELESS,
     *,
     epsilon: float = 1e-6,
-    kind: RewardKind = "f1",
 ) -> Reward:
     """The reward of an episode whose calls found these sub-tasks' answers and left a state of this grade.
 
@@ -127,9 +123,8 @@ def graded_reward(
     needed = sum(map(len, sub_tasks.values()))
     solved = min(len({*found, *grade.met}), calls)
     return f1_reward(
-        solved=solved, needed=needed, calls=calls, harm=grade.harm, unevaluated=grade.unevaluated,
-        epsilon=epsilon, kind=kind,
-    )  # fmt: skip
+        solved=solved, needed=needed, calls=calls, harm=grade.harm, unevaluated=grade.unevaluated, epsilon=epsilon
+    )
 
 
 def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestion]]:

@@ -51,9 +51,9 @@ def error_text(message: str, *, max_characters: int = MAX_CHARACTERS) -> str:
     return value_text({"error": message}, max_characters=max_characters)
 
 
-def server_error_text(text: str) -> str:
+def server_error_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
     """A server's text that says of itself to be an error."""
-    return error_text(_respelled(text))
+    return error_text(_respelled(text), max_characters=max_characters)
 
 
 def outcome_text(result: CallResult, *, max_characters: int = MAX_CHARACTERS) -> str:

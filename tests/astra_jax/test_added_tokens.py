@@ -154,7 +154,7 @@ async def test_a_rollout_is_rendered_and_read_in_the_models_format(plain: Path, 
     policy = ScriptedPolicy(tokenizer, lambda session, turn, seed: turns[turn])
     episode = await run_episode(policy, pool, task, tokenizer, config, seed=1, session="s")
     assert episode.finish == "answered" and episode.reward == pytest.approx(1, abs=1e-5)
-    segments = tokenizer.format.render(episode.messages, [tool.spec for tool in task.tools.values()])
+    segments = tokenizer.format.render(episode.messages, list(task.tools.values()))
     assert tokenizer.decode(episode.token_ids) == "".join(one.text for one in segments).removesuffix("\n")
 
 

@@ -113,7 +113,10 @@ def test_sft_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere, 
 
 def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere, tmp_path) -> None:
     nowhere = tmp_path / "nowhere"
-    key = tmp_path / "key"
+    key, mine = tmp_path / "key", tmp_path / "mine.py"
+    mine.write_text(
+        "class Mine:\n    question = 'How many?'\n    def score(self, episode): return 1\nmine = [Mine()]\n"
+    )
     servers: dict[str, Path | str] = {"rollout_urls": "http://127.0.0.1:9"}
     cases: list[tuple[dict[str, Path | str], str]] = [
         ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
@@ -126,6 +129,13 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
         (servers | {"rollout_sync_key_file": key}, f"--rollout_sync_key_file={key} is no file"),
         (servers | {"rollout_ca_file": key}, f"--rollout_ca_file={key} is no file of certificates"),
         ({"sandbox_token_file": key}, "--sandbox_token_file is for a service"),
+        ({"environments": "no_such_module:mine"}, "no_such_module:mine: no_such_module cannot be imported"),
+        ({"environments": f"{mine}:others"}, "has no others; it has Mine, mine"),
+        ({"environments": f"{mine}:mine"}, "reward f1 counts sub-tasks"),
+        ({"environments": f"mcp:{nowhere}"}, f"{nowhere}: No such file"),
+        ({"environments_count": "3"}, "--environments_count is for verifiers:ID and openenv:URL"),
+        ({"config.grpo.episode.reward": "f2"}, "there is no reward 'f2'; use f1"),
+        ({"config.grpo.episode.reward": "no_such_module:judge"}, "no_such_module cannot be imported"),
     ]
     for changed, message in cases:
         assert message in start_nowhere(*grpo(world, tmp_path / "run", **changed), module="launch.grpo").line

@@ -10,7 +10,8 @@ import numpy as np
 from astra_jax.evaluation.endpoint_agent import EndpointAgent
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
-from astra_jax.rollout.episode import EpisodeConfig, offered_tools, score
+from astra_jax.rollout.episode import EpisodeConfig, offered_tools
+from astra_jax.rollout.sessions import CodeSession
 from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
 from synthesis.core.agent_loop import run_agent
 from synthesis.core.chat_format import Call, escape_tags, without_tags
@@ -93,17 +94,17 @@ class Environments:
             tools=[without_tags(tool.spec.to_openai()) for tool in tools.values()],
         )
         sub_tasks = sub_tasks_by_tool(environment)
-        sandbox, most = self._context.sandbox, config.max_output_chars
-        episode = EpisodeTools(sandbox, environment, tools, sub_tasks, max_chars=most)
+        session = CodeSession(self._context.sandbox, environment, tools, sub_tasks, epsilon=config.reward_epsilon)
+        specs = {name: tool.spec for name, tool in tools.items()}
+        episode = EpisodeTools(session, specs, max_chars=config.max_output_chars)
 
         async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
             return outputs_of(await episode.execute(turn, calls))
 
         finish = await run_agent(agent, execute, max_turns=config.max_turns)
-        grade = None if finish == "voided" else await episode.grade()
-        if grade is None:
+        reward = None if finish == "voided" else await session.counted(episode.calls)
+        if reward is None:
             raise Transient(f"the sandbox failed in environment {item.id}")
-        reward = score(sub_tasks, episode.calls, grade, config)
         needed = {tool.spec.name for tool in environment.tools}
         irrelevant = [call.name not in needed for call in episode.calls]
         return ItemResult(

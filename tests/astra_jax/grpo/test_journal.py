@@ -28,10 +28,10 @@ from astra_jax.grpo.journal import BatchJournal, BatchKey, Journals
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import EpisodeConfig, FinishedTurn
-from astra_jax.rollout.tool_calls import CallRecord
 from astra_jax.run.identity import run_id
 from astra_jax.run.metrics import read_metrics
 from sandbox import CallResult, Outcome
+from synthesis.core.environment import CallRecord
 from synthesis.core.workdir import WorkdirError
 
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=600, max_response_tokens=300, distractors_per_band=1)

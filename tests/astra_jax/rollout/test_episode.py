@@ -44,7 +44,7 @@ async def test_solved_episode(pool, environment, chat_tokenizer):
     assert episode.versions == [0, 0, 0]
     # The tokens that were appended turn by turn are what rendering the whole conversation gives.
     task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
-    segments = QWEN3.render(episode.messages, [tool.spec for tool in task.tools.values()], keep_reasoning=True)
+    segments = QWEN3.render(episode.messages, list(task.tools.values()), keep_reasoning=True)
     assert chat_tokenizer.decode(episode.token_ids) == "".join(s.text for s in segments).removesuffix("\n")
     # Exactly what the policy said is trained on.
     said = [t for t, m in zip(episode.token_ids, episode.loss_mask, strict=True) if m]

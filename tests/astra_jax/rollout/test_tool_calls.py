@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from rollout_world import CAPITAL, make_environment
 
+from astra_jax.rollout.sessions import CodeSession
 from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import CodeExecution, CodeTool, Message, Task, TaskScores, ToolCall, ToolServer
@@ -35,6 +36,11 @@ def wrong(name: str) -> list[tuple[str, dict]]:
     return [("fly_to_moon", {}), (name, {}), (name, {"wrong": 1})]
 
 
+def episode_tools(pool, tools: dict[str, CodeTool]) -> EpisodeTools:
+    session = CodeSession(pool, make_environment(), tools, {})
+    return EpisodeTools(session, {name: tool.spec for name, tool in tools.items()}, max_chars=8_192)
+
+
 async def both_paths(server: ToolServer, asked: list[tuple[str, dict]], pool, tmp_path) -> tuple[list[str], list[str]]:
     """What an agent of a trajectory is shown of the calls, and what a policy is."""
     calls = [ToolCall(f"call_{i}", *one) for i, one in enumerate(asked)]
@@ -45,7 +51,7 @@ async def both_paths(server: ToolServer, asked: list[tuple[str, dict]], pool, tm
         run = [result.content for result in await session.call_all(calls)]
     assert isinstance(server.execution, CodeExecution)
     tools = {spec.name: CodeTool(spec, server.execution.code) for spec in server.tools}
-    episode = outputs_of(await EpisodeTools(pool, make_environment(), tools, {}, max_chars=8_192).execute(0, calls))
+    episode = outputs_of(await episode_tools(pool, tools).execute(0, calls))
     assert episode is not None
     return run, episode
 
@@ -86,7 +92,7 @@ async def test_hostile_results_too_and_rendered(pool, tmp_path):
 async def test_a_schema_that_cannot_be_checked_is_an_observation(pool):
     odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     tool = msgspec.structs.replace(CAPITAL, spec=msgspec.structs.replace(CAPITAL.spec, parameters=odd))
-    episode = EpisodeTools(pool, make_environment(), {"capital_of": tool}, {}, max_chars=8_192)
+    episode = episode_tools(pool, {"capital_of": tool})
     outputs = outputs_of(await episode.execute(0, [ToolCall("x", "capital_of", {"country": "France"})]))
     assert [call.outcome for call in episode.calls] == ["bad_schema"]
     assert outputs and "cannot be checked by the schema of capital_of" in outputs[0]

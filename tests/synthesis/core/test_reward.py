@@ -20,9 +20,9 @@ def test_paper_examples(solved, needed, calls, want):
 
 
 def test_single_parts():
-    assert f1_reward(solved=2, needed=4, calls=8, kind="recall").value == 0.5
-    assert f1_reward(solved=2, needed=4, calls=8, kind="precision").value == pytest.approx(0.25)
-    assert f1_reward(solved=1, needed=1, calls=1, epsilon=1.0, kind="precision").value == 0.5
+    assert f1_reward(solved=2, needed=4, calls=8).recall == 0.5
+    assert f1_reward(solved=2, needed=4, calls=8).precision == pytest.approx(0.25)
+    assert f1_reward(solved=1, needed=1, calls=1, epsilon=1.0).precision == 0.5
 
 
 @given(needed=st.integers(1, 20), data=st.data())
@@ -113,9 +113,7 @@ def test_whatever_is_called_a_reward_is_a_share(values, calls, epsilon, data):
     by_tool = sub_tasks_by_tool(asked)
     assert all(len(solved_by(by_tool, call.tool, call.output)) <= 1 for call in calls)
     reward = score(asked, calls, epsilon=epsilon)
-    for kind in ("f1", "recall", "precision"):
-        one = f1_reward(solved=reward.solved, needed=reward.needed, calls=reward.calls, epsilon=epsilon, kind=kind)
-        assert 0 <= one.value <= 1 and 0 <= one.recall <= 1 and 0 <= one.precision <= 1
+    assert 0 <= reward.value <= 1 and 0 <= reward.recall <= 1 and 0 <= reward.precision <= 1
     assert reward.solved <= min(len(calls), len(values))
     everything = MadeCall("tool0", True, values)
     assert score(asked, [everything] * 3).solved <= 1

@@ -1,0 +1,191 @@
+"""What an episode plays in: the tools of its environment, whatever that is, and what it is worth when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from absl import logging
+
+from sandbox import Sandbox
+from synthesis.core.agent_loop import Finish
+from synthesis.core.environment import CallRecord, Environment, EnvironmentSession, ToolsUnavailable
+from synthesis.core.files import first_line
+from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
+from synthesis.core.reward import Reward, graded_reward, solved_by
+from synthesis.core.rewards import MOST_SECONDS, Rewards, played
+from synthesis.core.tool_results import error_text, outcome_text, server_error_text, server_text
+from synthesis.core.worlds import EpisodeCalls
+
+T = TypeVar("T")
+
+
+class CallOutcome(NamedTuple):
+    """What came of a call that was carried out; fields as of `CallRecord`.
+
+    Attributes:
+        infrastructure: it says nothing about the policy; the episode is masked.
+    """
+
+    outcome: str
+    output: str
+    solved: list[int]
+    infrastructure: bool = False
+
+
+class EpisodeSession(Protocol):
+    """One episode's tools and its score.
+
+    Attributes:
+        stateful: calls leave something behind that later ones see.
+    """
+
+    stateful: bool
+
+    async def open(self) -> bool:
+        """Begin; False where infrastructure failed."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
+        """Carry out a call that is in order; several may be under way."""
+        ...
+
+    async def score(
+        self, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish, rewards: Rewards
+    ) -> Reward | None:
+        """What the episode is worth; None where infrastructure failed.
+
+        Raises:
+            Unscorable: as `Rewards.score`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class CodeSession:
+    """An episode of a record: code in the sandbox, and F1. See `EpisodeSession`.
+
+    Args:
+        tools: what the episode offers, by name.
+        sub_tasks: by the name of the tool that solves them.
+        epsilon: in the precision's denominator.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        environment: ToolEnvironment,
+        tools: Mapping[str, CodeTool],
+        sub_tasks: Mapping[str, Sequence[SubQuestion]],
+        *,
+        epsilon: float = 1e-6,
+    ) -> None:
+        self._environment, self._tools, self._sub_tasks, self._epsilon = environment, tools, sub_tasks, epsilon
+        self._calls = EpisodeCalls(sandbox, environment)
+        self.stateful = self._calls.stateful
+
+    async def open(self) -> bool:
+        """There is nothing to begin."""
+        return True
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
+        """Those to a world come one after the other."""
+        result = await self._calls.call(self._tools[name], arguments)
+        solved = solved_by(self._sub_tasks, name, result.value) if result.ok else []
+        shown = outcome_text(result, max_characters=max_chars)
+        return CallOutcome(result.kind.value, shown, solved, result.is_infrastructure)
+
+    async def counted(self, calls: Sequence[CallRecord]) -> Reward | None:
+        """The F1 reward of these calls and the state that they have left; None where the sandbox failed."""
+        grade = await self._calls.grade()
+        if grade is None:
+            return None
+        found = {sub_id for call in calls for sub_id in call.solved}
+        return graded_reward(self._sub_tasks, found, len(calls), grade, epsilon=self._epsilon)
+
+    async def score(
+        self, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish, rewards: Rewards
+    ) -> Reward | None:
+        """See `EpisodeSession`."""
+        counted = await self.counted(calls)
+        if counted is None:
+            return None
+
+        async def own() -> float:
+            return counted.value
+
+        return await rewards.score(played(self._environment, messages, calls, finish), counted, own)
+
+    async def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class ForeignSession:
+    """An episode of any other environment, whose calls are made in their order. See `EpisodeSession`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._session: EnvironmentSession | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self.stateful = True
+
+    async def open(self) -> bool:
+        """See `EpisodeSession`."""
+        try:
+            self._session = await self._environment.begin()
+        except Exception as error:  # a foreign environment fails in as many ways as there are
+            logging.warning("%s", masked(self._environment, error))
+            return False
+        return True
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
+        """One after the other, in the order in which they were begun."""
+        assert self._session is not None, "open it first"
+        async with self._one_at_a_time:
+            try:
+                answer = await _in_time(self._session.call(name, arguments), name)
+            except Exception as error:  # see `open`
+                logging.warning("%s", masked(self._environment, error))
+                return CallOutcome("unavailable", error_text(first_line(error), max_characters=max_chars), [], True)
+        if answer.ok:
+            return CallOutcome("ok", server_text(answer.text, max_characters=max_chars), [])
+        return CallOutcome("tool_error", server_error_text(answer.text, max_characters=max_chars), [])
+
+    async def score(
+        self, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish, rewards: Rewards
+    ) -> Reward | None:
+        """See `EpisodeSession`."""
+        assert self._session is not None, "open it first"
+        episode, session = played(self._environment, messages, calls, finish), self._session
+        try:
+            return await rewards.score(episode, None, lambda: _in_time(session.score(episode), "score"))
+        except ToolsUnavailable as error:
+            logging.warning("%s", masked(self._environment, error))
+            return None
+
+    async def close(self) -> None:
+        """Nothing that the environment does then keeps an episode from ending."""
+        try:
+            if self._session is not None:
+                await self._session.close()
+        except Exception as error:
+            logging.warning("environment %s: an episode was not closed: %s", self._environment.id, first_line(error))
+
+
+async def _in_time(work: Awaitable[T], what: str) -> T:
+    """Raises `ToolsUnavailable`: it took longer than anything of an environment may."""
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            return await work
+    except TimeoutError:
+        raise ToolsUnavailable(f"{what} did not end in {MOST_SECONDS:g} s") from None
+
+
+def masked(environment: Environment, error: Exception) -> str:
+    """That an episode is masked, and why."""
+    kind = "" if isinstance(error, ToolsUnavailable) else f"{type(error).__name__}: "
+    return f"an episode of {environment.id} is masked: {kind}{first_line(error)}"

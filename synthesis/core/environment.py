@@ -1,0 +1,156 @@
+"""What rollouts take: a question, tools and a score.
+
+Environments of ours are records (`ToolEnvironment`): code in the sandbox, scored by rules (F1). Anything else is an
+`Environment`: an object of one's own (`own_objects.py`), an MCP server, an OpenEnv server, a task of a verifiers
+taskset (`synthesis/servers`). An episode plays in a session of its own, which sees no other episode's state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from synthesis.core.agent_loop import Finish
+from synthesis.core.records import Answer, Message, ToolEnvironment, ToolSpec, encode
+
+
+class ToolsUnavailable(Exception):
+    """An environment did not do what it was asked, for nothing that the policy did: the episode is masked."""
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """What one call did.
+
+    Attributes:
+        turn: the assistant turn that made it, from 0.
+        name: the called tool; empty when the call could not be read.
+        outcome: the sandbox's outcome (`ok`, `tool_error`, ...), or that of `tool_results.refusal` (`malformed`,
+            `unknown_tool`, `invalid_arguments`), or `bad_schema`: the tool's schema cannot be checked.
+        output: what the policy was shown.
+        solved: ids of the sub-questions whose answer the output contains.
+    """
+
+    turn: int
+    name: str
+    arguments: dict[str, Any]
+    outcome: str
+    output: str
+    solved: list[int] = []
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """A finished episode, as rewards see it.
+
+    Attributes:
+        environment: whose episode it is: the record, the environment, or the object of one's own behind it.
+        expected: what the final answer should say, where there is one such answer.
+        messages: the conversation, from the prompt on, with calls, results and thoughts.
+        calls: in the order in which they were made, with what became of them.
+        finish: why it ended; `answered`: the model made no more calls.
+    """
+
+    environment: Any
+    expected: Answer | None
+    messages: Sequence[Message]
+    calls: Sequence[CallRecord]
+    finish: Finish
+
+    @property
+    def answer(self) -> str:
+        """The last thing that the model said, without its thoughts; "" when a limit has ended the episode."""
+        return self.messages[-1].content if self.finish == "answered" and self.messages else ""
+
+
+class ToolAnswer(NamedTuple):
+    """What a tool gave.
+
+    Attributes:
+        text: JSON, or any other text; it is shown as `tool_results.server_text` has it.
+        ok: whether the call succeeded; else the text is what went wrong, and the policy is shown that.
+    """
+
+    text: str
+    ok: bool = True
+
+
+class EnvironmentSession(Protocol):
+    """One episode of an environment. Its methods are called one after the other."""
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+        """Carry out a call to a tool that there is, with arguments that fit its schema.
+
+        Raises:
+            ToolsUnavailable: it could not be tried.
+        """
+        ...
+
+    async def score(self, episode: PlayedEpisode) -> float:
+        """What the episode is worth, in [0, 1]; asked once, when it is over.
+
+        Raises:
+            ToolsUnavailable: that cannot be said.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what the episode holds; called once, whatever has happened before."""
+        ...
+
+
+class Environment(Protocol):
+    """A question, tools, and sessions to play in."""
+
+    @property
+    def id(self) -> str:
+        """Its name among all others of a run."""
+        ...
+
+    @property
+    def prompt(self) -> Sequence[Message]:
+        """What an episode begins with: a user's message, or a system's and a user's."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """What it offers, each with a name of its own; may be empty."""
+        ...
+
+    @property
+    def answer(self) -> Answer | None:
+        """What the final answer should say, where there is one such answer: what the reward `answer` asks for."""
+        ...
+
+    @property
+    def subject(self) -> Any:
+        """What reward functions are shown as the episode's environment."""
+        ...
+
+    async def begin(self) -> EnvironmentSession:
+        """A new episode.
+
+        Raises:
+            ToolsUnavailable: it cannot be begun.
+        """
+        ...
+
+
+AnyEnvironment = ToolEnvironment | Environment
+
+
+def fingerprint(environment: AnyEnvironment) -> bytes:
+    """What makes an environment another one than before, for a run that goes on: of a record all of it; of any other
+    environment what a policy is shown at the start."""
+    if isinstance(environment, ToolEnvironment):
+        return hashlib.sha256(encode(environment)).digest()
+    shown = [environment.id, msgspec.to_builtins([*environment.prompt]), msgspec.to_builtins([*environment.tools])]
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).digest()

@@ -1,0 +1,62 @@
+"""Things of one's own that a flag or a setting names: `my_module:my_name`, or `FOLDER/FILE.py:my_name`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from synthesis.core.files import first_line
+from synthesis.core.refusals import InputError
+
+FORM: Final = "my_module:my_name or FILE.py:my_name"
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is one, whatever it names."""
+    module, _, name = text.rpartition(":")
+    in_file = module.endswith(".py") and "://" not in module
+    return name.isidentifier() and (in_file or all(part.isidentifier() for part in module.split(".")))
+
+
+def referred(text: str) -> Any:
+    """What a reference names. Its module is imported, which runs it: it is the operator's own.
+
+    Raises:
+        InputError: there is no such module or name, or the module fails; says which, and why.
+    """
+    if not is_reference(text):
+        raise InputError(f"{text!r:.200} names nothing; write {FORM}")
+    place, _, name = text.rpartition(":")
+    try:
+        module = _of_file(str(Path(place).resolve())) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # whatever a module of one's own raises
+        raise InputError(f"{text}: {place} cannot be imported ({type(error).__name__}: {first_line(error)})") from error
+    if not hasattr(module, name):
+        raise InputError(f"{text}: {place} has no {name}; it has {', '.join(_public(module)) or 'nothing public'}")
+    return getattr(module, name)
+
+
+@cache
+def _of_file(path: str) -> ModuleType:
+    name = f"_own_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as for any module: annotations are looked up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _public(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if not (name.startswith("_") or isinstance(value, ModuleType))]

@@ -1,0 +1,262 @@
+"""Rewards by name: what an episode is worth is the weighted sum of named functions.
+
+    rewards = rewards_of("f1:1.0,format:0.1,my_module:my_reward:0.5")
+    reward = await rewards.score(episode, counted, own)
+
+Each function gives a share, from 0 to 1; a weight is 1 where none is written, and may be negative. One that raises, or
+gives what is no share, has judged nothing: its episode is masked, never counted as good or bad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final
+
+import msgspec
+
+from sandbox.settings import SettingError
+from synthesis.core.agent_loop import Finish
+from synthesis.core.environment import AnyEnvironment, CallRecord, PlayedEpisode, ToolsUnavailable
+from synthesis.core.files import first_line
+from synthesis.core.matching import contains
+from synthesis.core.records import Message, ToolEnvironment
+from synthesis.core.references import FORM, is_reference, referred
+from synthesis.core.refusals import InputError
+from synthesis.core.reward import Reward
+
+BUILT_IN: Final = {
+    "f1": "of the sub-tasks solved and the calls made (paper eq. 30-31)",
+    "recall": "solved sub-tasks over all",
+    "precision": "solved sub-tasks over calls",
+    "score": "the environment's own: of a record of ours, F1",
+    "answer": "whether the final answer says the expected one",
+    "format": "share of the calls that could be carried out; 0 where a limit ended the episode",
+}
+_COUNTED: Final = ("f1", "recall", "precision")
+"""Of sub-tasks, which only records of ours have."""
+_HEAVIEST: Final = 1_000.0
+MOST_SECONDS: Final = 600.0
+"""For a function of somebody else's, which has no deadline of its own: a judge that is a model may take a while."""
+_THREADS: Final = 64
+"""That such functions run in, beside those of everybody else: one that hangs keeps its own."""
+_UNREADABLE: Final = ("malformed", "unknown_tool", "invalid_arguments")
+
+
+class Unscorable(Exception):
+    """A reward function judged nothing; the message says which, and what it did."""
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """A named reward and what it counts."""
+
+    name: str
+    weight: float
+
+    @property
+    def metric(self) -> str:
+        """What it is called in a run's metrics."""
+        return self.name.replace(":", ".").replace("/", ".")
+
+
+def parsed(text: str) -> tuple[WeightedReward, ...]:
+    """The rewards of a setting; functions of one's own are not looked for yet.
+
+    Raises:
+        SettingError: a name that there is not or that is there twice, or a weight that is none.
+    """
+    found: list[WeightedReward] = []
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, _, last = part.rpartition(":")
+        weight = _weight(last) if name else None
+        one = WeightedReward(part, 1.0) if weight is None else WeightedReward(name, weight)
+        if not (one.name in BUILT_IN or is_reference(one.name)):
+            raise SettingError(
+                f"reward is {text!r:.200}: there is no reward {one.name!r:.80}; use {', '.join(BUILT_IN)}, or a "
+                f"function of your own, {FORM}, each with :WEIGHT where it is not 1"
+            )
+        if not (one.weight and abs(one.weight) <= _HEAVIEST):
+            raise SettingError(
+                f"reward is {text!r:.200}: the weight of {one.name} is {last}; use a number up to {_HEAVIEST:g}, not 0"
+            )
+        if one.metric in {other.metric for other in found}:
+            raise SettingError(f"reward is {text!r:.200}: {one.name} is there twice; give it one weight")
+        found.append(one)
+    if not found:
+        raise SettingError(f"reward is {text!r}; name at least one, such as f1")
+    return tuple(found)
+
+
+def _weight(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+class Rewards:
+    """The rewards of a run; what is one's own is imported.
+
+    Raises:
+        SettingError: as `parsed`.
+        InputError: a function of one's own is not there.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.parts = parsed(text)
+        self._own: dict[str, Callable[[PlayedEpisode], Any]] = {}
+        for name in (part.name for part in self.parts if part.name not in BUILT_IN):
+            if not callable(function := referred(name)):
+                raise InputError(f"reward {name} is {function!r:.80}; write a function of an episode")
+            self._own[name] = function
+
+    def check(self, environment: AnyEnvironment) -> None:
+        """Whether they can judge an environment's episodes.
+
+        Raises:
+            InputError: names the reward, and what to use.
+        """
+        if isinstance(environment, ToolEnvironment):
+            return
+        for name in (part.name for part in self.parts):
+            if name in _COUNTED:
+                raise InputError(
+                    f"reward {name} counts sub-tasks, and environment {environment.id} has none: it scores its "
+                    "episodes itself; use --config.grpo.episode.reward=score"
+                )
+            if name == "answer" and environment.answer is None:
+                raise InputError(f"reward answer: environment {environment.id} expects none; use score")
+
+    async def try_out(self, environment: AnyEnvironment) -> None:
+        """Ask those of one's own about an episode of an environment that has no calls and an empty answer.
+
+        Raises:
+            InputError: one of them cannot judge it.
+        """
+        shown = (
+            [Message("user", environment.question)]
+            if isinstance(environment, ToolEnvironment)
+            else list(environment.prompt)
+        )
+        silent = played(environment, [*shown, Message("assistant", "")], [], "answered")
+        for name in self._own:
+            try:
+                await self._asked(name, silent)
+            except Unscorable as error:
+                raise InputError(f"{error}, of an episode without calls whose answer is empty; mend it") from error
+
+    async def score(
+        self, episode: PlayedEpisode, counted: Reward | None, own: Callable[[], Awaitable[float]]
+    ) -> Reward:
+        """The reward of an episode, with its parts.
+
+        Args:
+            counted: what is known of its sub-tasks; None where the environment has none.
+            own: asks the environment for its own score.
+
+        Raises:
+            Unscorable: a function raised, or gave what is no share from 0 to 1.
+            ToolsUnavailable: the environment could not say.
+        """
+        value, parts = 0.0, dict[str, float]()
+        for part in self.parts:
+            share = await self._share(part.name, episode, counted, own)
+            parts[part.metric] = share
+            value += part.weight * share
+        base = counted or Reward(0.0, 0.0, 0.0, solved=0, needed=0, calls=len(episode.calls))
+        return msgspec.structs.replace(base, value=value, parts=parts)
+
+    async def _share(
+        self, name: str, episode: PlayedEpisode, counted: Reward | None, own: Callable[[], Awaitable[float]]
+    ) -> float:
+        if name in self._own:
+            return await self._asked(name, episode)
+        if name == "score":
+            try:
+                return _checked(name, await own())
+            except (Unscorable, ToolsUnavailable):
+                raise
+            except Exception as error:  # a foreign environment fails in as many ways as there are
+                raise Unscorable(f"reward {name} raised {type(error).__name__}: {first_line(error)}") from error
+        if name == "answer":
+            return float(answers(episode, counted))
+        if name == "format":
+            return _format(episode)
+        assert counted is not None, "checked by `check`"
+        return {"f1": counted.value, "recall": counted.recall, "precision": counted.precision}[name]
+
+    async def _asked(self, name: str, episode: PlayedEpisode) -> float:
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                return _checked(name, await called(self._own[name], episode))
+        except Unscorable:
+            raise
+        except TimeoutError:
+            raise Unscorable(f"reward {name} gave nothing in {MOST_SECONDS:g} s") from None
+        except Exception as error:  # whatever a function of one's own raises
+            raise Unscorable(f"reward {name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+@cache
+def rewards_of(text: str) -> Rewards:
+    """See `Rewards`; made once for each text."""
+    return Rewards(text)
+
+
+async def called(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """What a function of somebody else's gives: a coroutine's is awaited, any other runs in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **named)
+    work = partial(function, *args, **named)
+    found = await asyncio.get_running_loop().run_in_executor(_threads(), work)
+    return await found if inspect.isawaitable(found) else found
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="own")
+
+
+def played(
+    environment: AnyEnvironment, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish
+) -> PlayedEpisode:
+    """A finished episode of an environment, as rewards see it."""
+    subject = environment if isinstance(environment, ToolEnvironment) else environment.subject
+    return PlayedEpisode(subject, environment.answer, messages, calls, finish)
+
+
+def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
+    """Whether the last thing that the model says, with no call in it, says the expected answer (`core.matching`).
+
+    An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
+    was asked for is a state, it is right when all of it was done, and the model then says something.
+    """
+    environment = episode.environment
+    if episode.finish != "answered":
+        return False
+    if isinstance(environment, ToolEnvironment) and environment.sub_questions[-1].check is not msgspec.UNSET:
+        return counted is not None and counted.solved == counted.needed
+    return episode.expected is not None and contains(episode.answer, episode.expected)
+
+
+def _format(episode: PlayedEpisode) -> float:
+    if episode.finish != "answered":
+        return 0.0
+    readable = [call.outcome not in _UNREADABLE for call in episode.calls]
+    return sum(readable) / len(readable) if readable else 1.0
+
+
+def _checked(name: str, value: Any) -> float:
+    try:
+        share = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Unscorable(f"reward {name} gave {value!r:.80}, which is no number from 0 to 1") from None
+    if not (math.isfinite(share) and 0 <= share <= 1):
+        raise Unscorable(f"reward {name} gave {share!r}, which is not from 0 to 1")
+    return share

@@ -1,0 +1,181 @@
+"""Named rewards: what a setting may say, what they are worth, and that whoever judges nothing is never taken for a
+judge."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import types
+
+import pytest
+from rollout_world import make_environment
+
+from sandbox.settings import SettingError
+from synthesis.core import rewards
+from synthesis.core.environment import CallRecord, ToolsUnavailable
+from synthesis.core.own_objects import OwnEnvironment
+from synthesis.core.records import Message
+from synthesis.core.refusals import InputError
+from synthesis.core.reward import f1_reward
+from synthesis.core.rewards import Rewards, Unscorable, parsed, played, rewards_of
+
+RECORD = make_environment()
+
+
+def made(outcome: str = "ok") -> CallRecord:
+    return CallRecord(0, "capital_of", {}, outcome, "{}")
+
+
+def episode(said: str = "2102650", calls: tuple[str, ...] = ("ok", "ok"), finish="answered", environment=RECORD):
+    messages = [Message("user", "How many?"), Message("assistant", said)]
+    return played(environment, messages, [made(one) for one in calls], finish)
+
+
+async def own(value: float = 0.75) -> float:
+    return value
+
+
+@pytest.fixture
+def rewards_module(monkeypatch):
+    """A module of somebody's own rewards."""
+    module = types.ModuleType("somebodys_rewards")
+    module.half = lambda episode: 0.5
+    module.nothing = 7
+
+    async def later(episode) -> bool:
+        return len(episode.calls) > 0
+
+    module.later = later
+    monkeypatch.setitem(sys.modules, "somebodys_rewards", module)
+    yield module
+    rewards_of.cache_clear()
+
+
+def test_a_setting_is_names_with_weights() -> None:
+    found = parsed(" f1:1.0, format:0.1,my_module:my_reward,a.b:c:-0.5,folder/file.py:judge:2")
+    assert [(one.name, one.weight) for one in found] == [
+        ("f1", 1.0), ("format", 0.1), ("my_module:my_reward", 1.0), ("a.b:c", -0.5), ("folder/file.py:judge", 2.0),
+    ]  # fmt: skip
+    assert [one.metric for one in found][2:] == ["my_module.my_reward", "a.b.c", "folder.file.py.judge"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f2", "there is no reward 'f2'; use f1, recall"),
+        ("", "name at least one"),
+        ("f1,f1:2", "f1 is there twice"),
+        ("f1:0", "the weight of f1 is 0"),
+        ("f1:nan", "the weight of f1 is nan"),
+        ("f1:-1e9", "up to 1000"),
+        ("f1:inf", "weight"),
+        ("https://evil/x:y", "there is no reward"),
+        ("os; rm:x", "there is no reward"),
+        ("module:", "there is no reward"),
+    ],
+)
+def test_anything_else_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        parsed(text)
+
+
+async def test_f1_alone_is_f1_to_the_bit() -> None:
+    for solved, calls in ((2, 2), (1, 7), (0, 3)):
+        counted = f1_reward(solved=solved, needed=2, calls=calls)
+        for text in ("f1", "f1:1.0", "score"):
+            found = await rewards_of(text).score(episode(), counted, lambda counted=counted: own(counted.value))
+            assert found.value == counted.value and found.f1 == counted.f1
+            assert (found.recall, found.solved, found.calls) == (counted.recall, counted.solved, counted.calls)
+
+
+async def test_a_weighted_sum_keeps_its_parts(rewards_module) -> None:
+    text = "f1:1.0,format:0.1,answer:0.5,somebodys_rewards:half:-1,somebodys_rewards:later:0.25"
+    named = Rewards(text)
+    named.check(RECORD)
+    await named.try_out(RECORD)
+    counted = f1_reward(solved=1, needed=2, calls=2)
+    found = await named.score(episode("I think 7", ("ok", "malformed")), counted, own)
+    assert found.parts == {
+        "f1": counted.value, "format": 0.5, "answer": 0.0, "somebodys_rewards.half": 0.5, "somebodys_rewards.later": 1.0
+    }  # fmt: skip
+    assert found.value == pytest.approx(counted.value + 0.05 - 0.5 + 0.25)
+    right = await named.score(episode("It is 2102650."), counted, own)
+    assert right.parts["answer"] == 1.0 and right.parts["format"] == 1.0
+    cut = await named.score(episode("It is 2102650.", finish="token_limit"), counted, own)
+    assert cut.parts["answer"] == cut.parts["format"] == 0.0
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, math.nan, math.inf, "much", None, [1], 10**400])
+async def test_what_is_no_share_judges_nothing(rewards_module, value) -> None:
+    rewards_module.half = lambda episode: value
+    with pytest.raises(Unscorable, match="reward somebodys_rewards:half gave"):
+        await Rewards("somebodys_rewards:half").score(episode(), None, own)
+    with pytest.raises(Unscorable, match="reward score gave"):
+        await Rewards("score").score(episode(), None, lambda: own(value))
+    with pytest.raises(InputError, match="without calls .* mend it"):
+        await Rewards("somebodys_rewards:half").try_out(RECORD)
+
+
+async def test_who_never_answers_judges_nothing(rewards_module, monkeypatch) -> None:
+    async def waits(episode) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    rewards_module.half = waits
+    monkeypatch.setattr(rewards, "MOST_SECONDS", 0.01)
+    with pytest.raises(Unscorable, match="gave nothing in 0.01 s"):
+        await Rewards("somebodys_rewards:half").score(episode(), None, own)
+
+
+async def test_who_raises_judges_nothing_and_who_is_gone_is_told_apart(rewards_module) -> None:
+    def fails(episode):
+        raise KeyError("no such thing")
+
+    rewards_module.half = fails
+    with pytest.raises(Unscorable, match="raised KeyError: 'no such thing'"):
+        await Rewards("somebodys_rewards:half").score(episode(), None, own)
+
+    async def gone() -> float:
+        raise ToolsUnavailable("the server died")
+
+    with pytest.raises(ToolsUnavailable):
+        await Rewards("score").score(episode(), None, gone)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("somebodys_rewards:third", "has no third; it has half, nothing, later"),
+        ("somebodys_rewards:nothing", "reward somebodys_rewards:nothing is 7; write a function"),
+        ("no_such_module_at_all:x", "no_such_module_at_all cannot be imported .ModuleNotFoundError"),
+        ("no/such/file.py:x", "there is no file"),
+    ],
+)
+def test_functions_that_are_not_there_are_named(rewards_module, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Rewards(text)
+
+
+def test_what_an_environment_does_not_have_is_refused() -> None:
+    class Mine:
+        question = "How many?"
+
+        def score(self, episode):
+            return 1
+
+    environment = OwnEnvironment(Mine())
+    for name in ("f1", "recall", "precision"):
+        with pytest.raises(InputError, match=f"reward {name} counts sub-tasks.*reward=score"):
+            Rewards(f"format,{name}").check(environment)
+    with pytest.raises(InputError, match="expects none; use score"):
+        Rewards("answer").check(environment)
+    Rewards("score,format:0.1").check(environment)
+    Mine.answer = 40
+    Rewards("answer").check(OwnEnvironment(Mine()))
+
+
+def test_a_file_is_imported_once(tmp_path) -> None:
+    (tmp_path / "judge.py").write_text("SEEN = []\ndef judge(episode):\n    SEEN.append(1)\n    return 1\n")
+    first, second = (Rewards(f"{tmp_path}/judge.py:judge") for _ in range(2))
+    assert first._own == second._own
