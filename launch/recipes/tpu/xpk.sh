@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# GRPO on a GKE cluster that XPK has made: one workload of one slice or several. XPK makes a JobSet of it, which Kueue
+# admits; it is started again after a preemption (75, 137, 143) and a fault (1), RESTARTS times in all, not after a
+# refusal (2). Servers, sandboxes and keys are those of ../kubernetes/tpu, applied before.
+#
+# XPK mounts no Kubernetes secrets. Keys lie in a bucket that the workload alone may read, once for a cluster:
+#   xpk storage attach keys --cluster=CLUSTER --type=gcsfuse --bucket=YOUR-KEYS --mount-point=/secrets --readonly=true
+#
+#   launch/recipes/tpu/xpk.sh
+set -euo pipefail
+
+# What may be edited. Sizes are the planner's: 25.0 of 31.2 GiB on a v6e chip; two slices are MESH=data=2,context=16.
+#   python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=context=16 --tokens=74752
+CONFIG=${CONFIG:-grpo:14b}
+MESH=${MESH:-context=16}
+BUCKET=${BUCKET:-gs://YOUR-BUCKET/grpo}
+WEIGHTS=${WEIGHTS:-gs://YOUR-BUCKET/models/Qwen3-14B}
+ENVIRONMENTS=${ENVIRONMENTS:-gs://YOUR-BUCKET/environments/train}
+SLICE=${SLICE:-v6e-16}
+SLICES=${SLICES:-1}
+CLUSTER=${CLUSTER:-YOUR-CLUSTER}
+PROJECT=${PROJECT:-YOUR-PROJECT}
+ZONE=${ZONE:-us-east5-b}
+REGISTRY=${REGISTRY:-us-docker.pkg.dev/YOUR-PROJECT/astra}
+RESTARTS=${RESTARTS:-20}
+
+command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFIG --workdir=$BUCKET/run \
+  --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost --publish_dir=$BUCKET/policy \
+  --rollout_urls=http://servers-0.servers:8000,http://servers-1.servers:8000 --rollout_key_file=/secrets/api \
+  --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
+  --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_token_file=/secrets/sandbox \
+  --sandbox_tier=B"
+
+xpk workload create --workload=grpo --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
+  --tpu-type="$SLICE" --num-slices="$SLICES" --docker-image="$REGISTRY/trainer:tpu" --storage=keys \
+  --max-restarts="$RESTARTS" --restart-on-exit-codes=1,75 --command="$command"
