@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, previews
+from launch.flags import cli, executors, metrics, previews
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
 from synthesis.core.terminal import say
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.preview import Preview
 
 flags.adopt_module_key_flags(executors)
+flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
@@ -60,7 +61,7 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
     workdir = cli.local_folder(_WORKDIR)
     if previews.PREVIEW.value is not None:
         return await _preview(config, previews.PREVIEW.value, workdir)
-    with locked(workdir):
+    with locked(workdir), metrics.shown():
         async with executors.executor_from_flags(workdir) as executor:
             with Journal(workdir / "journal.sqlite") as journal:
                 summary = await synthesize(

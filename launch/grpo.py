@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, environments, models, sandboxes
+from launch.flags import cli, environments, metrics, models, sandboxes
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seconds
 from synthesis.core.terminal import say
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sandbox import Sandbox
 
 flags.adopt_module_key_flags(models)
+flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
@@ -109,6 +110,7 @@ def main() -> int:
         return 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
+        stack.enter_context(metrics.shown(first=is_first()))
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()

@@ -24,12 +24,13 @@ import dataclasses
 
 from absl import flags
 
-from launch.flags import cli, data, models
+from launch.flags import cli, data, metrics, models
 from launch.flags.numbers import number_flag
 from sandbox.settings import CountOrZero
 from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(models)
+flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
 _PREVIEW = number_flag("data.preview", 0, CountOrZero, "Print so many examples and stop.")
@@ -62,6 +63,7 @@ def main() -> None:
         cli.local_folder(models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
+        stack.enter_context(metrics.shown(first=is_first()))
         dataset, held_out = data.dataset(data.DATA), data.dataset(data.HELD_OUT)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, sft=models.with_added_tokens(config.sft, tokenizer))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, previews
+from launch.flags import cli, executors, metrics, previews
 from launch.flags.numbers import number_flag
 from sandbox.settings import Seed
 from synthesis.core.terminal import say
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.trajectories.config import TrajectoriesConfig
 
 flags.adopt_module_key_flags(executors)
+flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
@@ -65,7 +66,7 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
             f"{old[0]} is the journal of a version before, which named it after its settings: go on with that version, "
             "or give another --workdir (its datasets can still be read, and --teacher_recording names its answers)"
         )
-    with locked(workdir):
+    with locked(workdir), metrics.shown():
         async with executors.executor_from_flags(workdir) as executor:
             with Journal(journal_file) as journal:
                 summary = await synthesize(

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from astra_jax.run.trackers import Tracker
 from synthesis.core.datasets import Folder
+from synthesis.core.figures import FIGURES
 from synthesis.core.files import copy_files, in_bucket, location, naming, write_text
 from synthesis.core.refusals import InputError
 
@@ -65,6 +66,7 @@ class MetricWriter:
             # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
             self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
+        FIGURES.row(step, row)
         for tracker in self._trackers:
             tracker.log(step, row)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:

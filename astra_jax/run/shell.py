@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -36,10 +37,11 @@ from astra_jax.run import frozen, moments, trackers
 from astra_jax.run.checkpoints import Checkpointer, named
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.digests import digest_of_json, digests_of
+from astra_jax.run.goodput import Goodput
 from astra_jax.run.hosts import from_first, is_first, reached
 from astra_jax.run.identity import check_same_run
 from astra_jax.run.meter import Meter
-from astra_jax.run.metrics import MetricWriter
+from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import abstract_state, all_finite, initial_state
 from astra_jax.run.preemption import Preemption
 from synthesis.core.datasets import Folder
@@ -111,6 +113,7 @@ class TrainingRun:
         self._unchecked: list[tuple[int, Any, Any, Any]] = []
         self._tracing = False
         self._saving_seconds = 0.0
+        self._started = time.time()
 
     def __enter__(self) -> TrainingRun:
         trackers.check_installed(self.config.log_to)
@@ -178,6 +181,8 @@ class TrainingRun:
             shown = json.loads(json.dumps(dataclasses.asdict(self.config)))
             self.writer = MetricWriter(folder, trackers.opened(self.config.log_to, folder, shown))
             self.writer.truncate(step)
+            kept = [row for row in read_metrics(folder) if row["step"] <= step]
+            self._goodput = Goodput(kept, time.time(), self._started)
         self.bar = progress_bar(
             total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
         )
@@ -282,6 +287,8 @@ class TrainingRun:
     def log(self, step: int, row: Mapping[str, float]) -> dict[str, float]:
         """Write a step's metrics, with what the last checkpoint took; the row as it was written."""
         whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": float(self.skipped)}
+        if self.writer is not None:
+            whole |= self._goodput.step(time.time())
         self.history.append({"step": step, **whole})
         if self.writer is not None:
             self.writer.write(step, whole)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from synthesis.core.figures import FIGURES
 from synthesis.core.terminal import printable
 
 
@@ -77,6 +78,7 @@ class Progress:
 
     def __init__(self, label: str, total: int | None, done: int) -> None:
         self._bar = progress_bar(total=total, initial=done, desc=label)
+        self._label = label
         self._rejected = 0
         self._seen = (time.monotonic(), TRAFFIC.requests, TRAFFIC.tokens)
         self._first = TRAFFIC.requests
@@ -96,6 +98,12 @@ class Progress:
             self._renew()
 
     def _renew(self) -> None:
+        FIGURES.put("stage_finished", self._bar.n, stage=self._label)
+        FIGURES.put("stage_rejected", self._rejected, stage=self._label)
+        if self._bar.total is not None:
+            FIGURES.put("stage_inputs", self._bar.total, stage=self._label)
+        FIGURES.put("teacher_requests", TRAFFIC.requests)
+        FIGURES.put("teacher_tokens", TRAFFIC.tokens)
         shown = {"rejected": str(self._rejected)} if self._rejected else {}
         if requests := TRAFFIC.requests - self._first:
             then, _, tokens = self._seen

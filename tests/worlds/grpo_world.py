@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -76,11 +74,3 @@ def grpo_flags(world: Path) -> list[str]:
     """The flags of `launch.grpo` for what `make_grpo_world` wrote."""
     flags = {"config": world / "config.py", "weights": world / "serve", "environments": world / "environments"}
     return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def run_grpo(world: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """`launch.grpo` from what `make_grpo_world` wrote, to a good end."""
-    program = [sys.executable, "-m", "launch.grpo", *grpo_flags(world)]
-    result = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result

@@ -14,6 +14,7 @@ root=$(cd "$here/../../.." && pwd)
 source "$here/../parts.sh"
 
 # What may be edited.
+METRICS_PORT=${METRICS_PORT:-0} # a free one, which the trainer says
 PYTHON=${PYTHON:-$root/.venv/bin/python}
 VLLM=${VLLM:-$root/.venv-vllm/vllm/bin/vllm}
 DTYPE=${DTYPE:-float32} # what the servers compute in; CPUs are exact in float32
@@ -26,7 +27,7 @@ folder=$(cd "$1" && pwd)
 shift
 LOGS=$folder/logs
 mkdir -p "$LOGS" "$folder/keys" "$folder/policy"
-for key in api sync sandbox; do make_key "$folder/keys/$key"; done
+for key in api sync sandbox metrics; do make_key "$folder/keys/$key"; done
 cd "$root"
 
 world=("$@")
@@ -61,4 +62,5 @@ for port in "$port_a" "$port_b"; do await "server-$port" "http://127.0.0.1:$port
 run_to_end "$PYTHON" -m launch.grpo --workdir="$folder/run" "${world[@]}" --publish_dtype="$DTYPE" \
   --rollout_urls="http://127.0.0.1:$port_a,http://127.0.0.1:$port_b" --rollout_key_file="$folder/keys/api" \
   --rollout_sync_key_file="$folder/keys/sync" --publish_dir="$folder/policy" \
-  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_token_file="$folder/keys/sandbox"
+  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_token_file="$folder/keys/sandbox" \
+  --metrics_port="$METRICS_PORT" --metrics_token_file="$folder/keys/metrics"

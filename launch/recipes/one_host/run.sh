@@ -19,6 +19,7 @@ ENVIRONMENTS=${ENVIRONMENTS:-$root/runs/environments/train}
 MESH=${MESH:-context=4}
 TRAINER_GPUS=${TRAINER_GPUS:-0,1,2,3}
 SERVER_GPUS=${SERVER_GPUS:-4,5 6,7} # a server for each word, over that many GPUs
+METRICS_PORT=${METRICS_PORT:-9100} # on this machine alone
 PYTHON=${PYTHON:-$root/.venv/bin/python} # with the extra `cuda`
 VLLM=${VLLM:-$root/.venv-vllm/bin/vllm}  # with astra_jax/rollout/vllm/plugin beside it
 
@@ -29,7 +30,7 @@ folder=$(cd "$1" && pwd)
 shift
 LOGS=$folder/logs
 mkdir -p "$LOGS" "$folder/keys" "$folder/policy"
-for key in api sync sandbox; do make_key "$folder/keys/$key"; done
+for key in api sync sandbox metrics; do make_key "$folder/keys/$key"; done
 cd "$root"
 job=(--config="$CONFIG" --weights="$WEIGHTS" --environments="$ENVIRONMENTS" --workdir="$folder/run" "$@")
 
@@ -64,4 +65,5 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 CUDA_VISIBLE_DEVICES=$TRAINER_GPUS
 run_to_end "$PYTHON" -m launch.grpo "${job[@]}" --mesh="$MESH" --publish_dir="$folder/policy" \
   --rollout_urls="$(IFS=,; echo "${urls[*]}")" --rollout_key_file="$folder/keys/api" \
   --rollout_sync_key_file="$folder/keys/sync" --rollout_min_servers=1 \
-  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_token_file="$folder/keys/sandbox"
+  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_token_file="$folder/keys/sandbox" \
+  --metrics_port="$METRICS_PORT" --metrics_token_file="$folder/keys/metrics"

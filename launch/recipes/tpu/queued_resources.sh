@@ -25,7 +25,7 @@ NAME=${NAME:-grpo}
 PROJECT=${PROJECT:-YOUR-PROJECT}
 ZONE=${ZONE:-us-east5-b}
 REGISTRY=${REGISTRY:-us-docker.pkg.dev/YOUR-PROJECT/astra}
-KEYS=${KEYS:-astra-api astra-sync astra-sandbox} # in Secret Manager
+KEYS=${KEYS:-astra-api astra-sync astra-sandbox astra-metrics} # in Secret Manager
 
 here=("--project=$PROJECT" "--zone=$ZONE")
 tpus() { gcloud compute tpus "$@" "${here[@]}"; }
@@ -73,7 +73,8 @@ $docker -d --name=server -v /tmp/served:/served:ro -e ASTRA_SYNC_ROOT=$BUCKET/po
   -e VLLM_PLUGINS=astra_sync -e VLLM_API_KEY=\$(cat /dev/shm/keys/api) $REGISTRY/vllm:tpu vllm serve /served/policy \
   --host=0.0.0.0 --port=8000 --load-format=dummy --tensor-parallel-size=8 --max-model-len=74752 \
   --worker-extension-cls=astra_vllm.tpu.PolicyWorker --enable-scale-out --logprobs-mode=processed_logprobs
-$docker -d --name=sandbox $REGISTRY/sandbox:latest python -m launch.sandbox_server --host=0.0.0.0 --port=8700 \
+sudo docker run -d --name=sandbox --net=host --user=\$(id -u) --read-only --cap-drop=ALL \
+  --security-opt=no-new-privileges -v /dev/shm/keys/sandbox:/secrets/sandbox:ro $REGISTRY/sandbox:latest python -m launch.sandbox_server --host=0.0.0.0 --port=8700 \
   --token_file=/secrets/sandbox"
   done
   ended=0
@@ -86,7 +87,8 @@ $docker --name=trainer $REGISTRY/trainer:tpu launch/recipes/until_done.sh python
   --config=$CONFIG --workdir=$BUCKET/run --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost \
   --publish_dir=$BUCKET/policy --rollout_urls=$(IFS=,; echo "${urls[*]}") --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
-  --sandbox_url=$(IFS=,; echo "${sandboxes[*]}") --sandbox_token_file=/secrets/sandbox" &
+  --sandbox_url=$(IFS=,; echo "${sandboxes[*]}") --sandbox_token_file=/secrets/sandbox \
+  --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_token_file=/secrets/metrics" &
     hosts+=($!)
   done
   for one in "${hosts[@]}"; do wait "$one" || ended=$?; done

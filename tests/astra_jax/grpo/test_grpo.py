@@ -324,7 +324,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, asyn
     rows = [read_metrics(tmp_path / name / "metrics") for name in ("straight", "resumed")]
     assert [[r["step"] for r in run] for run in rows] == [[1, 2, 3, 4]] * 2
     for a, b in zip(*rows, strict=True):
-        measured = ("seconds/", "tokens_per_second/", "checkpoint_seconds", "train/peak_host_memory_gib")
+        measured = ("seconds/", "tokens_per_second/", "goodput/", "checkpoint_seconds", "train/peak_host_memory_gib")
         same = [k for k in a if not k.startswith(measured)]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
     assert rows[0][0]["rollout/calls"] > 0 and 0 < rows[0][0]["rollout/reward"] < 1
