@@ -148,6 +148,8 @@ setup(
             *DOCS,
             "build",
             "detect-secrets",
+            # What the recipes' container files and manifests are read with.
+            "dockerfile-parse>=2",
             "gcp-storage-emulator",
             "gcsfs",
             "gguf>=0.10",
@@ -156,6 +158,7 @@ setup(
             "jax[tpu]>=0.8",
             # What the check of arguments is compared with.
             "jsonschema>=4.18",
+            "kubernetes-validate>=1.34",
             "mypy",
             "packaging",
             # Reference of the adapters' tests.

@@ -1,4 +1,5 @@
-"""Every training command that a page or a docstring shows starts: its preset, mesh and settings go together."""
+"""Every training command that a page, a docstring or a recipe's comment shows starts: its preset, mesh and settings go
+together."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ COMMAND = re.compile(r"python -m launch\.(sft|grpo|plan) (.*)")
 
 def commands() -> list[tuple[str, str, str]]:
     """(where, program, arguments) of each that names a preset; a line that ends in a backslash goes on."""
-    listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    kinds = ["*.md", "*.py", "launch/recipes"]
+    listed = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True)
     found = []
     for name in listed.stdout.splitlines():
         if name.startswith("tests/"):
@@ -32,7 +34,7 @@ def commands() -> list[tuple[str, str, str]]:
         text = re.sub(r"\\+\n\s*", "", (ROOT / name).read_text(encoding="utf-8"))
         for match in COMMAND.finditer(text):
             arguments = re.sub(r"\s#.*|[`\"(].*|\[--\w+\]", "", match.group(2))
-            if "--config=" in arguments:
+            if "--config=" in arguments and "$" not in arguments:  # those that a shell fills in: `test_recipes.py`
                 found.append((name, match.group(1), arguments))
     return found
 
@@ -67,6 +69,7 @@ def job_of(program: str, text: str):
 def test_the_commands_of_pages_and_docstrings_are_found() -> None:
     places = {(where, program) for where, program, _ in commands()}
     wanted = {("docs/sft.md", "sft"), ("docs/grpo.md", "grpo"), ("docs/vllm.md", "grpo"), ("docs/scale.md", "plan")}
+    wanted |= {("launch/recipes/tpu/xpk.sh", "plan"), ("launch/recipes/kubernetes/gpu/kustomization.yaml", "plan")}
     assert places >= wanted | {("launch/sft.py", "sft"), ("launch/grpo.py", "grpo"), ("launch/plan.py", "plan")}
     assert sum("--mesh=" in arguments for _, _, arguments in commands()) >= 6
 

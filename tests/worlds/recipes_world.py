@@ -32,6 +32,14 @@ folder = next((one.partition("=")[2] for one in args if one.startswith("--write_
 if name == "python" and "-c" in args:
     if "urllib" not in args[1]:
         os.execv(sys.executable, [sys.executable, *args])
+    port = args[2].rpartition(":")[2].partition("/")[0]  # a service is healthy when it was started
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        lines = open(os.environ["RECORD"]).read().split("\\n")
+        if any(f'"--port={{port}}"' in line and not line.startswith('["srun"') for line in lines):
+            sys.exit(0)
+        time.sleep(0.02)
+    sys.exit(1)
 elif name == "srun":
     while args[0].startswith("--"):
         args.pop(0)

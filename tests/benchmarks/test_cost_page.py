@@ -1,0 +1,60 @@
+"""docs/cost.md is what its script writes, and its arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks import rows
+from benchmarks.cost import KINDS, PAGE, PRICES, SIZES, Assumed, exact, page, prices, work_of
+from launch.flags.cli import UsageError
+
+ASSUMED = Assumed(6_000, 4_000, 6_000, 2_000, 0.5, 8)
+
+
+@pytest.fixture(scope="module")
+def works():
+    return {(size, kind): work_of(size, kind, ASSUMED) for size in SIZES for kind in KINDS}
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(ASSUMED, PRICES), "run python -m benchmarks.cost"
+
+
+def test_each_figure_says_what_it_is(works) -> None:
+    """TPUs' go by a row of compiled cycles, GPUs' by arithmetic, and are bounds."""
+    plans = [row for row in rows.read("plans") if row.get("expected")]
+    for (_, kind), one in works.items():
+        assert one.is_bound == kind.startswith("h")
+        named = [row for row in plans if one.source.endswith(row["topology"]) and row["mfu"] == one.mfu]
+        assert bool(named) != one.is_bound
+
+
+def test_training_is_its_arithmetic_over_its_rate(works) -> None:
+    """By hand: 14B has 13.99 billion parameters in its matmuls and 40 layers of 40 heads of 128."""
+    one = works["14b", "v5p"]
+    each = 6 * 13.99e9 + 6 * 40 * 40 * 128 * ASSUMED.conversation
+    by_hand = 54_885 * 2 * ASSUMED.conversation * each / (459e12 * one.mfu) / 3600
+    assert one.sft == pytest.approx(by_hand, rel=0.02)
+
+
+def test_rollouts_and_updates_grow_with_what_makes_them(works) -> None:
+    one = works["14b", "h200"]
+    rarer = work_of("14b", "h200", dataclasses.replace(ASSUMED, valid_share=0.25))
+    assert rarer.rollout == pytest.approx(2 * one.rollout) and rarer.update == one.update
+    longer = work_of("14b", "h200", dataclasses.replace(ASSUMED, sampled=12_000))
+    assert longer.rollout > 2 * one.rollout and longer.update > 1.5 * one.update
+
+
+def test_the_bill_of_turns_is_the_least_of_all_fleets() -> None:
+    update, rollout = 400.0, 900.0
+    bills = [(train + serve) * (rollout / serve + update / train) for train in range(1, 60) for serve in range(1, 60)]
+    assert exact(update, rollout) == pytest.approx(min(bills)) == 2_500
+
+
+def test_prices_that_are_none_are_refused() -> None:
+    assert prices(["v6e=1.5"])["v6e"] == 1.5
+    for text in ("v7=1", "v6e=", "v6e=-1", "v6e=nan"):
+        with pytest.raises(UsageError, match="write KIND=DOLLARS"):
+            prices([text])
