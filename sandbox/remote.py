@@ -38,6 +38,9 @@ LOST = "connection"
 class SandboxUnreachable(SandboxError):
     """No service answers there, or it is not ready: it may be later."""
 
+    away = True
+    """As of `synthesis.core.refusals.Refusal`."""
+
 
 class RemotePool:
     """Calls go to a service. What is no answer of a call is an infrastructure outcome, tried twice.

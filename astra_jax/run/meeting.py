@@ -31,6 +31,12 @@ class MeetingError(Refusal):
     """The hosts did not meet; the message says who is missing, or which two do not fit together."""
 
 
+class HostsMissing(MeetingError):
+    """Some did not come in time."""
+
+    away = True
+
+
 class Meeting:
     """Around JAX's own meeting: at the deadline a line, and this process ends, before JAX aborts it with a trace.
 
@@ -93,7 +99,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
             while missing := sorted(set(range(1, count)) - {one for one, came in there.items() if _stands(came)}):
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise MeetingError(f"{_named(missing, count)} did not come within {seconds:g} s")
+                    raise HostsMissing(f"{_named(missing, count)} did not come within {seconds:g} s")
                 if time.monotonic() - told > _TELL_SECONDS:
                     told = time.monotonic()
                     tell(f"waits for {_named(missing, count)}, {left:.0f} s more")
@@ -157,7 +163,7 @@ def _come(
             raise MeetingError(said.removeprefix(_NO))
         why = "it closed the connection"
         time.sleep(min(0.2, left))
-    raise MeetingError(f"{first}, did not answer within {seconds:g} s ({why})")
+    raise HostsMissing(f"{first}, did not answer within {seconds:g} s ({why})")
 
 
 @contextlib.contextmanager

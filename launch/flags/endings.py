@@ -1,6 +1,7 @@
 """How programs end that do not end well: a refusal in one line, Ctrl-C in another, and a bug as what it is.
 
 2     refused: the line names what, and the remedy. So are errors of a disk, which name the path.
+69    refused for now: a server, a host or a bucket is away, and may come back. (EX_UNAVAILABLE of sysexits.h.)
 4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
 1     a bug: the traceback, and a line that says so.
@@ -24,7 +25,7 @@ from absl import logging
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable, say
 
-REFUSED, FELL_SHORT, INTERRUPTED, BROKEN = 2, 4, 130, 1
+REFUSED, AWAY, FELL_SHORT, INTERRUPTED, BROKEN = 2, 69, 4, 130, 1
 
 _DISK = {
     errno.ENOSPC: "make room there",
@@ -129,7 +130,7 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         return INTERRUPTED
     if (line := refusal(error)) is not None:
         say(f"error: {' '.join(line.splitlines())}", file=out)
-        return REFUSED
+        return AWAY if _is_away(error) else REFUSED
     say("".join(traceback.format_exception(error)).rstrip(), file=out)
     say(
         f"bug: {told_by(error)}\nThis is a fault of astra-jax, not of what it was given. Please report the lines above "
@@ -152,6 +153,13 @@ def refusal(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in (_DISK if error.filename else _WRITES):
         return _of_disk(error)
     return None
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether what is missing may come back; of several errors the first is what is said."""
+    if isinstance(error, BaseExceptionGroup):
+        return _is_away(error.exceptions[0])
+    return bool(getattr(error, "away", False))
 
 
 def _of_disk(error: OSError) -> str:

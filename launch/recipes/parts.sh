@@ -5,7 +5,7 @@
 #   0     the run is finished
 #   75    it was told to stop, has saved, and the same command goes on (a program that saves ends with 0 itself)
 #   2     somebody has to mend what its last line names: do not start it again
-#   other a fault, such as a host that is gone: start it again, so and so many times
+#   other a fault, such as a host that is gone (1), or servers that are away (69): start it again, so and so many times
 run_to_end() {
   local child code told=""
   "$@" &

@@ -34,6 +34,8 @@ MOST_LINE_BYTES = 64 << 20
 class StorageError(Refusal):
     """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
 
+    away = True
+
 
 def may_be_storage(error: Exception, folder: Folder) -> bool:
     """Whether an error of a library that writes there may be of the disk or the bucket, and not only a bug.

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 
 class Refusal(Exception):
-    """Something that is asked for cannot be done; the message names what, and the remedy. Programs exit with 2."""
+    """Something that is asked for cannot be done; the message names what, and the remedy. Programs exit with 2.
+
+    Attributes:
+        away: what is missing may come back without anybody's doing: a server, a host, a bucket. The same command may
+            succeed then, and programs exit with 69, so that whatever starts them again can tell.
+    """
+
+    away = False
 
 
 class InputError(Refusal, ValueError):

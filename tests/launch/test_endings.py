@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.rollout.vllm.server import PolicyError, Unreachable
+from astra_jax.run.meeting import HostsMissing, MeetingError
 from launch.flags import endings
 from launch.flags.cli import UsageError, load_config, print_rejected
+from sandbox import SandboxError
+from sandbox.remote import SandboxUnreachable
 from synthesis.core.datasets import DatasetError
+from synthesis.core.files import StorageError
 from synthesis.core.progress import progress_bar, say_beside_bars
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import printable
@@ -172,6 +177,25 @@ def test_a_write_that_names_no_path_is_of_the_workdir(monkeypatch) -> None:
 )
 def test_what_is_no_refusal_of_ours_is_a_bug(error) -> None:
     assert endings.refusal(error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unreachable("no rollout server answers"), 69),
+        (PolicyError("serves another model"), 2),
+        (HostsMissing("host 1 of 2 did not come within 300 s"), 69),
+        (MeetingError("two hosts are number 1"), 2),
+        (StorageError("gs://bucket/run could not be read"), 69),
+        (SandboxUnreachable("no sandbox service answers"), 69),
+        (SandboxError("it asks for another token"), 2),
+        (ExceptionGroup("tasks", [Unreachable("gone"), PolicyError("serves another model")]), 69),
+    ],
+)
+def test_what_is_away_may_come_back_and_has_a_code_of_its_own(error, code) -> None:
+    said = io.StringIO()
+    assert endings.code(error, file=said) == code
+    assert said.getvalue().startswith("error: ") and said.getvalue().count("\n") == 1
 
 
 def test_refusals_of_tasks_are_refusals() -> None:

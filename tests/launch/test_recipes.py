@@ -39,6 +39,9 @@ from recipes_world import (
 from test_documented_commands import job_of
 from vllm_world import VLLM
 
+from configs.quickstart import PROFILES
+from launch.flags.cli import load_config
+
 KUBERNETES = "1.34"
 OVERLAYS = ("tpu", "gpu")
 
@@ -159,6 +162,16 @@ def test_every_flag_of_ours_is_there_and_every_job_starts(dry) -> None:
             parts = {"--rollout_urls", "--rollout_key_file", "--rollout_sync_key_file", "--publish_dir", "--workdir"}
             assert parts <= given.keys() and given.keys() & {"--sandbox_url", "--sandbox_tier"}, name
     assert trained == {*(name for name in dry if " " not in name), "kubernetes tpu", "kubernetes gpu"}
+
+
+def test_the_local_world_is_the_quickstarts() -> None:
+    config = load_config(str(RECIPES / "local" / "config.py"), "grpo")
+    quick = PROFILES["quick"]()
+    assert (config.model, config.grpo) == (quick.model, quick.grpo)
+    text = (RECIPES / "local" / "run.sh").read_text()
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    assert "environments/train" in text and "`environments/{train,held_out}`" in page
+    assert "sft/tools/checkpoints" in text and "`sft/*/{checkpoints,metrics}`" in page
 
 
 def test_several_slices_go_together_with_their_mesh() -> None:

@@ -142,7 +142,7 @@ def test_what_asks_sandboxes_keeps_their_token(run: Programs, tmp_path: Path) ->
             token = f"--sandbox_token_file={planted(tmp_path, 'sandbox')}"
             ended = run(f"--workdir={workdir}", *SMALL, f"--sandbox_url={url}/{status}", token, **variables())
             assert any("Bearer plantedsecret-sandbox" in shown for shown in server.seen)
-        assert ended.code == 2, ended
+        assert ended.code in (2, 69), ended
         in_nothing(ended, workdir)
 
 
@@ -176,5 +176,5 @@ def test_what_trains_keeps_the_keys_of_its_servers(run: Programs, tmp_path: Path
                 module="launch.grpo", **variables(),
             )  # fmt: skip
             assert any(MARK in shown for shown in server.seen)
-        assert ended.code == 2, ended.errors[-3000:]
+        assert ended.code in (2, 69), ended.errors[-3000:]
         in_nothing(ended, workdir)

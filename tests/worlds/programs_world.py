@@ -74,7 +74,7 @@ class Ended:
     def line(self) -> str:
         """All that it said of its refusal: one line."""
         said = [line for line in self.errors.splitlines() if line.startswith("error: ")]
-        assert self.code == 2 and len(said) == 1 and "Traceback" not in self.errors, self
+        assert self.code in (2, 69) and len(said) == 1 and "Traceback" not in self.errors, self
         return said[0]
 
 

@@ -79,7 +79,7 @@ class Fleet:
         away = [error for error in found if isinstance(error, Unreachable)]
         there = len(self.servers) - len(away)
         if there < min(self.config.min_servers, len(self.servers)):
-            raise PolicyError(
+            raise Unreachable(
                 f"{there} of {len(self.servers)} rollout servers are there, min_servers is {self.config.min_servers}: "
                 + "; ".join(map(str, away))
             )
@@ -122,7 +122,7 @@ class Fleet:
                 return place
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
-                raise PolicyError(f"no rollout server was there for {self.config.patience_seconds:g} s: {self._why()}")
+                raise Unreachable(f"no rollout server was there for {self.config.patience_seconds:g} s: {self._why()}")
             await self._change(left)
 
     def release(self, session: str) -> None:
@@ -166,7 +166,8 @@ class Fleet:
             if self._ready:
                 return
             if first or loop.time() >= until:
-                raise PolicyError(f"no rollout server took version {version} over: {self._why()}")
+                kind = PolicyError if first else Unreachable
+                raise kind(f"no rollout server took version {version} over: {self._why()}")
             await self._change(self.config.check_seconds)
 
     def _begin_sync(self, server: RolloutServer) -> asyncio.Task[str]:

@@ -42,6 +42,8 @@ CHUNK_BYTES = 64 << 20
 class PublishError(Refusal):
     """Weights could not be written where servers read them; the message names the folder and the version."""
 
+    away = True
+
 
 class Publisher:
     """Publishes a policy's weights under one folder, each version whole or not at all.

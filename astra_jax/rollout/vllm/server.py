@@ -28,7 +28,9 @@ class PolicyError(Refusal, RuntimeError):
 
 
 class Unreachable(PolicyError):
-    """No server answers there."""
+    """No server answers there, or not as many as a run wants."""
+
+    away = True
 
 
 class NotServing(Exception):

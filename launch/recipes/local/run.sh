@@ -38,6 +38,7 @@ if [ ${#world[@]} = 0 ]; then
 fi
 
 # What the servers start from: the model's configuration and tokenizer, no weights.
+rm -rf "$folder/served.new"
 length=$("$PYTHON" -m launch.grpo --workdir="$folder/run" --write_serving_folder="$folder/served.new" \
   --publish_dtype="$DTYPE" "${world[@]}" | sed -n 's/.*--max-model-len=\([0-9]*\).*/\1/p')
 rm -rf "$folder/served"

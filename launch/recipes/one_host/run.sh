@@ -34,6 +34,7 @@ for key in api sync sandbox metrics; do make_key "$folder/keys/$key"; done
 cd "$root"
 job=(--config="$CONFIG" --weights="$WEIGHTS" --environments="$ENVIRONMENTS" --workdir="$folder/run" "$@")
 
+rm -rf "$folder/served.new"
 length=$(JAX_PLATFORMS=cpu "$PYTHON" -m launch.grpo "${job[@]}" --write_serving_folder="$folder/served.new" |
   sed -n 's/.*--max-model-len=\([0-9]*\).*/\1/p')
 rm -rf "$folder/served"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # GRPO on a GKE cluster that XPK has made: one workload of one slice or several. XPK makes a JobSet of it, which Kueue
-# admits; it is started again after a preemption (75, 137, 143) and a fault (1), RESTARTS times in all, not after a
+# admits; it is started again after a preemption (75, 137, 143) and a fault (1, 69), RESTARTS times in all, not after a
 # refusal (2). Servers, sandboxes and keys are those of ../kubernetes/tpu, applied before.
 #
 # XPK mounts no Kubernetes secrets. Keys lie in a bucket that the workload alone may read, once for a cluster:
@@ -33,4 +33,4 @@ command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFI
 
 xpk workload create --workload=grpo --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$SLICE" --num-slices="$SLICES" --docker-image="$REGISTRY/trainer:tpu" --storage=keys \
-  --max-restarts="$RESTARTS" --restart-on-exit-codes=1,75 --command="$command"
+  --max-restarts="$RESTARTS" --restart-on-exit-codes=1,69,75 --command="$command"
