@@ -33,5 +33,6 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def metrics_of(text: str) -> set[str]:
-    """The names of a scrape's samples."""
-    return {name for name, _, _ in samples(text)}
+    """The names of a scrape's samples, and of counters that have labels and nothing to count yet."""
+    counters = {f"{one.name}_total" for one in text_string_to_metric_families(text) if one.type == "counter"}
+    return counters | {name for name, _, _ in samples(text)}
