@@ -6,16 +6,15 @@ user's ("max() arg is an empty sequence").
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class Refusal(Exception):
-    """Something that is asked for cannot be done; the message names what, and the remedy. Programs exit with 2.
+    """Something that is asked for cannot be done; the message names what, and the remedy. Programs exit with 2."""
 
-    Attributes:
-        away: what is missing may come back without anybody's doing: a server, a host, a bucket. The same command may
-            succeed then, and programs exit with 69, so that whatever starts them again can tell.
-    """
-
-    away = False
+    away: ClassVar[bool] = False
+    """Whether what is missing may come back without anybody's doing: a server, a host, a bucket. The same command may
+    succeed then, and programs exit with 69, so that whatever starts them again can tell."""
 
 
 class InputError(Refusal, ValueError):

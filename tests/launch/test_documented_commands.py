@@ -34,7 +34,7 @@ def commands() -> list[tuple[str, str, str]]:
         text = re.sub(r"\\+\n\s*", "", (ROOT / name).read_text(encoding="utf-8"))
         for match in COMMAND.finditer(text):
             arguments = re.sub(r"\s#.*|[`\"(].*|\[--\w+\]", "", match.group(2))
-            if "--config=" in arguments and "$" not in arguments:  # those that a shell fills in: `test_recipes.py`
+            if "--config=" in arguments and "$" not in match.group(2):  # what a shell fills in: `test_recipes.py`
                 found.append((name, match.group(1), arguments))
     return found
 
