@@ -59,11 +59,12 @@ class Workers(Protocol[C_co]):
     """Whoever works on records, each with a context.
 
     Attributes:
-        count: processes.
+        count: processes, as many as there are at the moment.
         teacher: see `pipeline.teacher.description`.
     """
 
-    count: int
+    @property
+    def count(self) -> int: ...
 
     @property
     def teacher(self) -> Mapping[str, Any]: ...
