@@ -83,15 +83,16 @@ _BOTH = {
     "max_tokens": st.integers(1, 2) | _VALUES,
     "stream": st.just(True) | _VALUES,
     "stream_options": st.just({"include_usage": True}) | _VALUES,
-    "logprobs": st.just(0) | _VALUES,
+    "logprobs": st.sampled_from([0, 2, True]) | _VALUES,
     **{
         name: st.booleans() | _VALUES
         for name in ("ignore_eos", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens")
     },
     **{
-        name: st.sampled_from([0, 1, {}, {"type": "text"}, True]) | _VALUES
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias", "response_format", "top_k", "min_p", "user")
+        name: st.sampled_from([0, 0.5, 1, -2, 20, True]) | _VALUES
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "top_k", "min_p")
     },
+    **{name: st.sampled_from([0, 1, {}, True]) | _VALUES for name in ("logit_bias", "user")},
 }
 _COMPLETION = _BOTH | {
     "prompt": _TEXTS | st.lists(_NUMBERS | _TEXTS, max_size=4) | st.lists(st.lists(_NUMBERS), max_size=2) | _VALUES,
@@ -100,10 +101,22 @@ _COMPLETION = _BOTH | {
 _CHAT = _BOTH | {
     "messages": st.lists(_MESSAGES, max_size=3) | st.lists(_VALUES, max_size=2) | _VALUES,
     "tools": st.lists(_TOOLS, max_size=2) | _VALUES,
-    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function"}]) | _VALUES,
+    "tool_choice": st.sampled_from(
+        ["auto", "none", "required", "required", {"type": "function"}, {"type": "function", "function": {"name": "f"}}]
+    )
+    | _VALUES,
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}])
+    | st.fixed_dictionaries(
+        {
+            "type": st.just("json_schema"),
+            "json_schema": st.fixed_dictionaries({"schema": _SCHEMAS | _VALUES}, optional={"strict": st.booleans()})
+            | _VALUES,
+        }
+    )
+    | _VALUES,
     "parallel_tool_calls": st.booleans() | _VALUES,
     "max_completion_tokens": st.integers(1, 2) | _VALUES,
-    "top_logprobs": st.integers(0, 1) | _VALUES,
+    "top_logprobs": st.integers(0, 3) | _VALUES,
     "chat_template_kwargs": st.fixed_dictionaries({"enable_thinking": st.booleans() | _VALUES}) | _VALUES,
 }
 _PATHS: dict[str, tuple[dict[str, Any], dict[str, st.SearchStrategy[Any]]]] = {
