@@ -15,7 +15,7 @@ from astra_jax.serving.protocol import ChatRequest, CompletionRequest
 from astra_jax.serving.sampled import Part
 from astra_jax.tokenizer import ChatTokenizer
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest)
+Request = TypeVar("Request", bound=CompletionRequest | ChatRequest)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Response(Generic[Request]):
     def prompt_ids(self) -> dict[str, Any]:
         return {}
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """A prompt counts once, however many choices it has."""
         prompt, completion = sum(map(len, self._prompts)), sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -101,6 +101,20 @@ class Response(Generic[Request]):
         if self.request.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         return self._tokenizer.decode([token_id])
+
+    def logprobs_of(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """As chats have them: each token with its logprob, its bytes and the likeliest tokens at its place."""
+        content = []
+        for part in parts:
+            shown = part.alternatives or [()] * len(part.token_ids)
+            for token_id, value, best in zip(part.token_ids, part.logprobs, shown, strict=True):
+                likeliest = [self._logprob(one, logprob) for one, logprob in best]
+                content.append({**self._logprob(token_id, value), "top_logprobs": likeliest})
+        return content
+
+    def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
+        token = self._token(token_id)
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
     def _ids(self, parts: Sequence[Part]) -> dict[str, Any]:
         return {"token_ids": [i for part in parts for i in part.token_ids]} if self.request.return_token_ids else {}
@@ -188,16 +202,4 @@ class ChatResponse(Response[ChatRequest]):
         return "tool_calls" if called and part.finish == "stop" else part.finish
 
     def _logprobs(self, parts: Sequence[Part]) -> dict[str, Any] | None:
-        if not self.request.wants_logprobs:
-            return None
-        content = []
-        for part in parts:
-            shown = part.alternatives or [()] * len(part.token_ids)
-            for token_id, value, best in zip(part.token_ids, part.logprobs, shown, strict=True):
-                likeliest = [self._logprob(one, logprob) for one, logprob in best]
-                content.append({**self._logprob(token_id, value), "top_logprobs": likeliest})
-        return {"content": content, "refusal": None}
-
-    def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
-        token = self._token(token_id)
-        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+        return {"content": self.logprobs_of(parts), "refusal": None} if self.request.wants_logprobs else None

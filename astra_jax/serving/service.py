@@ -2,6 +2,7 @@
 
     POST /v1/completions        prompt as text or token ids
     POST /v1/chat/completions   messages and tools
+    POST /v1/responses          the same as items
     GET  /v1/models             the served name and its context length; one of them at /v1/models/NAME
     GET  /health                {"status", "running", "waiting"}; 503 while it warms up or drains, and once the policy
                                 has failed
@@ -35,11 +36,12 @@ from prometheus_client import exposition
 from astra_jax.rollout.policy import ConstraintError, PolicyLimits, RequestFailed, Sampling, StreamingPolicy
 from astra_jax.serving.bodies import read_object
 from astra_jax.serving.grammars import Grammar, Grammars
+from astra_jax.serving.items import ItemsResponse, in_items_words, items_request_of
 from astra_jax.serving.messages import FirstCall
 from astra_jax.serving.metrics import Metrics
 from astra_jax.serving.prompts import prompts_of
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, Request, parse
-from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Response
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, parse
+from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Request, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
@@ -99,6 +101,7 @@ class OpenAIService(HttpService):
         routes = [
             web.post("/v1/completions", self._completions),
             web.post("/v1/chat/completions", self._chat),
+            web.post("/v1/responses", self._items),
             web.get("/v1/models", self._models),
             web.get("/v1/models/{name:.+}", self._one_model),
             web.get("/health", self._health),
@@ -137,10 +140,16 @@ class OpenAIService(HttpService):
         return resource.canonical if resource is not None else "other"
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, CompletionRequest, CompletionResponse)
+        return await self._answered(request, lambda fields: parse(fields, CompletionRequest), CompletionResponse)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, ChatRequest, ChatResponse)
+        return await self._answered(request, lambda fields: parse(fields, ChatRequest), ChatResponse)
+
+    async def _items(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answered(request, items_request_of, ItemsResponse)
+        except InvalidRequest as refused:
+            raise in_items_words(refused) from None
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._described()]})
@@ -167,12 +176,15 @@ class OpenAIService(HttpService):
     # ------------------------------------------------------------------------------------------------------- answering
 
     async def _answered(
-        self, request: web.Request, kind: type[Request], response: type[Response[Request]]
+        self,
+        request: web.Request,
+        read: Callable[[dict[str, Any]], Request],
+        response: Callable[[Request, str, ChatTokenizer, Sequence[list[int]]], Response[Request]],
     ) -> web.StreamResponse:
         try:
             body = await request.read()
             threads = self._short if len(body) < _LONG else self._long
-            asked = await _aside(threads, lambda: parse(read_object(body), kind))
+            asked = await _aside(threads, lambda: read(read_object(body)))
             self._check_model(asked.model)
             limits = self._policy.limits
             samplings = samplings_of(asked, asked.choices, limits, self._turn_ends)
