@@ -29,6 +29,8 @@ _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _ANY: dict[str, Any] = {"type": "object"}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 _LONGEST_PROBLEM = 300
+_LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
+"""Below its own where memory is concerned: a state takes one or two kilobytes."""
 
 
 class Grammars:
@@ -114,9 +116,8 @@ class Grammars:
         return "\n".join(["%llguidance {}", f"start: {thought}({' | '.join(bodies)})", *rules])
 
     def _compiled(self, text: str, param: str) -> Grammar:
-        limits = llguidance.LLParserLimits(verbose_errors=False)
         grammar = llguidance.LLMatcher.grammar_from_lark(text)
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             problem = matcher.get_error().split("JSON schema: ")[-1].split("\n   1 |")[0]  # the grammar's text follows
             problem = " ".join(problem.split())[:_LONGEST_PROBLEM]

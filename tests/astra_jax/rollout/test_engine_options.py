@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astra_jax.cpu import programs as cpu
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
@@ -140,8 +141,10 @@ def test_the_distribution_is_the_plainly_written_one():
         assert np.isfinite(logps[i])
 
 
-def test_penalties_go_by_what_was_said_across_chunks_and_in_both_ways_of_drawing(params):
+@pytest.mark.parametrize("written_out", [True, False], ids=["cpu", "accelerator"])
+def test_penalties_go_by_what_was_said_across_chunks_and_in_both_ways_of_drawing(params, written_out, monkeypatch):
     """Greedy tokens equal those of a loop over the whole forward pass, in chunks and token by token."""
+    monkeypatch.setattr(cpu, "decodes_written_out", lambda platform: written_out)
     asked = sampling(temperature=0, **PENALTIES)
     chunks, single = drawn(params, asked, sampling(temperature=0, **PENALTIES, constraint=anything()))
     ids = list(PROMPT)
