@@ -1,8 +1,8 @@
 """What an answer may be, as a grammar: JSON of a schema, calls of tools, thoughts before either.
 
 `response_format`, `tool_choice` and `strict` functions become one grammar of the whole turn, in Lark's syntax with JSON
-schemas inside, as llguidance reads it (https://github.com/guidance-ai/llguidance, docs/syntax.md). It compiles in
-milliseconds, and says in some ten microseconds which tokens may follow; both are bounded, whatever the schema.
+schemas inside, as llguidance reads it (https://github.com/guidance-ai/llguidance). It compiles in milliseconds, and
+says in some ten microseconds which tokens may follow; both are bounded, whatever the schema.
 
 JSON is written as in training, with ", " and ": " and no other spaces, so that a model finds its own way of writing,
 and none can go on with spaces for ever. Thoughts are free.

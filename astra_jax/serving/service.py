@@ -86,7 +86,7 @@ class OpenAIService(HttpService):
     """
 
     config: ServingConfig
-    warming = False
+    warming: bool = False
 
     def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
         self._policy = policy

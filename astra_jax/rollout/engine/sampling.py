@@ -85,7 +85,7 @@ class Shaping:
 
 
 @struct.dataclass
-class Said:
+class TokenCounts:
     """What penalties go by.
 
     Attributes:
@@ -96,22 +96,24 @@ class Said:
     times_rv: Array
     there_rv: Array
 
-    def and_now(self, tokens_r: Array, active_r: Array) -> Said:
+    def and_now(self, tokens_r: Array, active_r: Array) -> TokenCounts:
         """With the tokens that were drawn for the rows that still draw."""
         rows_r = jnp.arange(len(tokens_r))
         at = (rows_r, jnp.where(active_r, tokens_r, self.times_rv.shape[1]))
-        return Said(self.times_rv.at[at].add(1.0, mode="drop"), self.there_rv.at[at].set(True, mode="drop"))
+        return TokenCounts(self.times_rv.at[at].add(1.0, mode="drop"), self.there_rv.at[at].set(True, mode="drop"))
 
 
-def said_so_far(shaping: Shaping, vocabulary: int) -> Said:
+def said_so_far(shaping: Shaping, vocabulary: int) -> TokenCounts:
     """Counted once a chunk, and only where a row is penalised at all."""
     rows = len(shaping.drawn_r)
-    nothing = Said(jnp.zeros((rows, vocabulary), jnp.float32), jnp.zeros((rows, vocabulary), bool))
+    nothing = TokenCounts(jnp.zeros((rows, vocabulary), jnp.float32), jnp.zeros((rows, vocabulary), bool))
 
-    def counted() -> Said:
+    def counted() -> TokenCounts:
         at = (jnp.arange(rows)[:, None], jnp.where(shaping.ids_rt < 0, vocabulary, shaping.ids_rt))
         new_rt = (jnp.arange(shaping.ids_rt.shape[1]) >= shaping.drawn_r[:, None]).astype(jnp.float32)
-        return Said(nothing.times_rv.at[at].add(new_rt, mode="drop"), nothing.there_rv.at[at].set(True, mode="drop"))
+        return TokenCounts(
+            nothing.times_rv.at[at].add(new_rt, mode="drop"), nothing.there_rv.at[at].set(True, mode="drop")
+        )
 
     penalised_r = (shaping.presence_r != 0) | (shaping.frequency_r != 0) | (shaping.repetition_r != 1)
     return jax.lax.cond(jnp.any(penalised_r), counted, lambda: nothing)
@@ -124,7 +126,7 @@ def draw_shaped(
     temperature_r: Array,
     top_p_r: Array,
     shaping: Shaping,
-    said: Said,
+    said: TokenCounts,
     *,
     allowed_rw: Array | None = None,
     alternatives: int,

@@ -15,7 +15,7 @@ from astra_jax.cpu import programs as cpu
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
-from astra_jax.rollout.engine.sampling import Said, Shaping, draw_shaped, said_so_far
+from astra_jax.rollout.engine.sampling import Shaping, TokenCounts, draw_shaped, said_so_far
 from astra_jax.rollout.policy import ConstraintError, Drawn, RequestFailed, Sampling
 
 MODEL = Qwen3Config(
@@ -125,7 +125,7 @@ def test_the_distribution_is_the_plainly_written_one():
         drawn_r=jnp.full(n, 6),
     )
     said = said_so_far(shaping, 61).and_now(jnp.arange(n), jnp.arange(n) % 2 == 0)
-    assert isinstance(said, Said)
+    assert isinstance(said, TokenCounts)
     temperature, top_p = (jnp.asarray([getattr(one, name) for one in asked]) for name in ("temperature", "top_p"))
     _, logps, (best, values) = draw_shaped(
         jnp.asarray(logits), jnp.arange(n, dtype=jnp.uint32), jnp.arange(n), temperature, top_p, shaping, said,
