@@ -288,7 +288,13 @@ class ItemsResponse(Response[ItemsRequest]):
             return
         yield from self._closed("completed")
         if kind == "reasoning":
-            item = {"id": _new("rs"), "type": kind, "summary": [], "content": [], "status": "in_progress"}
+            item: dict[str, Any] = {
+                "id": _new("rs"),
+                "type": kind,
+                "summary": [],
+                "content": [],
+                "status": "in_progress",
+            }
             part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         else:
             item = {"id": _new("msg"), "type": kind, "role": "assistant", "content": [], "status": "in_progress"}

@@ -146,7 +146,8 @@ def feed(
     recent = model.cache(n, 1, stacked=isinstance(cache, Cache))
     active_r = rows.budget_r > 0
     at_r1 = jnp.where(active_r, rows.positions_r, -1)[:, None]
-    x_r1d, recent = model.forward_next(params, rows.last_r[:, None], at_r1, past, recent, 0, look=look)
+    first = jnp.zeros((), jnp.int32)
+    x_r1d, recent = model.forward_next(params, rows.last_r[:, None], at_r1, past, recent, first, look=look)
     logits_rv = _logits(x_r1d, model.head_kernel(params), _more_rows(cache, n))
     count_r = active_r.astype(jnp.int32)
     return each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent), logits_rv

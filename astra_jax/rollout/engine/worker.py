@@ -102,7 +102,7 @@ class Worker:
         except Exception as error:
             raise error from cause
 
-    def warm_up(self, *, options: bool) -> Iterator[Callable[[], None]]:
+    def warm_up(self, *, options: bool) -> Iterator[Callable[[], Any]]:
         """What to call, one after the other and while nothing else is under way, to have each program compiled. They
         run with rows of padding.
 
