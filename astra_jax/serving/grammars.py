@@ -68,7 +68,7 @@ class Grammars:
         try:
             return self._compiled(self._turn(asked, answer, tools, forced, own=True), param)
         except InvalidRequest:
-            if not tools or strict:
+            if all(function.get("strict") for function in tools):
                 raise
             # A function that is not strict may have any schema; its arguments are then any object.
             return self._compiled(self._turn(asked, answer, tools, forced, own=False), param)
@@ -86,7 +86,7 @@ class Grammars:
         frame = self._format.call_frame
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict) and frame.between is not None
         rules, bodies = [], []
-        if answer is not None:
+        if answer is not None and not forced:
             rules.append(f"json: %json {_schema(answer)}")
             bodies.append("json")
         if tools:

@@ -117,6 +117,7 @@ def test_calls_are_forced_forbidden_named_and_one(tokenizer, chat_format):
         return message["content"] or "", [call["function"]["name"] for call in message.get("tool_calls", [])]
 
     forced = [called(seed, tool_choice="required") for seed in range(6)]
+    forced += [called(seed, tool_choice="required", response_format={"type": "json_object"}) for seed in range(2)]
     assert all(content == "" and names for content, names in forced)
     assert {name for _, names in forced for name in names} == {"route", "go", "stay"}
     named = {"type": "function", "function": {"name": "stay"}}
