@@ -91,6 +91,8 @@ setup(
         "huggingface-hub>=2",
         "jax>=0.8",
         "jinja2>=3.1",
+        # What an answer of a given form may go on with; MIT, 3 MB, without dependencies.
+        "llguidance>=1.9",
         "mcp>=2",
         "msgspec>=0.19",
         "networkx>=3.3",

@@ -58,6 +58,7 @@ class ChatTokenizer:
         eos_id: of the token that ends a turn.
         pad_id: of the token that fills up.
         frame_ids: of the tokens that mark the frame, these two among them.
+        special_ids: of these and of all other tokens that are part of no text.
         added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
         vocab_size: ids are below it; a model's embedding may be larger.
     """
@@ -87,6 +88,11 @@ class ChatTokenizer:
         self.eos_id: int = ids[chat_format.turn_end]
         self.pad_id: int = ids[chat_format.pad]
         self.frame_ids = frozenset(ids[token] for token in chat_format.frame)
+        tags = frozenset(chat_format.text_tokens)
+        special = (
+            i for i, one in tokenizer.get_added_tokens_decoder().items() if one.special and one.content not in tags
+        )
+        self.special_ids = self.frame_ids | frozenset(special)
         self.added = tuple(added)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -230,6 +236,16 @@ class ChatTokenizer:
                 f"the model's vocab_size is {vocab_size}, the tokenizer has {self.vocab_size} tokens; make the model's "
                 "at least as large"
             )
+
+    @property
+    def definition(self) -> str:
+        """As `tokenizer.json` has it."""
+        return self._tokenizer.to_str()
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All that there are; there may be gaps below `vocab_size`."""
+        return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     @property
     def vocabulary_digest(self) -> str:

@@ -3,21 +3,31 @@
     python -m launch.serve --weights=DIR --port=8000
     python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --api_key_file=FILE --mesh=tensor=4
 
-/v1/completions, /v1/chat/completions (tools, streaming), /v1/models, /health, /metrics; see docs/serving.md. On SIGTERM
-(and Ctrl-C) it takes no more requests, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
+/v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, answers of a given form), /v1/models,
+/health, /metrics; see docs/serving.md. /health answers 503 until all programs that requests need are compiled
+(--warm_up). On SIGTERM (and Ctrl-C) it takes no more requests, lets those in flight end, and exits with 0; with 3 when
+some had to be cut off.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import Annotated
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
 
-from absl import flags
+from absl import flags, logging
 
 from launch.flags import cli, policies, services
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, CountOrZero, Port, SecondsOrZero, Slots
 from synthesis.core.terminal import say
+
+if TYPE_CHECKING:  # --help does not wait for them
+    import asyncio
+
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.serving.service import OpenAIService
 
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(services)
@@ -38,6 +48,13 @@ _STORED = flags.DEFINE_enum(
     "none",
     ["none", "int8"],
     "The layers' matrices: as they are, or in 8 bits, half of what a token waits for.",
+)
+_WARM_UP = flags.DEFINE_enum(
+    "warm_up",
+    "usual",
+    ["none", "usual", "all"],
+    "What is compiled before a request is taken: nothing, what draws with a temperature and a nucleus need, or also "
+    "what other options and answers of a given form do. The rest is compiled when the first request needs it.",
 )
 _WAITING = number_flag("max_waiting", 1024, CountOrZero, "Completions that may wait; more are answered 429.")
 _DRAIN = number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop.")
@@ -76,12 +93,37 @@ async def _serve() -> int:
         params, model, EngineConfig(slots=_SLOTS.value, max_length=length, stored=_STORED.value)
     ) as engine:
         service = OpenAIService(engine, tokenizer, serving)
+        service.warming = _WARM_UP.value != "none"
         address = await services.listen(service)
-        say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")
+        if service.warming:
+            await _unless(told, _warm_up(service, engine))
+        if not told.is_set():
+            say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")
         gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
         await told.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
+
+
+async def _warm_up(service: OpenAIService, engine: Engine) -> None:
+    started = time.perf_counter()
+    count = await engine.warm_up(options=_WARM_UP.value == "all")
+    await service.warm_up()
+    service.warming = False
+    logging.info("%d programs were ready after %.1f s", count, time.perf_counter() - started)
+
+
+async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do some work, until it is told to stop."""
+    import asyncio
+
+    tasks = {asyncio.create_task(work), asyncio.create_task(told.wait())}
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    for task in done:
+        task.result()  # what went wrong in it
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ crosses this line, so what is trained on is exactly what was sampled.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+import numpy as np
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
 """Of a draw that is not greedy: what logits of a few thousand are divided by without leaving float32's range, and what
@@ -17,15 +19,41 @@ MIN_TOP_P = 1e-6
 """Less is no other nucleus than the likeliest token, and at 1e-46 float32 makes it 0, of which nothing is in."""
 MAX_TOKEN_ID = 2**31 - 1
 """Token ids, and counts of tokens, are int32 on the device."""
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either way, as OpenAI has it."""
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
+"""A logit that is divided, or multiplied, by so much stays within float32's range."""
+MAX_ALTERNATIVES = 20
+"""Tokens that are shown beside a drawn one, as OpenAI has it; a static shape."""
 
 
 class RequestFailed(RuntimeError):
     """This one request cannot be carried out, and the policy goes on without it; the cause is chained."""
 
 
+class ConstraintError(ValueError):
+    """A constraint cannot say which tokens may follow: it has become too complex, or its completion left it."""
+
+
+class Constraint(Protocol):
+    """Which tokens may follow in one completion, such as those that go on with JSON of a schema."""
+
+    def allow(self, drawn: Sequence[int], words_w: np.ndarray) -> None:
+        """Set the bits of the tokens that may come next. Called in a thread, by one at a time.
+
+        Args:
+            drawn: the completion so far; from call to call it only grows.
+            words_w: int32, all zero, a bit for each id of the vocabulary: that of id i is bit i % 32 of word i // 32.
+
+        Raises:
+            ConstraintError: it cannot be said; the request is given up.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How one completion is drawn.
+    """How one completion is drawn. Penalties come first, then the constraint, temperature, min_p, top_k and top_p.
 
     Attributes:
         max_tokens: at most this many new tokens, from 1 to `MAX_TOKEN_ID`.
@@ -33,6 +61,14 @@ class Sampling:
         seed: the draw at sequence position p depends on (seed, p) and the distribution alone, never on the batch.
         temperature: divides the logits, from `MIN_TEMPERATURE` to `MAX_TEMPERATURE`; 0 is greedy.
         top_p: nucleus mass from `MIN_TOP_P` to 1, which samples from the whole distribution.
+        top_k: draw among so many of the likeliest tokens, ties with the last included, up to `MAX_TOKEN_ID`; 0 is all.
+        min_p: draw among tokens that are at least so likely, in shares of the likeliest one, from 0 to 1.
+        presence_penalty: taken from the logit of each token that the completion has already, up to `MAX_PENALTY`.
+        frequency_penalty: likewise, as often as it has it.
+        repetition_penalty: the positive logits of tokens that the prompt or the completion has are divided by it, the
+            negative ones multiplied, from `MIN_REPETITION` to `MAX_REPETITION`; 1 is none.
+        alternatives: show so many of the likeliest tokens at each place, up to `MAX_ALTERNATIVES`.
+        constraint: which tokens may follow, or None; of this completion alone.
 
     Raises:
         ValueError: a number is out of its range, or none.
@@ -43,6 +79,19 @@ class Sampling:
     seed: int
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    alternatives: int = 0
+    constraint: Constraint | None = field(default=None, compare=False)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether it asks for more than a temperature and a nucleus."""
+        given = (self.top_k, self.min_p, self.presence_penalty, self.frequency_penalty, self.alternatives)
+        return any(given) or self.repetition_penalty != 1 or self.constraint is not None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens <= MAX_TOKEN_ID:
@@ -57,6 +106,16 @@ class Sampling:
             )
         if not MIN_TOP_P <= self.top_p <= 1:
             raise ValueError(f"Sampling.top_p is {self.top_p}; use a number from {MIN_TOP_P:g} to 1")
+        for name, least, most in (
+            ("top_k", 0, MAX_TOKEN_ID),
+            ("min_p", 0, 1),
+            ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("repetition_penalty", MIN_REPETITION, MAX_REPETITION),
+            ("alternatives", 0, MAX_ALTERNATIVES),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"Sampling.{name} is {getattr(self, name)}; use a number from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -77,18 +136,25 @@ class Completion:
     finish: Literal["stop", "length"]
 
 
+Alternatives = tuple[tuple[int, float], ...]
+"""Token ids with their logprobs."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     """The next tokens of a completion that is under way; fields as in `Completion`.
 
     Attributes:
         finish: None while more tokens follow.
+        alternatives: of each token, the likeliest ones at its place with their logprobs, the likeliest first: as many
+            as `Sampling.alternatives` asks for, fewer where no more could be drawn. Empty when none are asked for.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_version: int
     finish: Literal["stop", "length"] | None
+    alternatives: list[Alternatives] = field(default_factory=list)
 
 
 class Policy(Protocol):

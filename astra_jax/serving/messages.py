@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
-from astra_jax.serving.strict import Check, check_of
 from sandbox.protocol import nests_too_deeply
 from synthesis.core.chat_format import AssistantTurn, ChatFormat, beginning, parse_arguments
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -30,12 +29,10 @@ def conversation_of(request: ChatRequest) -> tuple[list[Message], list[ToolSpec]
     """The messages, and the tools that the model is shown.
 
     Raises:
-        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text; a strict
-            function whose schema cannot be enforced.
+        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
     """
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
-    check_of(request.tools)
     return messages, tools if offers_tools(request) else []
 
 
@@ -128,15 +125,15 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
 # Out
 
 
-def message_of(text: str, chat_format: ChatFormat, *, tools: bool, check: Check | None = None) -> dict[str, Any]:
+def message_of(text: str, chat_format: ChatFormat, *, tools: bool, form: bool = False) -> dict[str, Any]:
     """A whole turn as the message of an answer.
 
     Args:
         chat_format: of the model that said it.
         tools: whether tools were offered; without, nothing is a call.
-        check: of strict functions' calls.
+        form: whether it is JSON, or calls; what looks like a tag in a string of JSON is none then.
     """
-    turn = _parse(text, chat_format, tools=tools, check=check)
+    turn = _parse(text, chat_format, tools=tools, form=form)
     message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
@@ -145,14 +142,14 @@ def message_of(text: str, chat_format: ChatFormat, *, tools: bool, check: Check 
     return message
 
 
-def _parse(text: str, chat_format: ChatFormat, *, tools: bool, check: Check | None) -> AssistantTurn:
+def _parse(text: str, chat_format: ChatFormat, *, tools: bool, form: bool) -> AssistantTurn:
+    if form and chat_format.call_frame.opens and text.startswith("{"):
+        return AssistantTurn("", text)
     if not tools:
         return AssistantTurn(*chat_format.split_reasoning(text))
 
     def problem(call: ToolCall) -> str:
-        if nests_too_deeply(call.arguments):
-            return "the arguments nest too deeply"
-        return "" if check is None else check(call)
+        return "the arguments nest too deeply" if nests_too_deeply(call.arguments) else ""
 
     return chat_format.parse_assistant(text, keep_malformed=True, check=problem)
 
@@ -168,6 +165,22 @@ def _openai_call(call: ToolCall) -> dict[str, Any]:
 
 
 @dataclass
+class FirstCall:
+    """Watches the growing text of a turn for the end of its first call."""
+
+    chat_format: ChatFormat
+    _text: str = ""
+
+    def push(self, text: str) -> bool:
+        """Whether that call is whole, after more text."""
+        self._text += text
+        if not text or self.chat_format.is_thinking(self._text) is not False:
+            return False
+        after = len(self._text) - len(self.chat_format.split_reasoning(self._text)[1])
+        return self.chat_format.whole_calls(self._text, after)[1] > after
+
+
+@dataclass
 class TurnDeltas:
     """Turns the growing text of a turn into deltas, which add up to `message_of` the whole.
 
@@ -179,7 +192,7 @@ class TurnDeltas:
 
     chat_format: ChatFormat
     tools: bool
-    check: Check | None = None
+    form: bool = False
     _text: str = ""
     _settled: int = 0  # end of the last whole call
     _reasoning: str = ""
@@ -197,7 +210,7 @@ class TurnDeltas:
         if not text or self.chat_format.is_thinking(self._text) is None:
             return
         stable = self._text[: self._stable()]
-        turn = _parse(stable, self.chat_format, tools=self.tools, check=self.check)
+        turn = _parse(stable, self.chat_format, tools=self.tools, form=self.form)
         if self.chat_format.is_thinking(stable):
             held = beginning(turn.reasoning, self.chat_format.thought_end)
             turn = AssistantTurn(turn.reasoning[: len(turn.reasoning) - held].rstrip("\n"), "")
@@ -208,7 +221,7 @@ class TurnDeltas:
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Deltas of what waited."""
-        yield from self._growth(_parse(self._text, self.chat_format, tools=self.tools, check=self.check))
+        yield from self._growth(_parse(self._text, self.chat_format, tools=self.tools, form=self.form))
 
     def _stable(self) -> int:
         """How much of the text has no open call in it."""

@@ -1,7 +1,7 @@
 """What a request may say: OpenAI's fields with those of vLLM's that our clients use, each of its type.
 
 A field that would change the output and is not offered is refused by name, unless its value asks for nothing
-(`presence_penalty: 0`). Fields that change nothing here (`user`, `metadata`) are taken. A null is an absent field.
+(`min_tokens: 0`). Fields that change nothing here (`user`, `metadata`) are taken. A null is an absent field.
 Every number and every list has bounds: what is taken here, the policy can carry out.
 """
 
@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from astra_jax.rollout.policy import MAX_TEMPERATURE, MAX_TOKEN_ID, MIN_TEMPERATURE, MIN_TOP_P
+from astra_jax.rollout.policy import (
+    MAX_ALTERNATIVES,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    MAX_TEMPERATURE,
+    MAX_TOKEN_ID,
+    MIN_REPETITION,
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
+)
 from sandbox import http_service
 
 MAX_CHOICES = 128
@@ -63,6 +72,11 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
@@ -84,9 +98,15 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         for name, low, high in (
             ("n", 1, MAX_CHOICES),
             ("top_p", MIN_TOP_P, 1),
+            ("top_k", -1, MAX_TOKEN_ID),
+            ("min_p", 0, 1),
+            ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("repetition_penalty", MIN_REPETITION, MAX_REPETITION),
             ("seed", *_SEEDS),
             ("max_tokens", 1, MAX_TOKEN_ID),
             ("max_completion_tokens", 1, MAX_TOKEN_ID),
+            ("top_logprobs", 0, MAX_ALTERNATIVES),
         ):
             value = getattr(self, name, None)
             if value is not None and not low <= value <= high:
@@ -122,6 +142,16 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def wants_logprobs(self) -> bool:
         raise NotImplementedError
 
+    @property
+    def alternatives(self) -> int:
+        """How many of the likeliest tokens are shown at each place."""
+        raise NotImplementedError
+
+    @property
+    def one_call(self) -> bool:
+        """Whether a choice ends behind its first call."""
+        return False
+
 
 class CompletionRequest(_Request, kw_only=True):
     """`/v1/completions`. A prompt is text or token ids; several give `n` choices each, prompt by prompt."""
@@ -135,9 +165,9 @@ class CompletionRequest(_Request, kw_only=True):
         super().check()
         if self.echo:
             raise InvalidRequest("echo is true; the prompt is not repeated here, put it before the text", param="echo")
-        if self.logprobs:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_ALTERNATIVES:
             raise InvalidRequest(
-                f"logprobs is {self.logprobs}; only the drawn tokens' are given here, ask for 0", param="logprobs"
+                f"logprobs is {self.logprobs}; use a number from 0 to {MAX_ALTERNATIVES}", param="logprobs"
             )
         if self.choices > MAX_CHOICES:
             raise InvalidRequest(
@@ -167,17 +197,24 @@ class CompletionRequest(_Request, kw_only=True):
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None
 
+    @property
+    def alternatives(self) -> int:
+        return self.logprobs or 0
+
 
 class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
     enable_thinking: bool = True
 
 
 class ChatRequest(_Request, kw_only=True):
-    """`/v1/chat/completions`. `messages` and `tools` are read by `messages`."""
+    """`/v1/chat/completions`. `messages` and `tools` are read by `messages`, `response_format` and `tool_choice` by
+    `grammars`."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "text"})
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -188,16 +225,8 @@ class ChatRequest(_Request, kw_only=True):
         super().check()
         if not self.messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
-        if self.tool_choice not in ("auto", "none"):
-            raise InvalidRequest(
-                f"tool_choice is {shown(self.tool_choice)}; a call cannot be enforced here, use auto or none",
-                param="tool_choice",
-            )
-        if self.top_logprobs:
-            raise InvalidRequest(
-                f"top_logprobs is {self.top_logprobs}; only the drawn tokens' are given here, ask for 0",
-                param="top_logprobs",
-            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
 
     @property
     def choices(self) -> int:
@@ -211,15 +240,18 @@ class ChatRequest(_Request, kw_only=True):
     def wants_logprobs(self) -> bool:
         return self.logprobs
 
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs
+
+    @property
+    def one_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none" and not self.parallel_tool_calls
+
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "logit_bias": ({},),
-    "top_k": (0, -1),
-    "min_p": (0,),
     "min_tokens": (0,),
     "best_of": (1,),
     "suffix": ("",),
@@ -258,7 +290,7 @@ def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
         InvalidRequest: a field is unknown, of another type, out of range or not offered.
     """
     fields = {name: value for name, value in fields.items() if value is not None and name not in _HARMLESS}
-    for name in sorted(set(fields) & set(_NEUTRAL)):
+    for name in sorted(set(fields) & set(_NEUTRAL) - set(kind.__struct_fields__)):
         value = fields.pop(name)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
             raise InvalidRequest(f"{name} is {shown(value)}; it is not offered here, leave it out", param=name)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest
 from astra_jax.serving.sampled import Part
-from astra_jax.serving.strict import check_of
 from astra_jax.tokenizer import ChatTokenizer
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest)
+Request = TypeVar("Request", bound=CompletionRequest | ChatRequest)
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Response(Generic[Request]):
     prefix: str
     kind: str
     chunk_kind: str
+    end = b"data: [DONE]\n\n"
+    """Of a stream."""
 
     def __init__(self, request: Request, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]) -> None:
         """
@@ -56,6 +59,14 @@ class Response(Generic[Request]):
         """The body, once all choices have finished."""
         choices = [self.choice(choice) for choice in self.choices]
         return {**self._head, "object": self.kind, **self.prompt_ids(), "choices": choices, "usage": self.usage()}
+
+    def framed(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as an event of the stream."""
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The chunk that says of a stream that it ends in an error, whose body is given."""
+        return body
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Chunks before the first token."""
@@ -78,7 +89,7 @@ class Response(Generic[Request]):
     def prompt_ids(self) -> dict[str, Any]:
         return {}
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """A prompt counts once, however many choices it has."""
         prompt, completion = sum(map(len, self._prompts)), sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -90,6 +101,20 @@ class Response(Generic[Request]):
         if self.request.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         return self._tokenizer.decode([token_id])
+
+    def logprobs_of(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """As chats have them: each token with its logprob, its bytes and the likeliest tokens at its place."""
+        content = []
+        for part in parts:
+            shown = part.alternatives or [()] * len(part.token_ids)
+            for token_id, value, best in zip(part.token_ids, part.logprobs, shown, strict=True):
+                likeliest = [self._logprob(one, logprob) for one, logprob in best]
+                content.append({**self._logprob(token_id, value), "top_logprobs": likeliest})
+        return content
+
+    def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
+        token = self._token(token_id)
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
     def _ids(self, parts: Sequence[Part]) -> dict[str, Any]:
         return {"token_ids": [i for part in parts for i in part.token_ids]} if self.request.return_token_ids else {}
@@ -113,12 +138,20 @@ class CompletionResponse(Response[CompletionRequest]):
                 "tokens": [self._token(i) for part in parts for i in part.token_ids],
                 "token_logprobs": [value for part in parts for value in part.logprobs],
                 "text_offset": [offset for part in parts for offset in part.offsets],
-                "top_logprobs": None,
+                "top_logprobs": self._likeliest(parts) if self.request.alternatives else None,
             }
         body |= self._ids(parts)
         if self.request.return_token_ids and first:
             body["prompt_token_ids"] = list(choice.prompt)
         return body | {"finish_reason": parts[-1].finish, "stop_reason": parts[-1].stop_reason}
+
+    def _likeliest(self, parts: Sequence[Part]) -> list[dict[str, float]]:
+        """The drawn token is among them, likely or not."""
+        return [
+            {self._token(i): value for i, value in (*best, (token_id, drawn))}
+            for part in parts
+            for token_id, drawn, best in zip(part.token_ids, part.logprobs, part.alternatives, strict=True)
+        ]
 
 
 class ChatResponse(Response[ChatRequest]):
@@ -131,12 +164,12 @@ class ChatResponse(Response[ChatRequest]):
     ) -> None:
         super().__init__(request, model, tokenizer, prompts)
         self._tools = offers_tools(request)
-        self._check = check_of(request.tools)
         self._format = tokenizer.format
-        self._deltas = [TurnDeltas(self._format, self._tools, self._check) for _ in self.choices]
+        self._form = request.response_format != {"type": "text"}
+        self._deltas = [TurnDeltas(self._format, self._tools, self._form) for _ in self.choices]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        message = message_of(choice.text, self._format, tools=self._tools, check=self._check)
+        message = message_of(choice.text, self._format, tools=self._tools, form=self._form)
         finish = self._finish(choice.parts[-1], called="tool_calls" in message)
         body = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.parts)}
         return {**body, "finish_reason": finish, "stop_reason": choice.parts[-1].stop_reason, **self._ids(choice.parts)}
@@ -169,11 +202,4 @@ class ChatResponse(Response[ChatRequest]):
         return "tool_calls" if called and part.finish == "stop" else part.finish
 
     def _logprobs(self, parts: Sequence[Part]) -> dict[str, Any] | None:
-        if not self.request.wants_logprobs:
-            return None
-        content = []
-        for part in parts:
-            for token_id, value in zip(part.token_ids, part.logprobs, strict=True):
-                token = self._token(token_id)
-                content.append({"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []})
-        return {"content": content, "refusal": None}
+        return {"content": self.logprobs_of(parts), "refusal": None} if self.request.wants_logprobs else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from astra_jax.rollout.policy import PolicyLimits, Sampling, StreamingPolicy
+from astra_jax.rollout.policy import Alternatives, PolicyLimits, Sampling, StreamingPolicy
+from astra_jax.serving.messages import FirstCall
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import beginning
@@ -29,6 +30,7 @@ class Part:
         offsets: where each token's text begins in the choice's.
         finish: with the last part.
         stop_reason: the stop string or the requested stop id that ended it; None for the end of a turn.
+        alternatives: as in `Drawn`.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Part:
     offsets: list[int]
     finish: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
+    alternatives: list[Alternatives] = field(default_factory=list)
 
 
 class Detokenizer:
@@ -137,6 +140,12 @@ def samplings_of(
             seed=seed + i % asked.n,
             temperature=asked.temperature,
             top_p=asked.top_p,
+            top_k=max(asked.top_k, 0),
+            min_p=asked.min_p,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            repetition_penalty=asked.repetition_penalty,
+            alternatives=asked.alternatives,
         )
         for i in range(choices)
     ]
@@ -151,12 +160,14 @@ async def sample(
     stops: Sequence[str],
     turn_ends: Sequence[int],
     skip_special: bool,
+    first_call: FirstCall | None = None,
 ) -> AsyncGenerator[Part, None]:
     """The parts of one choice. Closing the iterator frees its slot; so does a stop string.
 
     Args:
         stops: strings that end it, and are not part of its text. (Nor is the text of a stop token.)
         turn_ends: those of `sampling.stop_ids` that need no `stop_reason`.
+        first_call: ends it behind its first call.
     """
     text = Detokenizer(tokenizer, stops=stops, skip_special=skip_special)
     async with contextlib.aclosing(policy.stream(prompt, sampling)) as stream:
@@ -165,17 +176,22 @@ async def sample(
             stopped_by = drawn.token_ids[-1] if drawn.finish == "stop" else None
             for i, token_id in enumerate(drawn.token_ids):
                 offsets.append(text.length)
-                if stopped_by is None or i + 1 < len(drawn.token_ids):
-                    new += text.push(token_id)
+                more = text.push(token_id) if stopped_by is None or i + 1 < len(drawn.token_ids) else ""
+                new += more
                 if text.stop is not None:
-                    yield Part(new, drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets, "stop", text.stop)
+                    so_far = drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets
+                    yield Part(new, *so_far, "stop", text.stop, drawn.alternatives[: i + 1])
+                    return
+                if first_call is not None and first_call.push(more):
+                    so_far = drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets
+                    yield Part(new, *so_far, "stop", None, drawn.alternatives[: i + 1])
                     return
             if drawn.finish is None:
-                yield Part(new, drawn.token_ids, drawn.logprobs, offsets)
+                yield Part(new, drawn.token_ids, drawn.logprobs, offsets, alternatives=drawn.alternatives)
                 continue
             new += text.finish()
             reason: str | int | None = None if stopped_by in turn_ends else stopped_by
             finish: Literal["stop", "length"] = drawn.finish
             if text.stop is not None:  # it was complete only with a character that never ended
                 finish, reason = "stop", text.stop
-            yield Part(new, drawn.token_ids, drawn.logprobs, offsets, finish, reason)
+            yield Part(new, drawn.token_ids, drawn.logprobs, offsets, finish, reason, drawn.alternatives)

@@ -2,8 +2,10 @@
 
     POST /v1/completions        prompt as text or token ids
     POST /v1/chat/completions   messages and tools
-    GET  /v1/models             the served name and its context length
-    GET  /health                {"status", "running", "waiting"}; 503 while it drains and once the policy has failed
+    POST /v1/responses          the same as items
+    GET  /v1/models             the served name and its context length; one of them at /v1/models/NAME
+    GET  /health                {"status", "running", "waiting"}; 503 while it warms up or drains, and once the policy
+                                has failed
     GET  /metrics               Prometheus' text format
 
 With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,12 +33,15 @@ from absl import logging
 from aiohttp import web
 from prometheus_client import exposition
 
-from astra_jax.rollout.policy import RequestFailed, Sampling, StreamingPolicy
+from astra_jax.rollout.policy import ConstraintError, PolicyLimits, RequestFailed, Sampling, StreamingPolicy
 from astra_jax.serving.bodies import read_object
+from astra_jax.serving.grammars import Grammar, Grammars
+from astra_jax.serving.items import ItemsResponse, in_items_words, items_request_of
+from astra_jax.serving.messages import FirstCall
 from astra_jax.serving.metrics import Metrics
 from astra_jax.serving.prompts import prompts_of
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, Request, parse
-from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Response
+from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, parse
+from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Request, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import http_service
@@ -74,9 +80,13 @@ class OpenAIService(HttpService):
 
     Args:
         policy: owned by the caller.
+
+    Attributes:
+        warming: nothing is answered yet, since programs are still compiled; set by whoever does so.
     """
 
     config: ServingConfig
+    warming: bool = False
 
     def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
         self._policy = policy
@@ -85,16 +95,23 @@ class OpenAIService(HttpService):
         self._created = int(time.time())
         self._choices = 0  # accepted and not finished
         self._metrics = Metrics(policy)
+        self._grammars = Grammars(tokenizer, policy.limits.vocab_size)
         self._short = ThreadPoolExecutor(_SHORT_AT_ONCE, "short-requests")
         self._long = ThreadPoolExecutor(1, "long-requests")
         routes = [
             web.post("/v1/completions", self._completions),
             web.post("/v1/chat/completions", self._chat),
+            web.post("/v1/responses", self._items),
             web.get("/v1/models", self._models),
+            web.get("/v1/models/{name:.+}", self._one_model),
             web.get("/health", self._health),
             web.get("/metrics", self._show_metrics),
         ]
         super().__init__(config, routes, most_bytes=config.max_body_bytes)
+
+    async def warm_up(self) -> None:
+        """Prepare what the first answer of a given form waits for: the tokenizer's vocabulary."""
+        await _aside(self._long, self._grammars.warm_up)
 
     async def stop(self) -> int:
         """See `HttpService.stop`."""
@@ -123,19 +140,32 @@ class OpenAIService(HttpService):
         return resource.canonical if resource is not None else "other"
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, CompletionRequest, CompletionResponse)
+        return await self._answered(request, lambda fields: parse(fields, CompletionRequest), CompletionResponse)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, ChatRequest, ChatResponse)
+        return await self._answered(request, lambda fields: parse(fields, ChatRequest), ChatResponse)
+
+    async def _items(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answered(request, items_request_of, ItemsResponse)
+        except InvalidRequest as refused:
+            raise in_items_words(refused) from None
 
     async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._described()]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        self._check_model(request.match_info["name"])
+        return web.json_response(self._described())
+
+    def _described(self) -> dict[str, Any]:
         model = {"id": self.config.model, "object": "model", "created": self._created, "owned_by": "astra-jax"}
-        model |= {"max_model_len": self._policy.limits.max_length}
-        return web.json_response({"object": "list", "data": [model]})
+        return {**model, "max_model_len": self._policy.limits.max_length}
 
     async def _health(self, request: web.Request) -> web.Response:
         failure = self._policy.failure
-        status = "draining" if self.draining else "ok" if failure is None else f"failed: {failure!r}"
+        status = "ok" if failure is None else f"failed: {failure!r}"
+        status = "draining" if self.draining else "warming up" if self.warming else status
         state = {"status": status, "running": self._policy.running, "waiting": self._policy.waiting}
         return web.json_response(state, status=200 if status == "ok" else 503)
 
@@ -146,25 +176,40 @@ class OpenAIService(HttpService):
     # ------------------------------------------------------------------------------------------------------- answering
 
     async def _answered(
-        self, request: web.Request, kind: type[Request], response: type[Response[Request]]
+        self,
+        request: web.Request,
+        read: Callable[[dict[str, Any]], Request],
+        response: Callable[[Request, str, ChatTokenizer, Sequence[list[int]]], Response[Request]],
     ) -> web.StreamResponse:
         try:
             body = await request.read()
             threads = self._short if len(body) < _LONG else self._long
-            asked = await _aside(threads, lambda: parse(read_object(body), kind))
-            model, limits = self._model(asked), self._policy.limits
+            asked = await _aside(threads, lambda: read(read_object(body)))
+            self._check_model(asked.model)
+            limits = self._policy.limits
             samplings = samplings_of(asked, asked.choices, limits, self._turn_ends)
             with self._admitted(asked.choices):
-                prompts = await _aside(threads, lambda: prompts_of(asked, self._tokenizer, limits))
-                answer = response(asked, model, self._tokenizer, prompts)
+                prompts, grammar = await _aside(threads, lambda: self._read(asked, limits))
+                answer = response(asked, self.config.model, self._tokenizer, prompts)
+                if grammar is not None:
+                    samplings = [dataclasses.replace(one, constraint=grammar.constraint()) for one in samplings]
                 return await self._answer(request, answer, samplings)
         except (http_service.HttpRefusal, web.HTTPException, ConnectionError):
             raise
         except Exception as error:
             raise self._failed(error) from error
 
+    def _read(
+        self, asked: CompletionRequest | ChatRequest, limits: PolicyLimits
+    ) -> tuple[list[list[int]], Grammar | None]:
+        prompts = prompts_of(asked, self._tokenizer, limits)
+        return prompts, self._grammars.of(asked) if isinstance(asked, ChatRequest) else None
+
     def _failed(self, error: Exception) -> InvalidRequest:
-        """What is said of something that is not the client's fault. The policy says it to whoever waits for it."""
+        """What is said of something that is not the client's fault, or shows only while tokens are drawn that it is.
+        The policy says it to whoever waits for it."""
+        if isinstance(error, RequestFailed) and isinstance(error.__cause__, ConstraintError):
+            return InvalidRequest(str(error.__cause__))
         logging.error("a request failed", exc_info=error)
         self._metrics.failures.labels(type(error).__name__).inc()
         if self._policy.failure is not None:
@@ -174,11 +219,10 @@ class OpenAIService(HttpService):
         )
         return InvalidRequest(f"the server failed on this request: {text}", status=500)
 
-    def _model(self, asked: CompletionRequest | ChatRequest) -> str:
-        if asked.model not in (None, self.config.model):
-            text = f"model is {asked.model!r}; {self.config.model!r} is served here"
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.config.model):
+            text = f"model is {name!r}; {self.config.model!r} is served here"
             raise InvalidRequest(text, status=404, param="model", code="model_not_found")
-        return self.config.model
 
     async def _answer(
         self, request: web.Request, answer: Response[Any], samplings: Sequence[Sampling]
@@ -197,7 +241,7 @@ class OpenAIService(HttpService):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
         async def send(chunk: dict[str, Any]) -> None:
-            await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+            await response.write(answer.framed(chunk))
 
         await response.prepare(request)
         try:
@@ -209,17 +253,19 @@ class OpenAIService(HttpService):
                     await send(chunk)
             for chunk in answer.closing():
                 await send(chunk)
-            await response.write(b"data: [DONE]\n\n")
+            await response.write(answer.end)
         except ConnectionError:
             pass  # the client went away; closing `parts` frees its slots
         except Exception as error:  # the status line is out: all that is left is an event
-            await send(self._failed(error).body())
+            await send(answer.failure(self._failed(error).body()))
         return response
 
     @contextlib.contextmanager
     def _admitted(self, choices: int):  # type: ignore[no-untyped-def]
         if self.draining:
             raise InvalidRequest("the server is stopping; ask another one", status=503)
+        if self.warming:
+            raise InvalidRequest("the server is warming up; try again later", status=503, headers={"Retry-After": "5"})
         if self._policy.failure is not None:
             raise InvalidRequest(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
         slots = self._policy.limits.slots
@@ -252,6 +298,7 @@ class OpenAIService(HttpService):
                 stops=asked.stops,
                 turn_ends=self._turn_ends,
                 skip_special=asked.skip_special_tokens,
+                first_call=FirstCall(self._tokenizer.format) if asked.one_call else None,
             )
             try:
                 async with contextlib.aclosing(parts):

@@ -133,7 +133,7 @@ def _next_turns(
         top_p_r=every_r + 1.0,
         stops_rk=every_r[:, None] + stop,
     )
-    _, drawn_rt, _ = decode(
+    _, drawn_rt, _, _ = decode(
         params, cache, to_draw, model=model, window=padded + steps, steps=steps, nucleus=False, whole=True
     )
     if mesh is not None:

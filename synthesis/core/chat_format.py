@@ -61,6 +61,26 @@ class AssistantTurn:
     calls: list[Call] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class CallFrame:
+    """How a call is written: `before`, its name, `middle`, its arguments as JSON, `after`.
+
+    Attributes:
+        between: what stands between two calls of a turn; None: a turn has one at most.
+        opens: the beginning of `before` that begins a call wherever it stands in a turn; "": a call is a whole turn.
+    """
+
+    before: str
+    middle: str
+    after: str
+    between: str | None
+    opens: str
+
+    def text(self, name: str, arguments: str) -> str:
+        """A call; `arguments`: JSON."""
+        return f"{self.before}{name}{self.middle}{arguments}{self.after}"
+
+
 class NotInFormat(InputError):
     """A conversation has what its model's format cannot say, such as several calls in a turn."""
 
@@ -106,6 +126,16 @@ class ChatFormat(ABC):
     @abstractmethod
     def needed(self) -> tuple[str, ...]:
         """Those of its tags that are single tokens of every model of it."""
+
+    @property
+    @abstractmethod
+    def call_frame(self) -> CallFrame:
+        """How the model writes a call."""
+
+    @property
+    @abstractmethod
+    def thought_start(self) -> str:
+        """What a turn with a thought begins with, up to `thought_end` and an empty line; "": there are none."""
 
     # ------------------------------------------------------------------------------------------------------- rendering
 

@@ -20,6 +20,7 @@ from typing import Any
 from synthesis.core.chat_format import (
     AssistantTurn,
     Call,
+    CallFrame,
     ChatFormat,
     MalformedCall,
     Segment,
@@ -36,6 +37,13 @@ THINK_START, THINK_END = "<think>", "</think>"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
 
+_CALL = CallFrame(
+    before=f'{CALL_START}\n{{"name": "',
+    middle='", "arguments": ',
+    after=f"}}\n{CALL_END}",
+    between="\n",
+    opens=CALL_START,
+)
 _NO_SPACE = re.compile(r"\S")
 _ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
 _TOOLS_HEADER = (
@@ -90,6 +98,14 @@ class ChatML(ChatFormat):
     def needed(self) -> tuple[str, ...]:
         # Qwen2.5 reads its tools' responses between tags that are no tokens.
         return (*self.frame, *self.text_tokens) if self.think_tags else self.frame
+
+    @property
+    def call_frame(self) -> CallFrame:
+        return _CALL
+
+    @property
+    def thought_start(self) -> str:
+        return f"{THINK_START}\n" if self.thoughts else ""
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -150,8 +166,7 @@ class ChatML(ChatFormat):
             text = f"{THINK_START}\n{self.escape(reasoning.strip(chr(10)))}\n{THINK_END}\n\n" + content.lstrip("\n")
         for i, call in enumerate(message.tool_calls):
             newline = "\n" if content or i else ""
-            json_text = self.escape(f'{{"name": "{call.name}", "arguments": {written(call.arguments)}}}')
-            text += f"{newline}{CALL_START}\n{json_text}\n{CALL_END}"
+            text += newline + _CALL.text(self.escape(call.name), self.escape(written(call.arguments)))
         return text
 
     def _response(self, output: str) -> str:

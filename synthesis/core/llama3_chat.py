@@ -19,6 +19,7 @@ from typing import Any
 from synthesis.core.chat_format import (
     AssistantTurn,
     Call,
+    CallFrame,
     ChatFormat,
     MalformedCall,
     NotInFormat,
@@ -37,6 +38,7 @@ PYTHON_TAG = "<|python_tag|>"
 TODAY = "26 Jul 2024"
 """What the template says where it is not told the date. The day of a run would make its tokens another run's."""
 _ARGUMENTS = "parameters"
+_CALL = CallFrame(before='{"name": "', middle=f'", "{_ARGUMENTS}": ', after="}", between=None, opens="")
 _TOOLS_HEADER = (
     "Given the following functions, please respond with a JSON for a function call with its proper arguments that best "
     "answers the given prompt.\n\n"
@@ -76,6 +78,14 @@ class Llama3(ChatFormat):
     @property
     def needed(self) -> tuple[str, ...]:
         return self.frame
+
+    @property
+    def call_frame(self) -> CallFrame:
+        return _CALL
+
+    @property
+    def thought_start(self) -> str:
+        return ""
 
     # ------------------------------------------------------------------------------------------------------- rendering
 
@@ -131,7 +141,7 @@ class Llama3(ChatFormat):
         if len(message.tool_calls) > 1:
             raise NotInFormat(f"Llama 3's format has one call a turn, not {len(message.tool_calls)}")
         call = message.tool_calls[0]
-        return self.escape(f'{{"name": "{call.name}", "{_ARGUMENTS}": {written(call.arguments)}}}')
+        return _CALL.text(self.escape(call.name), self.escape(written(call.arguments)))
 
     def _response(self, output: str) -> str:
         return f"{_header('ipython')}{self.escape(written(output))}{TURN_END}"

@@ -139,6 +139,31 @@ class Drip:
     def release(self, session: str) -> None: ...
 
 
+class Scripted(Drip):
+    """A policy that says what a function makes of the prompt's text, and ends its turn. Where a request has a
+    constraint, each token is looked up in what may follow."""
+
+    def __init__(self, tokenizer: ChatTokenizer, says: Callable[[str], str]) -> None:
+        super().__init__(tokenizer)
+        self.limits = PolicyLimits(slots=2, max_length=10_000, max_stops=4, vocab_size=tokenizer.vocab_size)
+        self.samplings: list[Sampling] = []
+        self._tokenizer, self._says = tokenizer, says
+
+    async def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
+    ) -> AsyncGenerator[Drawn, None]:
+        self.samplings.append(sampling)
+        wanted = [*self._tokenizer.encode(self._says(self._tokenizer.decode(token_ids))), self._tokenizer.eos_id]
+        for i, token in enumerate(wanted):
+            if sampling.constraint is not None:
+                words = np.zeros(-(-self.limits.vocab_size // 32), np.int32)
+                sampling.constraint.allow(wanted[:i], words)
+                so_far = self._tokenizer.decode(wanted[:i])
+                assert words[token // 32] >> token % 32 & 1, (so_far, self._tokenizer.decode([token]))
+            last = i + 1 == len(wanted)
+            yield Drawn([token], [-1.0], 0, "stop" if last else None)
+
+
 class Server:
     """A service on an event loop in a thread of its own, so that tests may use the blocking client."""
 

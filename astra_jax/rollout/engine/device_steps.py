@@ -17,7 +17,7 @@ from flax import struct
 from astra_jax.attention.cache import Cache, Caches, each
 from astra_jax.models.decoder import FEWEST_ROWS
 from astra_jax.models.model import Look, Model
-from astra_jax.rollout.engine.sampling import draw
+from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
 
 Array = Any
 
@@ -66,7 +66,11 @@ def prefill(
     return each(lambda layer, more: layer.put(index_r, positions_rt[:, 0], count_r, more), cache, new)
 
 
-@partial(jax.jit, static_argnames=("model", "window", "steps", "nucleus", "whole"), donate_argnames=("cache",))
+@partial(
+    jax.jit,
+    static_argnames=("model", "window", "steps", "nucleus", "whole", "alternatives"),
+    donate_argnames=("cache",),
+)
 def decode(
     params: Any,
     cache: Caches,
@@ -77,47 +81,104 @@ def decode(
     steps: int,
     nucleus: bool,
     whole: bool,
-) -> tuple[Caches, Array, Array]:
+    shaping: Shaping | None = None,
+    alternatives: int = 0,
+) -> tuple[Caches, Array, Array, tuple[Array, Array] | None]:
     """Draw up to `steps` tokens a row.
 
     Args:
-        nucleus: any row has top_p < 1.
+        nucleus: any row has top_p < 1; looked at only without `shaping`.
         whole: row i is slot i, for all slots: taking the rows is then one slice instead of a gather.
+        shaping: of rows whose distributions are shaped; None compiles what does no more than `draw`.
+        alternatives: how many are returned of the likeliest tokens at each place; with `shaping` alone.
 
     Returns:
-        (cache, tokens_rt, logps_rt): the drawn tokens, -1 where a finished row drew none; every drawn token but a row's
-        last has its K/V in the cache.
+        (cache, tokens_rt, logps_rt, (ids_rtk, logps_rtk) or None): the drawn tokens, -1 where a finished row drew none,
+        and the alternatives; every drawn token but a row's last has its K/V in the cache.
     """
     n = rows.last_r.shape[0]
     past, look = _read(cache, None if whole else rows.index_r, window)
     recent = model.cache(n, steps, stacked=isinstance(cache, Cache))
     w_dv = model.head_kernel(params)
-    more_rows = max(0, FEWEST_ROWS - n) if isinstance(cache, Cache) else 0
+    more_rows = _more_rows(cache, n)
 
     def more(state: tuple[Any, ...]) -> Array:
-        step, _, _, active_r, _, _ = state
-        return (step < steps) & jnp.any(active_r)
+        return (state[0] < steps) & jnp.any(state[3])
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, recent, last_r, active_r, tokens_rt, logps_rt = state
+        step, recent, last_r, active_r, tokens_rt, logps_rt, said, others = state
         at_r = rows.positions_r + step  # a row that is still active has drawn in every step so far
         at_r1 = jnp.where(active_r, at_r, -1)[:, None]
         x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step, look=look)
-        x_rd = jnp.pad(x_r1d[:, 0], ((0, more_rows), (0, 0)))
-        logits_rv = jnp.einsum("rd,dv->rv", x_rd, w_dv, preferred_element_type=jnp.float32)[:n]
-        drawn_r, logps_r = draw(logits_rv, rows.seeds_r, at_r + 1, rows.temperature_r, rows.top_p_r, nucleus=nucleus)
+        logits_rv = _logits(x_r1d, w_dv, more_rows)
+        given = (logits_rv, rows.seeds_r, at_r + 1, rows.temperature_r, rows.top_p_r)
+        if shaping is None:
+            drawn_r, logps_r = draw(*given, nucleus=nucleus)
+        else:
+            drawn_r, logps_r, best = draw_shaped(*given, shaping, said, alternatives=alternatives)
+            said = said.and_now(drawn_r, active_r)
+            others = jax.tree.map(lambda all_rtk, one_rk: all_rtk.at[:, step].set(one_rk), others, best)
         tokens_rt = tokens_rt.at[:, step].set(jnp.where(active_r, drawn_r, -1))
         logps_rt = logps_rt.at[:, step].set(logps_r)
         stopped_r = jnp.any(drawn_r[:, None] == rows.stops_rk, axis=-1)
-        return step + 1, recent, drawn_r, active_r & ~stopped_r & (step + 1 < rows.budget_r), tokens_rt, logps_rt
+        active_r = active_r & ~stopped_r & (step + 1 < rows.budget_r)
+        return step + 1, recent, drawn_r, active_r, tokens_rt, logps_rt, said, others
 
     tokens_rt, logps_rt = jnp.full((n, steps), -1, jnp.int32), jnp.zeros((n, steps), jnp.float32)
-    start = (0, recent, rows.last_r, rows.budget_r > 0, tokens_rt, logps_rt)
-    _, recent, _, _, tokens_rt, logps_rt = jax.lax.while_loop(more, body, start)
+    said = None if shaping is None else said_so_far(shaping, model.vocab_size)
+    places = (n, steps, min(alternatives, model.vocab_size))
+    others = (jnp.zeros(places, jnp.int32), jnp.zeros(places, jnp.float32)) if alternatives else None
+    start = (0, recent, rows.last_r, rows.budget_r > 0, tokens_rt, logps_rt, said, others)
+    _, recent, _, _, tokens_rt, logps_rt, _, others = jax.lax.while_loop(more, body, start)
     # Step i fed a token, and so made K/V, exactly when it drew one.
     count_r = jnp.sum(tokens_rt >= 0, axis=1)
     cache = each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent)
-    return cache, tokens_rt, logps_rt
+    return cache, tokens_rt, logps_rt, others
+
+
+@partial(jax.jit, static_argnames=("model", "window", "whole"), donate_argnames=("cache",))
+def feed(
+    params: Any, cache: Caches, rows: DecodeRows, *, model: Model, window: int, whole: bool
+) -> tuple[Caches, Array]:
+    """The half of a step that no constraint changes: (cache with the last tokens' K/V, logits_rv behind them)."""
+    n = rows.last_r.shape[0]
+    past, look = _read(cache, None if whole else rows.index_r, window)
+    recent = model.cache(n, 1, stacked=isinstance(cache, Cache))
+    active_r = rows.budget_r > 0
+    at_r1 = jnp.where(active_r, rows.positions_r, -1)[:, None]
+    first = jnp.zeros((), jnp.int32)
+    x_r1d, recent = model.forward_next(params, rows.last_r[:, None], at_r1, past, recent, first, look=look)
+    logits_rv = _logits(x_r1d, model.head_kernel(params), _more_rows(cache, n))
+    count_r = active_r.astype(jnp.int32)
+    return each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent), logits_rv
+
+
+@partial(jax.jit, static_argnames=("alternatives",))
+def pick(
+    logits_rv: Array, rows: DecodeRows, shaping: Shaping, allowed_rw: Array, *, alternatives: int
+) -> tuple[Array, Array, tuple[Array, Array] | None]:
+    """The other half: a token a row, of those that may follow. Returns as `draw_shaped`, whose arguments these are."""
+    return draw_shaped(
+        logits_rv,
+        rows.seeds_r,
+        rows.positions_r + 1,
+        rows.temperature_r,
+        rows.top_p_r,
+        shaping,
+        said_so_far(shaping, logits_rv.shape[1]),
+        allowed_rw=allowed_rw,
+        alternatives=alternatives,
+    )
+
+
+def _more_rows(cache: Caches, rows: int) -> int:
+    """What few rows are padded with for the head's matmul."""
+    return max(0, FEWEST_ROWS - rows) if isinstance(cache, Cache) else 0
+
+
+def _logits(x_r1d: Array, w_dv: Array, more_rows: int) -> Array:
+    x_rd = jnp.pad(x_r1d[:, 0], ((0, more_rows), (0, 0)))
+    return jnp.einsum("rd,dv->rv", x_rd, w_dv, preferred_element_type=jnp.float32)[: len(x_r1d)]
 
 
 def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Look]:

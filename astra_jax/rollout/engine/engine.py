@@ -5,8 +5,7 @@ prefills only the tokens that the slot has not seen. A prompt that begins like w
 episodes share theirs) has those K/V rows copied instead of computed.
 
 The loop is an asyncio task: it admits what waits, runs one device step in a thread (so that sandbox calls go on
-meanwhile), and delivers. All shapes are static; the compiled programs are {prefill, decode, copy} x a few row counts x
-a few key windows (`EngineConfig`), each compiled when it is first needed.
+meanwhile; what a step does is in `worker.py`), and delivers.
 
 No request ends the loop. What a caller gives is checked and converted where he waits (`stream`). A device step that
 fails all the same is taken back: its sequences are prefilled again and stepped one by one, and only one that fails
@@ -16,27 +15,19 @@ alone is given up, as long as the engine still draws a token of its own. If it d
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 
-from astra_jax.attention.cache import Caches
-from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
-from astra_jax.rollout.engine import device_steps as device
-from astra_jax.rollout.engine.room import check_room, empty_cache, mesh_of
-from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
+from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix
+from astra_jax.rollout.engine.worker import MAX_STOPS, Worker
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
 
 MIN_SHARED = 16
 """Copying a row costs about as much as prefilling a few tokens; shorter common prefixes are computed again."""
-
-MAX_STOPS = 4
-"""Stop ids of one request (a static shape)."""
 
 
 class EngineError(RuntimeError):
@@ -56,16 +47,9 @@ class Engine:
         Raises:
             SettingError: the devices have no room for the cache.
         """
-        self._mesh = mesh_of(params)
-        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
-        self.config = (config or EngineConfig()).on(platform)
-        self._stored = config.stored if config is not None else "none"
-        check_room(model, self.config.slots, self.config.max_length, self._mesh, self._stored)
         self.model, self.version, self.stats = model, version, EngineStats()
-        self._written_out = cpu.decodes_written_out(platform) and self._mesh is None
-        self._params, self._prepared = params, False
-        self._cache: Any = self._empty_cache()
-        self._slots = [CacheSlot(i, np.zeros(self.config.max_length, np.int32)) for i in range(self.config.slots)]
+        self._worker = Worker(params, model, config or EngineConfig(), self.stats)
+        self.config, self._slots = self._worker.shapes, self._worker.slots
         self._queue: list[Request] = []
         self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
@@ -148,10 +132,32 @@ class Engine:
                     raise request.failure
                 part = slice(shown, request.delivered)
                 shown, finish = part.stop, request.finish
-                yield Drawn(request.tokens[part], request.logprobs[part], request.version, finish)
+                drawn = request.tokens[part], request.logprobs[part], request.version, finish
+                yield Drawn(*drawn, request.alternatives[part])
         finally:
             request.dropped = True
             self._wake.set()
+
+    async def warm_up(self, *, options: bool = False) -> int:
+        """Compile what requests of any length need, before there are any; otherwise each program is compiled when it is
+        first needed, and requests wait for it.
+
+        Args:
+            options: also what draws with options of their own need; see `Worker.warm_up`.
+
+        Returns:
+            How many programs there are.
+
+        Raises:
+            EngineError: there were requests already.
+        """
+        if self._task is not None or self._failure is not None:
+            raise EngineError("the engine is running; warm_up comes before the first request")
+        count = 0
+        for program in self._worker.warm_up(options=options):
+            await _whole(program)
+            count += 1
+        return count
 
     def release(self, session: str) -> None:
         """Give a session's slot back. Its K/V stay until the slot is used again, so they can still be copied."""
@@ -219,19 +225,19 @@ class Engine:
         """One device step of these slots. What fails in it costs the request whose fault it is, and no other."""
         self._alone = [slot for slot in self._alone if slot not in slots]
         try:
-            lost = await _whole(self._step, slots)
+            lost = await _whole(self._worker.step, slots)
         except Exception as error:  # whatever the device says, it may be of one request's making
             logging.warning("a step of %d requests failed (%r); they are tried one by one", len(slots), error)
             self.stats.failed_steps += 1
-            await _whole(self._start_over, error)
+            await _whole(self._worker.start_over, error)
             if len(slots) > 1:
                 self._alone = slots
             else:
                 self._lose(slots[0], error)
         else:
-            if lost:
+            if any(isinstance(why, ArithmeticError) for _, why in lost):
                 # Nobody may get these keys and values next: a NaN passes the mask that leaves it out (0 x NaN).
-                await _whole(self._start_over)
+                await _whole(self._worker.start_over)
             for slot, why in lost:
                 self._lose(slot, why)
 
@@ -248,28 +254,6 @@ class Engine:
         request.news.set()
         self._idle(slot)
 
-    def _empty_cache(self) -> Caches:
-        config = self.config
-        return empty_cache(self.model, config.slots, config.max_length, self._mesh, stacked=not self._written_out)
-
-    def _start_over(self, cause: Exception | None = None) -> None:
-        """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
-        can be done at all. What is under way is prefilled again. Runs in a thread.
-
-        Raises:
-            Exception: nothing can be drawn any more.
-        """
-        self._cache = None  # freed before there is another
-        self._cache = self._empty_cache()
-        for slot in self._slots:
-            slot.cached, slot.donor = 0, None
-            slot.length = slot.length if slot.request is not None else 0
-        trial = Request(np.zeros(1, np.int32), Sampling(max_tokens=1, stop_ids=(), seed=0, temperature=0), "")
-        try:
-            self._decode([CacheSlot(0, np.zeros(self.config.max_length, np.int32), length=1, request=trial)])
-        except Exception as error:
-            raise error from cause
-
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         for request in [*self._queue, *(slot.request for slot in self._slots if slot.request is not None)]:
@@ -281,10 +265,8 @@ class Engine:
     def _apply_update(self) -> None:
         assert self._update is not None
         params, version, done = self._update
-        self._params, self._prepared = params, False
+        self._worker.replace(params)
         self.version, self._update = version, None
-        for slot in self._slots:
-            slot.cached = slot.length = 0  # K/V of the old weights must not be attended to
         if not done.done():
             done.set_result(None)
 
@@ -345,141 +327,16 @@ class Engine:
                 best, shared = slot, common
         return best, shared
 
-    def _share(self) -> None:
-        """Copy K/V to the slots whose donor has computed them by now."""
-        takers, donors = [], []
-        for slot in self._slots:
-            donor = slot.donor
-            if donor is None or donor.prefilling:
-                continue
-            slot.donor = None
-            # The donor may have been given other work meanwhile: what it holds *now* is what counts.
-            shared = min(common_prefix(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
-            if shared > slot.cached:
-                self.stats.copied_tokens += shared - slot.cached
-                slot.cached = shared
-                takers.append(slot)
-                donors.append(donor)
-        rows = self.config.prefill_rows_for(self.config.slots)
-        for start in range(0, len(takers), rows):
-            some = takers[start : start + rows]
-            target = padded([slot.index for slot in some], rows, self.config.slots)
-            source = padded([slot.index for slot in donors[start : start + rows]], rows, 0)
-            window = self.config.window_for(max(slot.cached for slot in some))
-            self._cache = device.copy(self._cache, source, target, window=window)
-
-    # --------------------------------------------------------------------------------------------------- device steps
-
-    def _step(self, active: list[CacheSlot]) -> list[tuple[CacheSlot, Exception]]:
-        """Prefill until more than half of these slots can decode, then decode one chunk. Runs in a thread.
-
-        Returns:
-            The slots whose request cannot go on, with what is wrong.
-        """
-        if not self._prepared:
-            how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
-            self._params, self._prepared = self.model.for_decoding(self._params, **how), True
-        while True:
-            self._share()
-            pending = [slot for slot in active if slot.prefilling and slot.donor is None]
-            ready = [slot for slot in active if not slot.prefilling]
-            if not pending or len(ready) > len(active) - len(ready):
-                break
-            self._prefill(pending)
-        if pending:
-            self._prefill(pending)
-        return self._decode(ready) if ready else []
-
-    def _prefill(self, pending: list[CacheSlot]) -> None:
-        started = time.perf_counter()
-        rows = self.config.prefill_rows_for(len(pending))
-        pending = pending[:rows]
-        chunk = self.config.prefill_chunk_for(max(slot.length - 1 - slot.cached for slot in pending))
-        before = 0
-        tokens = np.zeros((rows, chunk), np.int32)
-        positions = np.full((rows, chunk), -1, np.int32)
-        for row, slot in enumerate(pending):
-            before = max(before, slot.cached)
-            n = min(chunk, slot.length - 1 - slot.cached)
-            tokens[row, :n] = slot.ids[slot.cached : slot.cached + n]
-            positions[row, :n] = np.arange(slot.cached, slot.cached + n)
-            slot.cached += n
-            self.stats.prefilled_tokens += n
-        window = self.config.window_for(before)
-        index = padded([slot.index for slot in pending], rows, self.config.slots)
-        self._cache = device.prefill(
-            self._params, self._cache, index, tokens, positions, model=self.model, window=window
-        )
-        jax.block_until_ready(self._cache)
-        self.stats.prefill_seconds += time.perf_counter() - started
-
-    def _decode(self, ready: list[CacheSlot]) -> list[tuple[CacheSlot, Exception]]:
-        """Draw a chunk of each. Returns as `_step` does."""
-        started = time.perf_counter()
-        count, steps = self.config.decode_rows_for(len(ready)), self.config.decode_chunk
-        whole = count == self.config.slots
-        placed = [
-            (slot.index if whole else row, slot, slot.request)
-            for row, slot in enumerate(ready)
-            if slot.request is not None
-        ]
-        rows = device.DecodeRows(
-            index_r=np.full(count, self.config.slots, np.int32),
-            last_r=np.zeros(count, np.int32),
-            positions_r=np.zeros(count, np.int32),
-            budget_r=np.zeros(count, np.int32),
-            seeds_r=np.zeros(count, np.uint32),
-            temperature_r=np.ones(count, np.float32),
-            top_p_r=np.ones(count, np.float32),
-            stops_rk=np.full((count, MAX_STOPS), -1, np.int32),
-        )
-        for row, slot, request in placed:
-            sampling = request.sampling
-            rows.index_r[row] = slot.index
-            rows.last_r[row] = slot.ids[slot.length - 1]
-            rows.positions_r[row] = slot.length - 1
-            rows.budget_r[row] = min(sampling.max_tokens - len(request.tokens), self.config.max_length - slot.length)
-            rows.seeds_r[row] = sampling.seed % 2**32
-            rows.temperature_r[row] = sampling.temperature
-            rows.top_p_r[row] = sampling.top_p
-            rows.stops_rk[row, : len(sampling.stop_ids)] = sampling.stop_ids
-        window = self.config.window_for(max(slot.length for slot in ready) + steps - 1)
-        self._cache, tokens, logps = device.decode(
-            self._params,
-            self._cache,
-            rows,
-            model=self.model,
-            window=window,
-            steps=steps,
-            nucleus=bool((rows.top_p_r < 1).any()),
-            whole=whole,
-        )
-        tokens, logps = np.asarray(tokens), np.asarray(logps)
-        lost: list[tuple[CacheSlot, Exception]] = []
-        for row, slot, request in placed:
-            new = tokens[row][tokens[row] >= 0]
-            if not np.isfinite(logps[row][: len(new)]).all():
-                lost.append((slot, ArithmeticError("the model's logits are not finite; look at its weights and dtype")))
-                continue
-            request.tokens += new.tolist()
-            request.logprobs += logps[row][: len(new)].tolist()
-            slot.ids[slot.length : slot.length + len(new)] = new
-            slot.length += len(new)
-            slot.cached = slot.length - 1
-            self.stats.decoded_tokens += len(new)
-        self.stats.decode_seconds += time.perf_counter() - started
-        return lost
+    # ------------------------------------------------------------------------------------------------------ delivery
 
     def _deliver(self) -> None:
         for slot in self._slots:
             request = slot.request
             if request is None or len(request.tokens) == request.delivered:
                 continue
-            stopped = request.tokens[-1] in request.sampling.stop_ids
-            full = len(request.tokens) >= request.sampling.max_tokens or slot.length >= self.config.max_length
             request.delivered, request.version = len(request.tokens), self.version
-            if stopped or full:
-                request.finish = "stop" if stopped else "length"
+            if request.ended or slot.length >= self.config.max_length:
+                request.finish = "stop" if request.stopped else "length"
                 self._idle(slot)
             request.news.set()
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from astra_jax.models.matmuls import STORED
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.policy import Alternatives, Sampling
 from sandbox.settings import Length, OneOf, Settings, Slots
 
 
@@ -73,6 +73,16 @@ class Shapes:
             window = window * 3 // 4
         return min(window, self.max_length)
 
+    @property
+    def windows(self) -> list[int]:
+        """All that there are."""
+        return sorted({self.window_for(length) for length in range(1, self.max_length + 1)})
+
+    @property
+    def prefill_chunks(self) -> list[int]:
+        """All that there are."""
+        return sorted({self.prefill_chunk_for(4**i) for i in range(16)})
+
     def decode_rows_for(self, rows: int) -> int:
         """All slots, a part of them, or one: decoding costs rows x window."""
         return min(count for count in (1, *(math.ceil(self.slots / n) for n in self.parts)) if count >= rows)
@@ -118,6 +128,7 @@ class Request:
     them may be read by whoever waits for `news`.
 
     Attributes:
+        alternatives: of each token, when some are asked for.
         version: of the weights that drew what is delivered.
         finish: set with the last delivery.
         failure: why no more will come.
@@ -129,12 +140,23 @@ class Request:
     session: str
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
     delivered: int = 0
     version: int = 0
     finish: Literal["stop", "length"] | None = None
     failure: Exception | None = None
     dropped: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its last token is a stop token."""
+        return bool(self.tokens) and self.tokens[-1] in self.sampling.stop_ids
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more tokens are wanted."""
+        return self.stopped or len(self.tokens) >= self.sampling.max_tokens
 
 
 @dataclass(eq=False)

@@ -125,6 +125,10 @@ class CompletionsRoute:
 def _parameters(
     route: GenerateRoute | CompletionsRoute, token_ids: Sequence[int], sampling: Sampling
 ) -> dict[str, Any]:
+    if sampling.shaped:
+        raise ValueError(
+            f"{sampling} asks for more than a temperature and a nucleus, which no trainer's logprobs follow"
+        )
     parameters: dict[str, Any] = {
         **_PLAIN,
         "max_tokens": sampling.max_tokens,

@@ -92,7 +92,7 @@ def test_each_device_holds_its_heads_of_the_cache(params) -> None:
     ):
         mesh = make_mesh(**sizes, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
         placed = jax.device_put(params, MODEL.param_shardings(mesh))
-        cache = Engine(placed, MODEL, SHAPES)._cache
+        cache = Engine(placed, MODEL, SHAPES)._worker.cache
         assert {shard.data.shape[2] for shard in cache.v_bksh.addressable_shards} == {heads}, sizes
 
 

@@ -320,11 +320,11 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETE, {"prompt": "x", "n": 0}, "n", "n is 0; use a number from 1 to 128"),
         (COMPLETE, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens is 0; use a number from 1"),
         (COMPLETE, {"prompt": "x", "top_q": 1}, "top_q", "unknown field 'top_q'"),
-        (COMPLETE, {"prompt": "x", "presence_penalty": 0.5}, "presence_penalty", "presence_penalty is 0.5"),
+        (COMPLETE, {"prompt": "x", "presence_penalty": 2.5}, "presence_penalty", "use a number from -2.0 to 2.0"),
         (COMPLETE, {"prompt": "x", "logit_bias": {"3": 5}}, "logit_bias", "is not offered here"),
-        (COMPLETE, {"prompt": "x", "top_k": 40}, "top_k", "top_k is 40"),
+        (COMPLETE, {"prompt": "x", "top_k": -2}, "top_k", "top_k is -2"),
         (COMPLETE, {"prompt": "x", "echo": True}, "echo", "echo is true"),
-        (COMPLETE, {"prompt": "x", "logprobs": 5}, "logprobs", "only the drawn tokens'"),
+        (COMPLETE, {"prompt": "x", "logprobs": 21}, "logprobs", "use a number from 0 to 20"),
         (COMPLETE, {"prompt": "x", "stop": ["", "a"]}, "stop", "empty string"),
         (COMPLETE, {"prompt": "x", "stop_token_ids": [11, 12, 13]}, "stop_token_ids", "at most 4 are watched for"),
         (COMPLETE, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
@@ -334,11 +334,8 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETE, {"prompt": [100_000]}, "prompt", "has token id 100000; ids are from 0 to"),
         (COMPLETE, {"prompt": ""}, "prompt", "prompt has no tokens"),
         (CHAT, {"messages": []}, "messages", "messages is empty"),
-        (CHAT, {**HELLO, "tool_choice": "required"}, "tool_choice", "a call cannot be enforced here"),
-        (CHAT, {**HELLO, "tool_choice": {"type": "function"}}, "tool_choice", "use auto or none"),
-        (CHAT, {**HELLO, "response_format": {"type": "json_object"}}, "response_format", "is not offered here"),
-        (CHAT, {**HELLO, "parallel_tool_calls": False}, "parallel_tool_calls", "is not offered here"),
-        (CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2}, "top_logprobs", "ask for 0"),
+        (CHAT, {**HELLO, "tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (CHAT, {**HELLO, "top_logprobs": 2}, "top_logprobs", "set logprobs to true"),
         (CHAT, {**HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "unknown field `x`"),
         (CHAT, {"messages": [{"role": "robot", "content": ""}]}, "messages[0].role", "use one of developer, system"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "content is missing"),
@@ -390,6 +387,9 @@ def test_errors_reach_the_client_as_its_own(server):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="at most 511 are taken"):
         client.completions.create(model="tiny", prompt=[1] * 512)
+    assert client.models.retrieve("tiny") == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="'openai/gpt' *; 'tiny' is served here"):
+        client.models.retrieve("openai/gpt")
     assert [one.id for one in client.models.list()] == ["tiny"]
     assert post(server, "/v1/nothing", {})[0] == 404
     status, body = get(server, "/v1/completions")

@@ -83,15 +83,16 @@ _BOTH = {
     "max_tokens": st.integers(1, 2) | _VALUES,
     "stream": st.just(True) | _VALUES,
     "stream_options": st.just({"include_usage": True}) | _VALUES,
-    "logprobs": st.just(0) | _VALUES,
+    "logprobs": st.sampled_from([0, 2, True]) | _VALUES,
     **{
         name: st.booleans() | _VALUES
         for name in ("ignore_eos", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens")
     },
     **{
-        name: st.sampled_from([0, 1, {}, {"type": "text"}, True]) | _VALUES
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias", "response_format", "top_k", "min_p", "user")
+        name: st.sampled_from([0, 0.5, 1, -2, 20, True]) | _VALUES
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "top_k", "min_p")
     },
+    **{name: st.sampled_from([0, 1, {}, True]) | _VALUES for name in ("logit_bias", "user")},
 }
 _COMPLETION = _BOTH | {
     "prompt": _TEXTS | st.lists(_NUMBERS | _TEXTS, max_size=4) | st.lists(st.lists(_NUMBERS), max_size=2) | _VALUES,
@@ -100,15 +101,50 @@ _COMPLETION = _BOTH | {
 _CHAT = _BOTH | {
     "messages": st.lists(_MESSAGES, max_size=3) | st.lists(_VALUES, max_size=2) | _VALUES,
     "tools": st.lists(_TOOLS, max_size=2) | _VALUES,
-    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function"}]) | _VALUES,
+    "tool_choice": st.sampled_from(
+        ["auto", "none", "required", "required", {"type": "function"}, {"type": "function", "function": {"name": "f"}}]
+    )
+    | _VALUES,
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}])
+    | st.fixed_dictionaries(
+        {
+            "type": st.just("json_schema"),
+            "json_schema": st.fixed_dictionaries({"schema": _SCHEMAS | _VALUES}, optional={"strict": st.booleans()})
+            | _VALUES,
+        }
+    )
+    | _VALUES,
     "parallel_tool_calls": st.booleans() | _VALUES,
     "max_completion_tokens": st.integers(1, 2) | _VALUES,
-    "top_logprobs": st.integers(0, 1) | _VALUES,
+    "top_logprobs": st.integers(0, 3) | _VALUES,
     "chat_template_kwargs": st.fixed_dictionaries({"enable_thinking": st.booleans() | _VALUES}) | _VALUES,
+}
+_ITEMS = {name: strategy for name, strategy in _BOTH.items() if name not in ("n", "stop", "max_tokens", "logprobs")} | {
+    "input": _TEXTS
+    | st.lists(
+        _MESSAGES
+        | st.fixed_dictionaries({"type": st.just("function_call"), "name": _TEXTS, "arguments": _TEXTS | _VALUES})
+        | st.fixed_dictionaries({"type": st.just("function_call_output"), "output": _TEXTS | _VALUES})
+        | st.fixed_dictionaries({"type": st.just("reasoning"), "content": _PARTS | _VALUES}),
+        max_size=3,
+    )
+    | _VALUES,
+    "instructions": _TEXTS | _VALUES,
+    "tools": st.lists(st.builds(lambda function: {"type": "function", **function}, _FUNCTIONS), max_size=2) | _VALUES,
+    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "name": "f"}]) | _VALUES,
+    "text": st.fixed_dictionaries({"format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | _VALUES})
+    | st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": st.just("json_schema"), "schema": _SCHEMAS})})
+    | _VALUES,
+    "max_output_tokens": st.integers(1, 2) | _VALUES,
+    "include": st.just(["message.output_text.logprobs"]) | _VALUES,
+    "top_logprobs": st.integers(0, 3) | _VALUES,
+    "reasoning": st.just({"effort": "none"}) | _VALUES,
+    **{name: _VALUES for name in ("previous_response_id", "store", "truncation", "n", "metadata")},
 }
 _PATHS: dict[str, tuple[dict[str, Any], dict[str, st.SearchStrategy[Any]]]] = {
     "/v1/completions": ({"prompt": "hello", "max_tokens": 2}, _COMPLETION),
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}, _CHAT),
+    "/v1/responses": ({"input": "hello", "max_output_tokens": 2}, _ITEMS),
 }
 
 
@@ -180,13 +216,16 @@ class World:
     def checked(self, path: str, body: bytes) -> tuple[int, list[Any]]:
         """Status and JSON of an answer, which is said to be the client's fault if to be a fault at all."""
         status, text = self.run(self.post(path, body))
-        events = [line[6:] for line in text.split("\n\n") if line.startswith("data: ")]
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
         streamed = [strict(event) for event in events if event != "[DONE]"]
         answers = streamed if events else [strict(text)]
         assert status < 500, answers
         for answer in answers:
-            assert "error" not in answer or answer["error"]["type"] != "server_error", answer
-        assert not events or events[-1] == "[DONE]"
+            failed = answer.get("response", answer).get("error") or {}
+            assert "server_error" not in (failed.get("type"), failed.get("code")), answer
+        if events:
+            ends = ("response.completed", "response.incomplete", "response.failed")
+            assert events[-1] == "[DONE]" or answers[-1]["type"] in ends
         if status != 200:
             assert answers[0]["error"]["message"] and len(text) < 3_000
         return status, answers

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import openai
 import pytest
-from serving_world import KEY, decisive, model
+from serving_world import KEY, Drip, decisive, model, serving
 from sft_world import make_tokenizer
 
 from astra_jax.models.hf_checkpoint import save_hf
@@ -18,13 +20,31 @@ ROOT = Path(__file__).parents[3]
 IDS = {"return_token_ids": True}
 
 
+def test_nothing_is_answered_while_it_warms_up(tmp_path):
+    tokenizer = make_tokenizer(tmp_path)
+    with serving(lambda: Drip(tokenizer), tokenizer) as server:
+        server.service.warming = True
+        ask = server.client().completions.create
+        with pytest.raises(openai.InternalServerError, match="is warming up; try again later") as refused:
+            ask(model="tiny", prompt="x", max_tokens=2)
+        assert refused.value.status_code == 503 and refused.value.response.headers["Retry-After"] == "5"
+        with pytest.raises(urllib.error.HTTPError) as unhealthy:
+            urllib.request.urlopen(f"{server.url}/health")
+        assert unhealthy.value.code == 503 and b'"warming up"' in unhealthy.value.read()
+        server.run(server.service.warm_up())
+        server.service.warming = False
+        assert urllib.request.urlopen(f"{server.url}/health").status == 200
+        assert ask(model="tiny", prompt="x", max_tokens=2).choices
+
+
 @pytest.mark.slow
 def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
     tokenizer = make_tokenizer(tmp_path / "served")
     config = model(tokenizer.vocab_size)
     save_hf(decisive(config), config, tmp_path / "served")
     (tmp_path / "key").write_text(f"{KEY}\n")
-    command = [sys.executable, "-m", "launch.serve", f"--weights={tmp_path / 'served'}", "--port=0", "--slots=2"]
+    command = [sys.executable, "-m", "launch.serve", f"--weights={tmp_path / 'served'}", "--port=0"]
+    command += ["--slots=2", "--max_length=128"]  # few programs to warm up
     refused = subprocess.run([*command, "--host=0.0.0.0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2 and "no API key is set" in refused.stderr
     with subprocess.Popen(
@@ -33,7 +53,7 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("served on http://127.0.0.1:") and "512 tokens, 2 slots" in line
+            assert line.startswith("served on http://127.0.0.1:") and "128 tokens, 2 slots" in line
             client = openai.OpenAI(base_url=line.split()[2].rstrip(","), api_key=KEY, max_retries=0, timeout=60)
             stream = client.completions.create(
                 model="served", prompt=[3, 4], max_tokens=300, stream=True, extra_body=IDS
@@ -41,7 +61,7 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
             first = next(iter(stream))
             process.send_signal(signal.SIGTERM)
             ids = [*first.choices[0].token_ids, *(i for chunk in stream for i in chunk.choices[0].token_ids)]
-            assert len(ids) == 300 or ids[-1] in (tokenizer.eos_id, tokenizer.pad_id)
+            assert len(ids) == 126 or ids[-1] in (tokenizer.eos_id, tokenizer.pad_id)
             assert process.wait(60) == 0
             assert process.stdout.read().endswith("stopped\n")
         finally:

@@ -1,0 +1,374 @@
+"""The engine's part that works on the device: which compiled program runs next, with which rows.
+
+It is called in a thread, by one caller at a time. All shapes are static; the compiled programs are {prefill, decode,
+copy} x a few row counts x a few key windows (`EngineConfig`), each compiled when it is first needed, or by `warm_up`.
+What a request asks for beyond a temperature and a nucleus has programs of its own, so that nobody beside it is drawn
+otherwise.
+
+Under a constraint a token is drawn at a time: the host says what may follow while the device computes the logits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from astra_jax.attention.cache import Caches
+from astra_jax.cpu import programs as cpu
+from astra_jax.models.model import Model
+from astra_jax.rollout.engine import device_steps as device
+from astra_jax.rollout.engine.room import check_room, empty_cache, mesh_of
+from astra_jax.rollout.engine.sampling import Shaping
+from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
+from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
+
+MAX_STOPS = 4
+"""Stop ids of one request (a static shape)."""
+
+Placed = list[tuple[int, CacheSlot, Request]]
+"""Rows of a program, with whose they are."""
+Lost = list[tuple[CacheSlot, Exception]]
+"""Slots whose request cannot go on, with what is wrong."""
+
+
+class Worker:
+    """Parameters, cache and slots of one engine.
+
+    Attributes:
+        slots: as the engine fills them.
+        shapes: the configuration, with a number for each shape.
+    """
+
+    def __init__(self, params: Any, model: Model, config: EngineConfig, stats: EngineStats) -> None:
+        """
+        Raises:
+            SettingError: the devices have no room for the cache.
+        """
+        self._mesh = mesh_of(params)
+        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
+        self.shapes = config.on(platform)
+        self._stored = config.stored
+        check_room(model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
+        self.model, self.stats = model, stats
+        self._written_out = cpu.decodes_written_out(platform) and self._mesh is None
+        self._params, self._prepared = params, False
+        self.cache: Any = self._empty_cache()
+        self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
+
+    def replace(self, params: Any) -> None:
+        """Other weights: no keys and values of those before may be attended to."""
+        self._params, self._prepared = params, False
+        for slot in self.slots:
+            slot.cached = slot.length = 0
+
+    def step(self, active: list[CacheSlot]) -> Lost:
+        """Prefill until more than half of these slots can decode, then decode one chunk."""
+        self._prepare()
+        while True:
+            self._share()
+            pending = [slot for slot in active if slot.prefilling and slot.donor is None]
+            ready = [slot for slot in active if not slot.prefilling]
+            if not pending or len(ready) > len(active) - len(ready):
+                break
+            self._prefill(pending)
+        if pending:
+            self._prefill(pending)
+        lost: Lost = []
+        for kind in (_plain, _shaped, _constrained):
+            if some := [slot for slot in ready if slot.request is not None and kind(slot.request.sampling)]:
+                lost += self._decode_constrained(some) if kind is _constrained else self._decode(some)
+        return lost
+
+    def start_over(self, cause: Exception | None = None) -> None:
+        """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
+        can be done at all. What is under way is prefilled again.
+
+        Raises:
+            Exception: nothing can be drawn any more.
+        """
+        self.cache = None  # freed before there is another
+        self.cache = self._empty_cache()
+        for slot in self.slots:
+            slot.cached, slot.donor = 0, None
+            slot.length = slot.length if slot.request is not None else 0
+        trial = Request(np.zeros(1, np.int32), Sampling(max_tokens=1, stop_ids=(), seed=0, temperature=0), "")
+        try:
+            self._decode([CacheSlot(0, np.zeros(self.shapes.max_length, np.int32), length=1, request=trial)])
+        except Exception as error:
+            raise error from cause
+
+    def warm_up(self, *, options: bool) -> Iterator[Callable[[], Any]]:
+        """What to call, one after the other and while nothing else is under way, to have each program compiled. They
+        run with rows of padding.
+
+        Args:
+            options: also those of shaped and constrained draws, three times as many.
+        """
+        self._prepare()
+        shapes, windows = self.shapes, self.shapes.windows
+        few, many = shapes.prefill_rows_for(1), shapes.prefill_rows_for(shapes.slots)
+        for window in windows:
+            for rows in sorted({few, many}):
+                for chunk in shapes.prefill_chunks:
+                    yield partial(self._run_prefill, [], rows, chunk, window)
+            yield partial(self._run_copy, [], [], many, window)
+            for count in sorted({shapes.decode_rows_for(n) for n in range(1, shapes.slots + 1)}):
+                for nucleus in (False, True):
+                    yield partial(self._run_decode, count, [], window, nucleus=nucleus)
+                for alternatives in (0, MAX_ALTERNATIVES) if options else ():
+                    yield partial(self._run_decode, count, [], window, shaped=True, alternatives=alternatives)
+                    yield partial(self._run_constrained, count, [], window, alternatives=alternatives)
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
+            self._params, self._prepared = self.model.for_decoding(self._params, **how), True
+
+    def _empty_cache(self) -> Caches:
+        shapes = self.shapes
+        return empty_cache(self.model, shapes.slots, shapes.max_length, self._mesh, stacked=not self._written_out)
+
+    # ------------------------------------------------------------------------------------------------ before decoding
+
+    def _share(self) -> None:
+        """Copy K/V to the slots whose donor has computed them by now."""
+        takers, donors = [], []
+        for slot in self.slots:
+            donor = slot.donor
+            if donor is None or donor.prefilling:
+                continue
+            slot.donor = None
+            # The donor may have been given other work meanwhile: what it holds *now* is what counts.
+            shared = min(common_prefix(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
+            if shared > slot.cached:
+                self.stats.copied_tokens += shared - slot.cached
+                slot.cached = shared
+                takers.append(slot)
+                donors.append(donor)
+        rows = self.shapes.prefill_rows_for(self.shapes.slots)
+        for start in range(0, len(takers), rows):
+            some = takers[start : start + rows]
+            window = self.shapes.window_for(max(slot.cached for slot in some))
+            self._run_copy(donors[start : start + rows], some, rows, window)
+
+    def _run_copy(self, donors: Sequence[CacheSlot], takers: Sequence[CacheSlot], rows: int, window: int) -> None:
+        target = padded([slot.index for slot in takers], rows, self.shapes.slots)
+        source = padded([slot.index for slot in donors], rows, 0)
+        self.cache = device.copy(self.cache, source, target, window=window)
+
+    def _prefill(self, pending: list[CacheSlot]) -> None:
+        started = time.perf_counter()
+        rows = self.shapes.prefill_rows_for(len(pending))
+        pending = pending[:rows]
+        chunk = self.shapes.prefill_chunk_for(max(slot.length - 1 - slot.cached for slot in pending))
+        self._run_prefill(pending, rows, chunk, self.shapes.window_for(max(slot.cached for slot in pending)))
+        self.stats.prefill_seconds += time.perf_counter() - started
+
+    def _run_prefill(self, pending: Sequence[CacheSlot], rows: int, chunk: int, window: int) -> None:
+        tokens = np.zeros((rows, chunk), np.int32)
+        positions = np.full((rows, chunk), -1, np.int32)
+        for row, slot in enumerate(pending):
+            n = min(chunk, slot.length - 1 - slot.cached)
+            tokens[row, :n] = slot.ids[slot.cached : slot.cached + n]
+            positions[row, :n] = np.arange(slot.cached, slot.cached + n)
+            slot.cached += n
+            self.stats.prefilled_tokens += n
+        index = padded([slot.index for slot in pending], rows, self.shapes.slots)
+        self.cache = device.prefill(self._params, self.cache, index, tokens, positions, model=self.model, window=window)
+        jax.block_until_ready(self.cache)
+
+    # ------------------------------------------------------------------------------------------------------- decoding
+
+    def _decode(self, ready: list[CacheSlot]) -> Lost:
+        """Draw a chunk of each."""
+        started = time.perf_counter()
+        count, placed = self._placed(ready)
+        samplings = [request.sampling for _, _, request in placed]
+        tokens, logps, others = self._run_decode(
+            count,
+            placed,
+            self.shapes.window_for(max(slot.length for slot in ready) + self.shapes.decode_chunk - 1),
+            shaped=any(sampling.shaped for sampling in samplings),
+            alternatives=_alternatives(samplings),
+        )
+        lost: Lost = []
+        for row, slot, request in placed:
+            new = int((tokens[row] >= 0).sum())
+            if not self._take(slot, request, tokens[row, :new], logps[row, :new], _of_row(others, row)):
+                lost.append((slot, _not_finite()))
+        self.stats.decode_seconds += time.perf_counter() - started
+        return lost
+
+    def _run_decode(
+        self,
+        count: int,
+        placed: Placed,
+        window: int,
+        *,
+        nucleus: bool | None = None,
+        shaped: bool = False,
+        alternatives: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray, Any]:
+        rows = self._rows(count, placed)
+        nucleus = bool((rows.top_p_r < 1).any()) if nucleus is None else nucleus
+        self.cache, tokens, logps, others = device.decode(
+            self._params,
+            self.cache,
+            rows,
+            model=self.model,
+            window=window,
+            steps=self.shapes.decode_chunk,
+            nucleus=nucleus and not shaped,
+            whole=count == self.shapes.slots,
+            shaping=_shaping(count, placed, window) if shaped else None,
+            alternatives=alternatives,
+        )
+        return np.asarray(tokens), np.asarray(logps), _on_host(others)
+
+    def _decode_constrained(self, ready: list[CacheSlot]) -> Lost:
+        """Draw up to a chunk of each, token by token; who has ended rests until the others have."""
+        started, lost = time.perf_counter(), Lost()
+        for _ in range(self.shapes.decode_chunk):
+            count, placed = self._placed(ready)
+            if not placed:
+                break
+            window = self.shapes.window_for(max(slot.length for slot in ready))
+            alternatives = _alternatives([request.sampling for _, _, request in placed])
+            tokens, logps, others, unsaid = self._run_constrained(count, placed, window, alternatives=alternatives)
+            lost += unsaid
+            for row, slot, request in placed:
+                if any(slot is one for one, _ in unsaid):
+                    ready.remove(slot)
+                elif not self._take(slot, request, tokens[row, None], logps[row, None], _of_row(others, row, None)):
+                    lost.append((slot, _not_finite()))
+                    ready.remove(slot)
+                elif request.ended or slot.length >= self.shapes.max_length:
+                    ready.remove(slot)
+        self.stats.decode_seconds += time.perf_counter() - started
+        return lost
+
+    def _run_constrained(
+        self, count: int, placed: Placed, window: int, *, alternatives: int
+    ) -> tuple[np.ndarray, np.ndarray, Any, Lost]:
+        rows, whole = self._rows(count, placed), count == self.shapes.slots
+        self.cache, logits = device.feed(self._params, self.cache, rows, model=self.model, window=window, whole=whole)
+        # The device computes the logits; meanwhile it is looked up here what may follow.
+        allowed = np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
+        lost: Lost = []
+        for row, slot, request in placed:
+            try:
+                assert request.sampling.constraint is not None
+                request.sampling.constraint.allow(request.tokens, allowed[row])
+                if not allowed[row].any():
+                    raise ConstraintError("no token of the vocabulary may follow")
+            except ConstraintError as error:
+                lost.append((slot, error))
+        tokens, logps, others = device.pick(
+            logits, rows, _shaping(count, placed, window), allowed, alternatives=alternatives
+        )
+        return np.asarray(tokens), np.asarray(logps), _on_host(others), lost
+
+    def _placed(self, ready: list[CacheSlot]) -> tuple[int, Placed]:
+        """How many rows a program has, and in which of them these are."""
+        count = self.shapes.decode_rows_for(len(ready)) if ready else 0
+        whole = count == self.shapes.slots
+        return count, [
+            (slot.index if whole else row, slot, slot.request)
+            for row, slot in enumerate(ready)
+            if slot.request is not None
+        ]
+
+    def _rows(self, count: int, placed: Placed) -> device.DecodeRows:
+        rows = device.DecodeRows(
+            index_r=np.full(count, self.shapes.slots, np.int32),
+            last_r=np.zeros(count, np.int32),
+            positions_r=np.zeros(count, np.int32),
+            budget_r=np.zeros(count, np.int32),
+            seeds_r=np.zeros(count, np.uint32),
+            temperature_r=np.ones(count, np.float32),
+            top_p_r=np.ones(count, np.float32),
+            stops_rk=np.full((count, MAX_STOPS), -1, np.int32),
+        )
+        for row, slot, request in placed:
+            sampling = request.sampling
+            rows.index_r[row] = slot.index
+            rows.last_r[row] = slot.ids[slot.length - 1]
+            rows.positions_r[row] = slot.length - 1
+            rows.budget_r[row] = min(sampling.max_tokens - len(request.tokens), self.shapes.max_length - slot.length)
+            rows.seeds_r[row] = sampling.seed % 2**32
+            rows.temperature_r[row] = sampling.temperature
+            rows.top_p_r[row] = sampling.top_p
+            rows.stops_rk[row, : len(sampling.stop_ids)] = sampling.stop_ids
+        return rows
+
+    def _take(self, slot: CacheSlot, request: Request, new: np.ndarray, logps: np.ndarray, others: Any) -> bool:
+        """Put drawn tokens behind their sequence; False: they are of logits that are not finite."""
+        if not np.isfinite(logps).all():
+            return False
+        request.tokens += new.tolist()
+        request.logprobs += logps.tolist()
+        if count := request.sampling.alternatives:
+            for ids, values in zip(*(one[: len(new), :count].tolist() for one in others), strict=True):
+                likeliest = zip(ids, values, strict=True)
+                request.alternatives.append(tuple(one for one in likeliest if one[1] > -np.inf))
+        slot.ids[slot.length : slot.length + len(new)] = new
+        slot.length += len(new)
+        slot.cached = slot.length - 1
+        self.stats.decoded_tokens += len(new)
+        return True
+
+
+def _plain(sampling: Sampling) -> bool:
+    return not sampling.shaped
+
+
+def _shaped(sampling: Sampling) -> bool:
+    return sampling.shaped and sampling.constraint is None
+
+
+def _constrained(sampling: Sampling) -> bool:
+    return sampling.constraint is not None
+
+
+def _shaping(count: int, placed: Placed, window: int) -> Shaping:
+    shaping = Shaping(
+        top_k_r=np.zeros(count, np.int32),
+        min_p_r=np.zeros(count, np.float32),
+        presence_r=np.zeros(count, np.float32),
+        frequency_r=np.zeros(count, np.float32),
+        repetition_r=np.ones(count, np.float32),
+        ids_rt=np.full((count, window), -1, np.int32),
+        drawn_r=np.zeros(count, np.int32),
+    )
+    for row, slot, request in placed:
+        sampling = request.sampling
+        shaping.top_k_r[row] = sampling.top_k
+        shaping.min_p_r[row] = sampling.min_p
+        shaping.presence_r[row] = sampling.presence_penalty
+        shaping.frequency_r[row] = sampling.frequency_penalty
+        shaping.repetition_r[row] = sampling.repetition_penalty
+        shaping.ids_rt[row, : slot.length] = slot.ids[: slot.length]
+        shaping.drawn_r[row] = len(request.prompt)
+    return shaping
+
+
+def _alternatives(samplings: Sequence[Sampling]) -> int:
+    """How many a program returns: none, or the most, so that there are no more programs."""
+    return MAX_ALTERNATIVES if any(sampling.alternatives for sampling in samplings) else 0
+
+
+def _on_host(others: Any) -> Any:
+    return None if others is None else tuple(map(np.asarray, others))
+
+
+def _of_row(others: Any, *at: Any) -> Any:
+    return None if others is None else tuple(one[at] for one in others)
+
+
+def _not_finite() -> ArithmeticError:
+    return ArithmeticError("the model's logits are not finite; look at its weights and dtype")

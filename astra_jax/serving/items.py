@@ -1,0 +1,364 @@
+"""OpenAI's Responses API (`/v1/responses`) for text and functions: its items become a conversation, a turn its items.
+
+Nothing is kept between requests: what `previous_response_id` would find is refused by name, and clients send all items
+again, as they do with `store: false` (https://platform.openai.com/docs/api-reference/responses).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from astra_jax.serving.messages import TurnDeltas, offers_tools
+from astra_jax.serving.protocol import ChatRequest, InvalidRequest, parse, shown
+from astra_jax.serving.responses import Choice, Response
+from astra_jax.serving.sampled import Part
+from astra_jax.tokenizer import ChatTokenizer
+
+MOST_ITEMS = 10_000
+"""Of an input: more is no conversation."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "store": (False, True),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+}
+"""Fields that are not offered, and the values that ask for nothing."""
+_HARMLESS = {"include", "max_tool_calls", "stream_options", "context_management", "prompt_cache_options", "text"}
+_LOGPROBS = "message.output_text.logprobs"
+_OWN = ("input", "instructions", "max_output_tokens", "reasoning", "top_logprobs")
+_NOT_HERE = ("messages", "n", "max_tokens", "max_completion_tokens", "logprobs", "response_format", "return_token_ids")
+"""Fields of chats alone."""
+_SAID_SO = (
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("max_completion_tokens", "max_output_tokens"),
+    (".function", ""),
+    ("messages", "input"),
+)
+"""What a chat's fields are called here."""
+
+
+class ItemsRequest(ChatRequest, kw_only=True):
+    """`/v1/responses`: the chat that it is.
+
+    Attributes:
+        told: what is said of it again in the answer.
+    """
+
+    told: dict[str, Any] = {}
+
+
+def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
+    """The request that a body's fields make, checked.
+
+    Raises:
+        InvalidRequest: as `protocol.parse`, or an item that is none, or not of text.
+    """
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name in sorted(set(fields) & set(_NEUTRAL)):
+        value = fields.pop(name)
+        if not any(value == one and type(value) is type(one) for one in _NEUTRAL[name]):
+            kept = "; nothing is kept here, send all items instead" if not _NEUTRAL[name] else "; leave it out"
+            raise InvalidRequest(f"{name} is {shown(value)}, which is not offered here{kept}", param=name)
+    for name in set(fields) & set(_NOT_HERE):
+        raise InvalidRequest(f"{name} is a field of chats; leave it out, or ask /v1/chat/completions", param=name)
+    told = {name: fields.get(name) for name in ("instructions", "max_output_tokens")}
+    told |= {"tools": _list(fields.get("tools", []), "tools"), "text": fields.get("text", {"format": {"type": "text"}})}
+    told |= {"tool_choice": fields.get("tool_choice", "auto"), "metadata": fields.get("metadata", {})}
+    chat = {name: value for name, value in fields.items() if name not in _HARMLESS and name not in _OWN}
+    chat["messages"] = _messages(fields.get("input"), fields.get("instructions"))
+    if "tools" in fields:
+        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields["tools"])]
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    if "max_output_tokens" in fields:
+        chat["max_completion_tokens"] = fields["max_output_tokens"]
+    if "text" in fields:
+        chat["response_format"] = _format(fields["text"])
+    if _LOGPROBS in _list(fields.get("include", []), "include"):
+        chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs", 0)}
+    reasoning = fields.get("reasoning", {})
+    if isinstance(reasoning, dict) and reasoning.get("effort") in ("none", "minimal"):
+        chat.setdefault("chat_template_kwargs", {"enable_thinking": False})
+    try:
+        asked = parse(chat, ChatRequest)
+    except InvalidRequest as refused:
+        raise in_items_words(refused) from None
+    return ItemsRequest(**{name: getattr(asked, name) for name in asked.__struct_fields__}, told=told)
+
+
+def in_items_words(refused: InvalidRequest) -> InvalidRequest:
+    """A refusal of the chat, with the fields' names of the Responses API."""
+    param = refused.param
+    for chat, here in _SAID_SO:
+        param = param if param is None else param.replace(chat, here)
+    text = refused.text if not refused.param or param is None else refused.text.replace(refused.param, param)
+    return InvalidRequest(text, status=refused.status, param=param, code=refused.code, headers=refused.headers)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_ITEMS:
+        raise InvalidRequest(f"{where} is {shown(value)}; send a list of {MOST_ITEMS:,} at most", param=where)
+    return value
+
+
+def _format(text: Any) -> Any:
+    format = text.get("format", {"type": "text"}) if isinstance(text, dict) else None
+    if not isinstance(format, dict):
+        raise InvalidRequest(f"text is {shown(text)}; send an object with a format", param="text")
+    if format.get("type") != "json_schema":
+        return format
+    return {"type": "json_schema", "json_schema": {name: one for name, one in format.items() if name != "type"}}
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise InvalidRequest(f"{where} is {shown(tool)}; only functions are offered here", param=where)
+    named = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
+    return {"type": "function", "function": named}
+
+
+def _messages(given: Any, instructions: Any) -> list[dict[str, Any]]:
+    """A chat's messages. What the assistant thought, said and called one after the other is one of them."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if given is None:
+        raise InvalidRequest("input is missing; send a text, or a list of items", param="input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _list(given, "input")
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message" and item.get("role") != "assistant":
+            messages.append({"role": item.get("role"), "content": _text(item.get("content"), f"{where}.content")})
+        elif kind == "function_call_output":
+            content = _text(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        elif kind in ("message", "reasoning", "function_call"):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []})
+            if kind == "message":
+                messages[-1]["content"] += _text(item.get("content"), f"{where}.content")
+            elif kind == "reasoning":
+                messages[-1]["reasoning_content"] += _text(item.get("content") or "", f"{where}.content")
+            else:
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                messages[-1]["tool_calls"].append({"id": item.get("call_id"), "function": function})
+        else:
+            raise InvalidRequest(
+                f"{where} is {shown(item)}; send messages, function calls and their outputs, and reasoning", param=where
+            )
+    return messages
+
+
+def _text(content: Any, where: str) -> str:
+    parts = content if isinstance(content, list) else [{"type": "input_text", "text": content}]
+    kinds = ("input_text", "output_text", "reasoning_text", "text")
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{where} has {shown(part)}; send a text, or parts of text", param=where)
+    return "".join(part["text"] for part in parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Out
+
+
+class ItemsResponse(Response[ItemsRequest]):
+    """Of `/v1/responses`; streamed as events with names, or whole, which is what the last of them says."""
+
+    prefix, kind, chunk_kind = "resp", "response", ""
+    end = b""
+
+    def __init__(
+        self, request: ItemsRequest, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]
+    ) -> None:
+        super().__init__(request, model, tokenizer, prompts)
+        form = request.response_format != {"type": "text"}
+        self._deltas = TurnDeltas(tokenizer.format, offers_tools(request), form)
+        self._output: list[dict[str, Any]] = []
+        self._open = False  # whether the last item still grows
+        self._count = 0
+        self._error: dict[str, Any] | None = None
+        self._logprobs_since = 0  # parts whose logprobs were not yet sent
+
+    def whole(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        for _ in self._grown(choice, choice.text, last=True):
+            pass
+        return self._body(self._status(choice))
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        yield self._event("response.created", response=self._body("in_progress"))
+        yield self._event("response.in_progress", response=self._body("in_progress"))
+
+    def chunks(self, choice: Choice, part: Part) -> Iterator[dict[str, Any]]:
+        yield from self._grown(choice, part.text, last=part.finish is not None)
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        (choice,) = self.choices
+        status = self._status(choice)
+        yield self._event(f"response.{status}", response=self._body(status))
+
+    def framed(self, chunk: dict[str, Any]) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (chunk["type"].encode(), msgspec.json.encode(chunk))
+
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        error = body["error"]
+        code = "server_error" if error["type"] == "server_error" else "invalid_prompt"
+        self._error = {"code": code, "message": error["message"]}
+        return self._event("response.failed", response=self._body("failed"))
+
+    def _status(self, choice: Choice) -> str:
+        return "completed" if choice.parts[-1].finish == "stop" else "incomplete"
+
+    def _body(self, status: str) -> dict[str, Any]:
+        asked = self.request
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        effort = None if asked.chat_template_kwargs.enable_thinking else "none"
+        return {
+            "id": self._head["id"],
+            "object": self.kind,
+            "created_at": self._head["created"],
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "model": self._head["model"],
+            "status": status,
+            "error": self._error,
+            "incomplete_details": cut,
+            "output": list(self._output),
+            "usage": self.usage() if status in ("completed", "incomplete") else None,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_logprobs": asked.top_logprobs,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "reasoning": {"effort": effort, "summary": None},
+            "previous_response_id": None,
+            "background": False,
+            "store": False,
+            "truncation": "disabled",
+            **asked.told,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        of_chat = super().usage()
+        thoughts = [part["text"] for item in self._output if item["type"] == "reasoning" for part in item["content"]]
+        thought = sum(len(self._tokenizer.encode(text)) for text in thoughts)
+        return {
+            "input_tokens": of_chat["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": of_chat["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": min(thought, of_chat["completion_tokens"])},
+            "total_tokens": of_chat["total_tokens"],
+        }
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._count += 1
+        return {"type": kind, "sequence_number": self._count - 1, **fields}
+
+    # ---------------------------------------------------------------------------------------------------------- items
+
+    def _grown(self, choice: Choice, text: str, *, last: bool) -> Iterator[dict[str, Any]]:
+        """Events of more text, and the items that it makes."""
+        deltas = list(self._deltas.push(text))
+        if last:
+            deltas += self._deltas.finish()
+        for delta in deltas:
+            if more := delta.get("reasoning_content"):
+                yield from self._opened("reasoning")
+                yield self._said("reasoning_text", more)
+            if more := delta.get("content"):
+                yield from self._opened("message")
+                yield self._said("output_text", more, logprobs=self._logprobs(choice))
+            for call in delta.get("tool_calls", ()):
+                yield from self._called(call)
+        if last:
+            yield from self._closed("completed" if choice.parts[-1].finish == "stop" else "incomplete")
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        """The last item is of this kind, and grows."""
+        if self._open and self._output[-1]["type"] == kind:
+            return
+        yield from self._closed("completed")
+        if kind == "reasoning":
+            item: dict[str, Any] = {
+                "id": _new("rs"),
+                "type": kind,
+                "summary": [],
+                "content": [],
+                "status": "in_progress",
+            }
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        else:
+            item = {"id": _new("msg"), "type": kind, "role": "assistant", "content": [], "status": "in_progress"}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._output.append(item)
+        self._open = True
+        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=_copy(item))
+        item["content"] = [part]
+        yield self._event("response.content_part.added", **self._place(), part=_copy(part))
+
+    def _said(self, kind: str, more: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
+        part = self._output[-1]["content"][0]
+        part["text"] += more
+        if logprobs is None:
+            return self._event(f"response.{kind}.delta", **self._place(), delta=more)
+        part["logprobs"] += logprobs
+        return self._event(f"response.{kind}.delta", **self._place(), delta=more, logprobs=logprobs)
+
+    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+        """The last item grows no more."""
+        if not self._open:
+            return
+        self._open = False
+        item = self._output[-1]
+        item["status"] = status
+        part = item["content"][0]
+        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        yield self._event(f"response.{part['type']}.done", **self._place(), text=part["text"], **logprobs)
+        yield self._event("response.content_part.done", **self._place(), part=_copy(part))
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=_copy(item))
+
+    def _called(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed("completed")
+        function = call["function"]
+        item = {"id": _new("fc"), "type": "function_call", "call_id": call["id"], "name": function["name"]}
+        whole = {**item, "arguments": function["arguments"], "status": "completed"}
+        self._output.append(whole)
+        at = {"output_index": len(self._output) - 1}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", **at, item=begun)
+        at |= {"item_id": item["id"]}
+        yield self._event("response.function_call_arguments.delta", **at, delta=whole["arguments"])
+        told = {"name": whole["name"], "arguments": whole["arguments"]}
+        yield self._event("response.function_call_arguments.done", **at, **told)
+        yield self._event("response.output_item.done", output_index=at["output_index"], item=whole)
+
+    def _place(self) -> dict[str, Any]:
+        at = {"output_index": len(self._output) - 1, "content_index": 0}
+        return {"item_id": self._output[-1]["id"], **at}
+
+    def _logprobs(self, choice: Choice) -> list[dict[str, Any]]:
+        """Of the tokens since those that were sent before; they need not be those of a delta's text."""
+        if not self.request.logprobs:
+            return []
+        since, self._logprobs_since = self._logprobs_since, len(choice.parts)
+        return self.logprobs_of(choice.parts[since:])
+
+
+def _new(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _copy(value: Any) -> Any:
+    """As it is now: what is sent later has grown."""
+    if isinstance(value, dict):
+        return {name: _copy(one) for name, one in value.items()}
+    return [_copy(one) for one in value] if isinstance(value, list) else value
