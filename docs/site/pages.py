@@ -20,7 +20,8 @@ OF_THE_ROOT = {
 """Pages that lie beside docs/, and what they are on the site."""
 FLOORS = ("configs", "astra_jax", "synthesis", "sandbox")
 """Those that are called from Python; programs have pages of their own."""
-_ROWS = "benchmarks/results/"
+COPIED = {"benchmarks/results/": "rows/", "launch/recipes/": "recipe_files/"}
+"""Folders whose files pages link to, and what they are on the site."""
 _LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^ *```")
 
@@ -31,7 +32,7 @@ def module_page(module: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write all pages, pictures and rows of benchmarks that pages link to.
+    """Write all pages, pictures, and what else pages link to.
 
     Args:
         folder: the sources' root.
@@ -42,7 +43,8 @@ def write(folder: Path) -> None:
     for picture in (ROOT / "docs").glob("*.svg"):
         shutil.copy(picture, folder)
     shutil.copy(ROOT / "LICENSE", folder / "license.txt")
-    shutil.copytree(ROOT / _ROWS, folder / "rows")
+    for source, target in COPIED.items():
+        shutil.copytree(ROOT / source, folder / target, ignore=shutil.ignore_patterns("__pycache__"))
     named = {page.relative_to(ROOT).as_posix(): page.name for page in sorted((ROOT / "docs").glob("*.md"))}
     for source, target in (named | OF_THE_ROOT).items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -79,8 +81,9 @@ def on_site(path: str, source: str) -> str:
         return "license.txt"
     if path.startswith("docs/") and "/" not in path[5:]:
         return path[5:]
-    if path.startswith(_ROWS):
-        return f"rows/{path[len(_ROWS) :]}"
+    for folder, there in COPIED.items():
+        if path.startswith(folder) and (ROOT / path).is_file():
+            return f"{there}{path.removeprefix(folder)}"
     floor = path.partition("/")[0]
     if floor in FLOORS and path.endswith(".py"):
         return module_page(path[:-3].replace("/", "."))

@@ -49,6 +49,7 @@ STARTED_BY = {
 ONLY_TAKEN = {
     "--rollout_urls=http://a:8000,http://b:8000": "two servers and sixteen chips",
     "--served_model_name=policy --host=0.0.0.0": "listens for other machines",
+    "--write_serving_folder=SERVED": "launch/recipes/local/run.sh does, which tests/launch/test_local_recipe.py runs",
     "--config.personas=personas.jsonl": "models behind endpoints; tests/synthesis/trajectories/test_on_an_endpoint.py",
 }
 """A part of the commands that no test runs with all their flags, and why."""
@@ -64,6 +65,14 @@ OTHERS = {
     "ray start": "tests/synthesis/pipeline/test_ray_executor.py has clusters of its own",
     "ASTRA_SYNC_ROOT=": "tests/worlds/vllm_world.py starts servers",
     "VLLM_SERVER_DEV_MODE=": "tests/worlds/vllm_world.py starts servers",
+    "launch/vllm_cpu.sh": ".ci/run",
+    "launch/recipes/local/": "tests/launch/test_local_recipe.py",
+    "CONFIG=": "tests/launch/test_recipes.py, with stand-ins",
+    "TRAINER_NODES=": "tests/launch/test_recipes.py, with stand-ins",
+    "sbatch": "tests/launch/test_recipes.py, with stand-ins",
+    "docker build": "no engine here; tests/launch/test_recipes.py reads the files",
+    "kubectl": "no cluster here; tests/launch/test_recipes.py holds the manifests to their schemas",
+    "sky ": "no cloud here; tests/launch/test_recipes.py reads the tasks",
     "for ": "a loop's lines are commands themselves",
     "done": "as the last",
     "name=": "as the last",
