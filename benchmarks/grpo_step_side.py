@@ -101,7 +101,7 @@ def our_episodes(arrays: Mapping[str, Any]) -> list[Any]:
         names = ("tokens_bt", "mask_bt", "old_logps_bt")
         ids, mask, logps = (arrays[name][row, :length].tolist() for name in names)
         prompt = int(arrays["prompts_b"][row])
-        episodes.append(Episode("e", ids, prompt, mask, logps, [0], [], score, 1, "answered", []))
+        episodes.append(Episode("e", ids, prompt, mask, logps, [0] * length, [], score, 1, "answered", []))
     return episodes
 
 

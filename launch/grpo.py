@@ -224,7 +224,12 @@ async def _train(
             episode = config.grpo.episode
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
-                VLLMPolicy(servers, publisher, vocabulary=tokenizer.vocabulary_digest, max_length=longest)
+                VLLMPolicy(
+                    dataclasses.replace(servers, most_age=config.grpo.async_steps),
+                    publisher,
+                    vocabulary=tokenizer.vocabulary_digest,
+                    max_length=longest,
+                )
             )
         arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
         origin = models.origin(config.grpo, config.model)

@@ -31,13 +31,16 @@ class GRPOConfig(TrainingConfig):
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         delta: a group trains when Std(reward) > delta. Ours: 0.01, below the smallest deviation that one differing
             episode of 8 causes, above rounding.
-        surplus_max_age: updates that a valid surplus group may wait (paper: it trains one update late); 0 drops it.
-        oversample: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
+        surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
+            late); 0 drops it.
+        oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
         concurrent_groups: upper bound of groups under way; slots / group_size keeps an engine full.
         deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
-            is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all.
-        async_steps: 0 is strictly online (paper). 1: the next batch is sampled while this one is trained on, by
-            weights one update older, which importance sampling corrects.
+            is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
+            `async_steps` none is waited for anyway.
+        async_steps: 0 is strictly online (paper). k: rollouts go on during updates and across them, up to k batches
+            ahead; a group is trained on when its oldest token is at most k updates old, else dropped and counted.
+            Importance sampling corrects for what drew each token.
         max_groups_per_step: stop training (result `exhausted`, with the reason) when a batch needs more. The paper
             samples on; ours: None is 16 times `batch_size`, so that a dead sandbox, or a policy whose episodes all
             score the same, ends the run.
@@ -69,7 +72,7 @@ class GRPOConfig(TrainingConfig):
     oversample: Annotated[float, Bound(least=1, most=1_000)] = 1.25
     concurrent_groups: Slots = 64
     deadline_seconds: Seconds | None = None
-    async_steps: Literal[0, 1] = 0
+    async_steps: Annotated[int, Bound(least=0, most=1_000)] = 0
     max_groups_per_step: Count | None = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     solve_rates: tuple[Share, Share] | None = None
@@ -87,8 +90,18 @@ class GRPOConfig(TrainingConfig):
         """That are sampled for a step."""
         return 16 * self.batch_size if self.max_groups_per_step is None else self.max_groups_per_step
 
+    @property
+    def most_age(self) -> int:
+        """Updates that the oldest token of what is trained on may be old."""
+        return self.async_steps or self.surplus_max_age
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.async_steps and self.deadline_seconds is not None:
+            raise SettingError(
+                f"deadline_seconds is {self.deadline_seconds:g} with async_steps={self.async_steps}, where groups "
+                "count as they finish and are given up by their age; leave it out"
+            )
         if self.batch_size % self.mini_batches:
             raise SettingError(
                 f"mini_batches is {self.mini_batches}, which does not divide batch_size ({self.batch_size}); "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from absl import logging
@@ -13,6 +13,7 @@ from astra_jax.grpo.journal import BatchJournal
 from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, FinishedTurn, make_task, run_episode
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.stream import TooOld
 from astra_jax.rollout.tool_calls import NotTakenOver
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -26,6 +27,9 @@ class GroupSampler:
 
     Attributes:
         next_index: the next group's number: the cursor that a checkpoint keeps.
+        again: numbers below it that an earlier process has begun; they are the next ones.
+        version: of the weights that the policy has.
+        too_old: whether what weights of a version drew is of no use any more; such a group is given up.
         voided: how many episodes were masked since `begin`: the infrastructure ended them, or a reward gave no score.
         unscored: how many of those a reward gave no score.
         cancelled: how many episodes were in groups that were cancelled since `begin`.
@@ -47,17 +51,36 @@ class GroupSampler:
         self.policy, self.sandbox, self.tokenizer = policy, sandbox, tokenizer
         self.environments, self.config = environments, config
         self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
+        self.again: list[int] = []
+        self.too_old: Callable[[int], bool] = lambda version: False
         self.begin(0)
 
     def begin(self, version: int, journal: BatchJournal | None = None) -> None:
         """Start the rollouts of a batch, by weights of this version.
 
         Args:
+            journal: see `follow`.
+        """
+        self.count_anew()
+        self.follow(version, journal)
+
+    def count_anew(self) -> None:
+        """Forget what `voided`, `unscored`, `cancelled` and `finished` are of."""
+        self.voided = self.unscored = self.cancelled = 0
+        self._finished: dict[int, list[Episode]] = {}
+
+    def follow(self, version: int, journal: BatchJournal | None = None) -> None:
+        """Go on by weights of this version.
+
+        Args:
             journal: what is finished is kept there, and what is there is not done again. Voided episodes are not kept.
         """
-        self.version, self.voided, self.unscored, self.cancelled = version, 0, 0, 0
-        self._journal = journal
-        self._finished: dict[int, list[Episode]] = {}
+        self.version, self._journal = version, journal
+
+    @property
+    def upcoming(self) -> int:
+        """The number of the group that is started next."""
+        return self.again[0] if self.again else self.next_index
 
     @property
     def finished(self) -> list[Episode]:
@@ -66,7 +89,11 @@ class GroupSampler:
 
     def __call__(self) -> Coroutine[Any, Any, Group]:
         """The next group, to be awaited; its number is taken now."""
-        index, self.next_index = self.next_index, self.next_index + 1
+        index = self.upcoming
+        if self.again:
+            self.again.pop(0)
+        else:
+            self.next_index += 1
         return self._group(index)
 
     def environment(self, index: int) -> AnyEnvironment:
@@ -90,10 +117,15 @@ class GroupSampler:
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version
         tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
+        drawn = _Drawn()
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
-            return await self._episode(task, index, number, seed)
+            one = await self._episode(task, index, number, seed, drawn)
+            drawn.begin(number)
+            if not one.voided:
+                drawn.add(number, [v for v, mask in zip(one.versions, one.loss_mask, strict=True) if mask])
+            return one
 
         try:
             task = await asyncio.to_thread(make_task, environment, self.tokenizer, self.config, seed=tools_seed)
@@ -107,20 +139,35 @@ class GroupSampler:
         except asyncio.CancelledError:
             self.cancelled += self.group_size
             raise
+        except _NoLonger:
+            self.cancelled += self.group_size
+            raise TooOld(self.group_size, drawn.tokens) from None
         scored = [episode for episode in episodes if not episode.voided]
         self.voided += len(episodes) - len(scored)
         self.unscored += sum(bool(episode.unscored) for episode in episodes)
         self._finished[index] = scored
-        return Group(index=index, environment_id=environment.id, update=version, episodes=scored)
+        oldest = version if drawn.oldest is None else drawn.oldest
+        return Group(index=index, environment_id=environment.id, update=oldest, episodes=scored)
 
-    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int) -> Episode:
-        """An episode, from where the journal has it."""
-        journal = self._journal
+    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: _Drawn) -> Episode:
+        """An episode, from where the journal has it.
+
+        Raises:
+            _NoLonger: what was drawn of its group is too old.
+        """
+        journal = self._journal  # that of a later version goes on with what this one has
 
         async def run(taken: list[FinishedTurn]) -> Episode:
+            drawn.begin(number)
+            for turn in taken:
+                drawn.add(number, turn.versions)
+
             async def keep(place: int, turn: FinishedTurn) -> None:
-                if journal is not None:
-                    await journal.keep_turn(index, number, place, turn)
+                drawn.add(number, turn.versions)
+                if drawn.oldest is not None and self.too_old(drawn.oldest):
+                    raise _NoLonger
+                if self._journal is not None:
+                    await self._journal.keep_turn(index, number, place, turn)
 
             session = f"group{index}.{number}"
             parts = self.policy, self.sandbox, task, self.tokenizer, self.config
@@ -137,6 +184,35 @@ class GroupSampler:
             logging.warning("an episode of %s is begun anew: %s", task.environment.id, error)
             journal.begun_anew(len(taken))
             finished = await run([])
-        if not finished.voided:
-            await journal.keep_episode(index, number, finished)
+        if not finished.voided and self._journal is not None:
+            await self._journal.keep_episode(index, number, finished)
         return finished
+
+
+class _NoLonger(Exception):
+    """What was drawn of a group is too old."""
+
+
+class _Drawn:
+    """What there is of a group under way: by episode, its sampled tokens and the oldest version that drew one."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[int, tuple[int, int]] = {}
+
+    def begin(self, number: int) -> None:
+        """There is nothing of an episode."""
+        self._episodes.pop(number, None)
+
+    def add(self, number: int, versions: Sequence[int]) -> None:
+        """There are more tokens of an episode, drawn by these."""
+        if versions:
+            tokens, oldest = self._episodes.get(number, (0, versions[0]))
+            self._episodes[number] = tokens + len(versions), min(oldest, min(versions))
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for tokens, _ in self._episodes.values())
+
+    @property
+    def oldest(self) -> int | None:
+        return min((oldest for _, oldest in self._episodes.values()), default=None)

@@ -10,6 +10,10 @@ SHA-256 of its content, and its content. The first one is the batch's key: who s
 bit. A file of another key is of no use to anybody and is removed; what is cut off or damaged ends its file. A file
 stays until a checkpoint that is older than the newest is past its update: a run that falls back to that one finds all
 batches since.
+
+Where rollouts go on across updates (`async_steps`) a file has what was finished while the policy had one version's
+weights, and which groups that version's update was trained on: a run that goes on trains on the same ones (`ahead.py`).
+What an episode has of earlier versions is in their files.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -31,13 +35,14 @@ from absl import logging
 from etils import epath
 
 from astra_jax.rollout.episode import Episode, FinishedTurn
+from astra_jax.rollout.filling import Lengths
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location, write_bytes
 
 FOLDER = "rollouts"
 """Below a run's workdir."""
 
-_FORMAT = 1
+_FORMAT = 2
 _SUFFIX = ".journal"
 _HEAD = struct.Struct("<Q32s")
 _BUCKET_SECONDS = 2.0
@@ -53,7 +58,8 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
         update: that trains on the batch.
         version: of the weights that draw it.
         weights: their digest.
-        next_index: the batch's first group's number: those before it are trained on, or wait, elsewhere.
+        next_index: the batch's first group's number: those before it are trained on, or wait, elsewhere; 0 where
+            groups are of no one batch.
     """
 
     run: str
@@ -91,14 +97,15 @@ class Packed(msgspec.Struct, array_like=True):
     token_ids: bytes
     mask: bytes
     logprobs: bytes
+    versions: bytes
     text: bytes
 
 
 def packed(episode: Episode) -> Packed:
     """See `Packed`."""
-    rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[])
+    rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[], versions=[])
     ids, mask, logprobs = _ints(episode.token_ids), bytes(episode.loss_mask), _floats(episode.logprobs)
-    return Packed(ids, mask, logprobs, _text(rest))
+    return Packed(ids, mask, logprobs, _ints(episode.versions), _text(rest))
 
 
 def unpacked(content: Packed) -> Episode:
@@ -107,13 +114,35 @@ def unpacked(content: Packed) -> Episode:
         "token_ids": np.frombuffer(content.token_ids, np.int32).tolist(),
         "loss_mask": list(content.mask),
         "logprobs": np.frombuffer(content.logprobs, np.float64).tolist(),
+        "versions": np.frombuffer(content.versions, np.int32).tolist(),
     }
     return msgspec.convert(json.loads(content.text) | values, Episode)
 
 
+class TakenBatch(msgspec.Struct, frozen=True):
+    """What an update was trained on, and all that became of groups since the one before.
+
+    Attributes:
+        next_index: of the next group to be started.
+        entered: (number, environment, oldest version, episodes that are scored) of each group that was found worth
+            training on, in this order.
+        trained: numbers of the batch's groups, some of which may have entered before.
+        ended: numbers of groups that ended without entering.
+        filling: how filling went, as JSON values.
+        lengths: of the run's episodes by then.
+    """
+
+    next_index: int
+    entered: list[tuple[int, str, int, int]]
+    trained: list[int]
+    ended: list[int]
+    filling: dict[str, Any]
+    lengths: Lengths
+
+
 class _Record(msgspec.Struct, array_like=True):
-    """An episode, or a turn of one. `place` is the turn's, from 0; -1: the episode is finished. `seconds`: since the
-    batch was begun."""
+    """An episode, or a turn of one. `place` is the turn's, from 0; -1: the episode is finished; -2: none of these, but
+    the batch of the file's update. `seconds`: since the batch was begun."""
 
     group: int
     number: int
@@ -127,19 +156,22 @@ class BatchJournal:
 
     Args:
         folder: on disk or in a bucket.
+        before: the journal that this one goes on with: what is there of it counts here too.
 
     Attributes:
         taken: what became of what was there.
         seconds: that earlier processes spent on the batch.
+        batch: what its update was trained on; None: it is not said.
     """
 
-    def __init__(self, folder: Folder, key: BatchKey) -> None:
-        self.taken = TakenOver()
+    def __init__(self, folder: Folder, key: BatchKey, before: BatchJournal | None = None) -> None:
+        self.taken: TakenOver = TakenOver() if before is None else before.taken
         self.seconds = 0.0
+        self.batch: TakenBatch | None = None
         self._folder, self._key = location(folder), key
-        self._episodes: dict[tuple[int, int], Episode] = {}
-        self._turns: dict[tuple[int, int], list[FinishedTurn]] = defaultdict(list)
-        self._groups: set[int] = set()
+        self._episodes: dict[tuple[int, int], Episode] = {} if before is None else before._episodes
+        self._turns: dict[tuple[int, int], list[FinishedTurn]] = defaultdict(list) if before is None else before._turns
+        self._groups: set[int] = set() if before is None else before._groups
         self._pending: list[bytes] = []
         self._kept: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -167,7 +199,10 @@ class BatchJournal:
             record = msgspec.msgpack.decode(content, type=_Record)
             self.seconds = max(self.seconds, record.seconds)
             where = record.group, record.number
-            if record.place < 0:
+            if record.place == -2:
+                self.batch = msgspec.json.decode(record.content.text, type=TakenBatch)
+                continue
+            if record.place == -1:
                 self._episodes[where] = unpacked(record.content)
                 continue
             if record.place == 0:  # it may have been begun anew
@@ -193,6 +228,14 @@ class BatchJournal:
             self._note(group)
         return found
 
+    def take_group(self, group: int, episodes: int) -> list[Episode] | None:
+        """A finished group's episodes, which must be so many; None: there are others."""
+        numbers = sorted(number for index, number in self._episodes if index == group)
+        if len(numbers) != episodes:
+            return None
+        found = [self.take_episode(group, number) for number in numbers]
+        return [episode for episode in found if episode is not None]
+
     def begun_anew(self, turns: int) -> None:
         """So many turns of an episode could not be gone on from."""
         self.taken.anew += 1
@@ -201,6 +244,12 @@ class BatchJournal:
     def counts(self) -> dict[str, float]:
         """`taken`, for the metrics."""
         return {f"journal_{name}": float(count) for name, count in msgspec.structs.asdict(self.taken).items()}
+
+    def count_anew(self) -> None:
+        """Forget what `taken` counts."""
+        self._groups.clear()
+        for name in self.taken.__struct_fields__:
+            setattr(self.taken, name, 0)
 
     def _note(self, group: int) -> None:
         self._groups.add(group)
@@ -211,13 +260,18 @@ class BatchJournal:
     async def keep_turn(self, group: int, number: int, place: int, turn: FinishedTurn) -> None:
         """Returns when the turn is on the disk."""
         ids, logprobs = _ints([*turn.token_ids, *turn.observation]), _floats(turn.logprobs)
-        rest = msgspec.structs.replace(turn, token_ids=[], observation=[], logprobs=[])
-        content = Packed(ids, b"", logprobs, _text(rest))
+        rest = msgspec.structs.replace(turn, token_ids=[], observation=[], logprobs=[], versions=[])
+        content = Packed(ids, b"", logprobs, _ints(turn.versions), _text(rest))
         await self._keep(_Record(group, number, place, self._elapsed(), content))
 
     async def keep_episode(self, group: int, number: int, episode: Episode) -> None:
         """Returns when the finished episode is on the disk."""
         await self._keep(_Record(group, number, -1, self._elapsed(), packed(episode)))
+
+    async def keep_batch(self, batch: TakenBatch) -> None:
+        """Returns when it is on the disk what the update is trained on."""
+        content = Packed(b"", b"", b"", b"", msgspec.json.encode(batch))
+        await self._keep(_Record(0, 0, -2, self._elapsed(), content))
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self._started
@@ -297,7 +351,9 @@ class Journals:
     run: str
     identity: str
 
-    def open(self, *, update: int, version: int, weights: str, next_index: int) -> BatchJournal:
+    def open(
+        self, *, update: int, version: int, weights: str, next_index: int = 0, before: BatchJournal | None = None
+    ) -> BatchJournal:
         """A batch's; reads what is there of it."""
         key = BatchKey(
             run=self.run,
@@ -307,12 +363,14 @@ class Journals:
             weights=weights,
             next_index=next_index,
         )
-        return BatchJournal(self.folder, key)
+        return BatchJournal(self.folder, key, before)
 
-    def forget(self, before: int | None = None) -> None:
-        """Remove those of updates before this one, or all."""
+    def forget(self, before: int | None = None, *, since: int | None = None) -> None:
+        """Remove those of updates before this one, or from this one on, or all."""
         for path in _segments(location(self.folder), None):
-            if before is None or _update(path) < before:
+            update = _update(path)
+            early, late = before is not None and update < before, since is not None and update >= since
+            if early or late or before is since is None:
                 path.unlink(missing_ok=True)
 
 
@@ -378,5 +436,7 @@ def _text(value: Episode | FinishedTurn) -> bytes:
 def _turn(content: Packed) -> FinishedTurn:
     logprobs = np.frombuffer(content.logprobs, np.float64).tolist()
     ids = np.frombuffer(content.token_ids, np.int32).tolist()
-    values = {"token_ids": ids[: len(logprobs)], "observation": ids[len(logprobs) :], "logprobs": logprobs}
+    versions = np.frombuffer(content.versions, np.int32).tolist()
+    values = {"token_ids": ids[: len(logprobs)], "observation": ids[len(logprobs) :]}
+    values |= {"logprobs": logprobs, "versions": versions}
     return msgspec.convert(json.loads(content.text) | values, FinishedTurn)

@@ -10,6 +10,10 @@ by their number (eq. 32), no KL term, no entropy bonus. The alternatives are tho
                                  deviation weighs.
   GSPO (arXiv 2507.18071)        ratio="sequence", normalisation="episode": one clipped ratio for the whole episode.
   sequence-level correction      tis="sequence": the sampler's mismatch of the whole episode, truncated once.
+
+Where tokens are older than the weights that an update starts from, these are the proximal policy: ratio and clip are
+relative to them, and what the sampler was is a truncated weight (the decoupled objective, arXiv 2505.24298).
+proximal="sampler" is the coupled one: ratio and clip relative to whatever drew the token, and no weight.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import numpy as np
 from flax import struct
 
 from astra_jax.rollout.filling import group_deviation
-from sandbox.settings import Bound, Count, Settings
+from sandbox.settings import Bound, Count, SettingError, Settings
 
 Array = Any
 
@@ -46,6 +50,8 @@ class ObjectiveConfig(Settings):
         normalisation: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
             by the mean over its tokens; or `fixed`: sum over tokens / (episodes x fixed_tokens).
         fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
+        proximal: what ratio and clip are relative to: the `trainer`'s weights before the update, or the `sampler` that
+            drew the token, without an importance weight then.
     """
 
     clip_low: Annotated[float, Bound(least=0, below=1)] = 0.2
@@ -56,6 +62,15 @@ class ObjectiveConfig(Settings):
     advantage: Literal["deviation", "mean"] = "deviation"
     normalisation: Literal["batch", "group", "episode", "fixed"] = "batch"
     fixed_tokens: Count = 49_152
+    proximal: Literal["trainer", "sampler"] = "trainer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.proximal == "sampler" and "sequence" in (self.ratio, self.tis):
+            raise SettingError(
+                f"objective.proximal is sampler with ratio={self.ratio} and tis={self.tis}: its ratio is a token's "
+                "own, and there is no other weight; use token for both, or proximal=trainer"
+            )
 
     @property
     def corrects_episodes(self) -> bool:
@@ -75,6 +90,8 @@ class PolicyTerms:
         mask: 1 on sampled tokens, 0 on the prompt, tool outputs, template tokens and padding.
         episode_log_ratio: mean of logps - old_logps over the episode's sampled tokens; only for `ratio="sequence"`.
         episode_mismatch: sum of old_logps - sampler_logps over them; only for `tis="sequence"`.
+        ages: int32, updates that the weights which drew the token are older than those that the update starts from;
+            only where they may differ.
     """
 
     logps: Array
@@ -84,6 +101,17 @@ class PolicyTerms:
     mask: Array
     episode_log_ratio: Array = None
     episode_mismatch: Array = None
+    ages: Array = None
+
+
+@struct.dataclass
+class AgeSums:
+    """As in `ObjectiveSums`, of the tokens of each age from 0 on, [ages]."""
+
+    tokens: Array
+    tis_clipped: Array
+    mismatch_kl: Array
+    mismatch_abs: Array
 
 
 @struct.dataclass
@@ -98,6 +126,7 @@ class ObjectiveSums:
         mismatch_kl: r - 1 - log r with r = trainer/sampler probability: non-negative, its mean estimates
             KL(sampler || trainer).
         mismatch_abs: |trainer - sampler| logprob.
+        by_age: None where tokens have no ages.
     """
 
     tokens: Array
@@ -106,14 +135,16 @@ class ObjectiveSums:
     tis_clipped: Array
     mismatch_kl: Array
     mismatch_abs: Array
+    by_age: AgeSums | None = None
 
 
-def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, ObjectiveSums]:
+def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0) -> tuple[Array, ObjectiveSums]:
     """PPO clip with truncated importance sampling; no KL term, no entropy bonus (paper eq. 32).
 
     Args:
         terms: see `PolicyTerms`.
         config: its `advantage` and `normalisation` are in `terms.advantages` already, see `batch_advantages`.
+        most_age: the greatest of `terms.ages`.
 
     Returns:
         (loss to minimise, *summed* over tokens; sums for metrics).
@@ -122,7 +153,8 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, 
     # Masked positions may hold any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot arise.
     on = mask > 0
     old = jax.lax.stop_gradient(terms.old_logps)
-    log_ratio = jnp.where(on, terms.logps - old, 0.0)
+    proximal = old if config.proximal == "trainer" else terms.sampler_logps
+    log_ratio = jnp.where(on, terms.logps - proximal, 0.0)
     if config.ratio == "sequence":
         # The value is the episode's, the gradient each token's: with `episode` normalisation that is GSPO's gradient.
         own = jax.lax.stop_gradient(log_ratio)
@@ -138,12 +170,27 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, 
     def total(x: Array) -> Array:
         return jnp.sum(x * mask)
 
-    truncated = jnp.zeros(())
-    if config.tis_cap is not None:
+    truncated, over = jnp.zeros(()), None
+    if config.tis_cap is not None and config.proximal == "trainer":
         log_weight = mismatch if config.tis == "token" else jnp.where(on, terms.episode_mismatch, 0.0)
         log_cap = math.log(config.tis_cap)
         gain = gain * jnp.exp(jnp.minimum(log_weight, log_cap))  # in this order nothing overflows
-        truncated = total(log_weight > log_cap)
+        over = log_weight > log_cap
+        truncated = total(over)
+
+    by_age = None
+    if terms.ages is not None:
+        of_age = (terms.ages[..., None] == jnp.arange(most_age + 1)) * mask[..., None]
+
+        def totals(x: Array) -> Array:
+            return jnp.sum(x[..., None] * of_age, tuple(range(x.ndim)))
+
+        by_age = AgeSums(
+            tokens=totals(mask),
+            tis_clipped=totals(jnp.zeros_like(mask) if over is None else over),
+            mismatch_kl=totals(sampler_ratio - 1.0 - mismatch),
+            mismatch_abs=totals(jnp.abs(mismatch)),
+        )
 
     sums = ObjectiveSums(
         tokens=jnp.sum(mask),
@@ -152,6 +199,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig) -> tuple[Array, 
         tis_clipped=truncated,
         mismatch_kl=total(sampler_ratio - 1.0 - mismatch),
         mismatch_abs=total(jnp.abs(mismatch)),
+        by_age=by_age,
     )
     return -total(gain), sums
 

@@ -25,6 +25,7 @@ class PolicyBatch(PackedBatch):
         advantages_bt: float32, of the token's episode.
         old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
             has computed them, and where it need not.
+        ages_bt: int32, see there; None where all tokens are drawn by the weights that are trained.
     """
 
     sampler_logps_bt: Array
@@ -32,6 +33,7 @@ class PolicyBatch(PackedBatch):
     old_logps_bt: Array | None = None
     episode_log_ratio_bt: Array | None = None
     episode_mismatch_bt: Array | None = None
+    ages_bt: Array | None = None
 
 
 def bucket_for(length: int, buckets: Sequence[int]) -> int:
@@ -68,6 +70,7 @@ def pack(
     row_buckets: Sequence[int],
     rows: int | None,
     packed: bool = True,
+    update: int | None = None,
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket], bucket being the smallest that holds the longest episode.
 
@@ -77,6 +80,7 @@ def pack(
         row_buckets: the allowed row lengths: as many programs are compiled as are used.
         rows: of a micro-batch; None is one.
         packed: False gives each episode a row of its own (the reference in tests).
+        update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
         Micro-batches (NumPy); the last one is filled up with padding rows.
@@ -90,6 +94,8 @@ def pack(
         shape = (rows, length)
         ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "loss_mask", "segment_ids", "positions")}
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
+        if update is not None:
+            ints["ages"] = np.zeros(shape, np.int32)
         for row, members in enumerate(placed[start : start + rows]):
             at = 0
             for segment, index in enumerate(members, start=1):
@@ -101,6 +107,8 @@ def pack(
                 ints["positions"][span] = np.arange(n)
                 floats["sampler_logps"][span] = episode.logprobs
                 floats["advantages"][span] = advantages[index]
+                if update is not None:
+                    ints["ages"][span] = (update - np.asarray(episode.versions)) * np.asarray(episode.loss_mask)
                 at += n
         batches.append(PolicyBatch(**{f"{name}_bt": array for name, array in (ints | floats).items()}))
     return batches

@@ -78,10 +78,8 @@ class Rollouts:
         Args:
             journals: where a batch under way is kept, for a process after this one.
         """
-        # What is sampled during an update is already one update old when its own batch is trained on.
-        max_age = config.surplus_max_age + config.async_steps
         self.config, self._journals = config, journals
-        self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=max_age)
+        self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=config.most_age)
         self._sampler = GroupSampler(
             policy,
             sandbox,
@@ -92,19 +90,24 @@ class Rollouts:
             seed=config.seed,
             order=config.order,
         )
-        self._update = 0
+        self._update = self._version = 0
+        self._weights = ""
         self._filling: FillReport | None = None
         self._before: _Resting | None = None
 
-    async def fill(
-        self, update: int, version: int, weights: str = "", on_group: Callable[[int], None] = lambda missing: None
-    ) -> None:
+    async def follow(self, version: int, weights: str = "") -> None:
+        """The policy is about to get weights of this version.
+
+        Args:
+            weights: their digest, see `BatchKey`.
+        """
+        self._version, self._weights = version, weights
+
+    async def fill(self, update: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
         """Sample until there is a batch, or `max_groups_per_step` are reached; nothing if there is one already.
 
         Args:
-            update: the update that will train on it.
-            version: of the weights that the policy has, and keeps until this returns.
-            weights: their digest, see `BatchKey`.
+            update: the update that will train on it, from the weights that the policy has.
             on_group: told how many groups are missing after each.
         """
         if self._filling is not None:
@@ -114,18 +117,14 @@ class Rollouts:
         self._buffer.begin(update)
         journal: BatchJournal | None = None
         if self._journals is not None:
-            opened = partial(self._journals.open, update=update, version=version, weights=weights)
+            opened = partial(self._journals.open, update=update, version=self._version, weights=self._weights)
             journal = await asyncio.to_thread(opened, next_index=self._sampler.next_index)
-        self._sampler.begin(version, journal)
-        started, said = time.perf_counter(), self.config.batch_size
+        self._sampler.begin(self._version, journal)
+        started = time.perf_counter()
 
         def told(group: Group, valid: bool) -> None:
-            nonlocal said
             on_group(self._buffer.missing)
-            counts = self._buffer.counts
-            if not counts.valid and counts.sampled >= said:  # each time it has doubled
-                said = 2 * counts.sampled
-                say_beside_bars(f"update {update}: {counts.what_became}; at most {self.config.most_groups} are sampled")
+            self._tell()
 
         try:
             filled = await fill(
@@ -140,10 +139,23 @@ class Rollouts:
         finally:
             if journal is not None:
                 await journal.close()
+        seconds = time.perf_counter() - started + (0.0 if journal is None else journal.seconds)
+        self._filling = self._report(filled, seconds, journal)
+        self._before = None
+
+    def _tell(self) -> None:
+        """A line on the terminal while nothing valid comes, each time when what was sampled has doubled."""
+        counts = self._buffer.counts
+        doubled, left = divmod(counts.sampled, self.config.batch_size)
+        if not counts.valid and not left and doubled.bit_count() == 1:
+            what = f"update {self._update}: {counts.what_became}"
+            say_beside_bars(f"{what}; at most {self.config.most_groups} are sampled")
+
+    def _report(self, filled: bool, seconds: float, journal: BatchJournal | None) -> FillReport:
         sampler = self._sampler
-        self._filling = FillReport(
+        return FillReport(
             filled=filled,
-            seconds=time.perf_counter() - started + (0.0 if journal is None else journal.seconds),
+            seconds=seconds,
             rollout=episode_stats(sampler.finished),
             counts={
                 "episodes": len(sampler.finished),
@@ -153,23 +165,28 @@ class Rollouts:
                 **({} if journal is None else journal.counts()),
             },
         )
-        self._before = None
 
     def take(self) -> GroupBatch | None:
         """The batch, which leaves the buffer; None when it could not be filled."""
         filling, self._filling = self._filling, None
         assert filling is not None, "fill first"
         if not filling.filled:
-            say_beside_bars(
-                f"update {self._update}: no batch of {self.config.batch_size} valid groups: "
-                f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, or to what masks them "
-                "(the log says so), where their rewards are equal to the environments (solve_rates), group_size and "
-                "delta; max_groups_per_step raises the limit"
-            )
+            self._say_why_none()
             return None
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
         return GroupBatch(groups, filling)
+
+    def _say_why_none(self) -> None:
+        say_beside_bars(
+            f"update {self._update}: no batch of {self.config.batch_size} valid groups: "
+            f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, or to what masks them "
+            "(the log says so), where their rewards are equal to the environments (solve_rates), group_size and "
+            "delta; max_groups_per_step raises the limit"
+        )
+
+    async def close(self) -> None:
+        """Nothing goes on between two batches."""
 
     def exhausted_row(self) -> dict[str, float]:
         """The metrics of filling a batch that never came."""

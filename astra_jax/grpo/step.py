@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.losses import ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
+from astra_jax.grpo.losses import AgeSums, ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import BATCH, AnyMesh, batch_sharding, constrain, unzigzag
@@ -49,6 +49,7 @@ def update_step(
     *,
     base: Params | None = None,
     mesh: Mesh | None = None,
+    update: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
     before: Callable[[str], None] = lambda program: None,
 ) -> tuple[Params, Any, dict[str, float]]:
@@ -57,6 +58,7 @@ def update_step(
     Args:
         groups: `config.mini_batches` must divide their number.
         base: frozen weights, under `params` that are adapters; not donated. None: `params` are all weights.
+        update: how many came before: the version of `params`, to which tokens' ages are relative.
         on_rows: told of the segment ids of each micro-batch that is trained on.
         before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
 
@@ -67,7 +69,7 @@ def update_step(
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
     size = len(groups) // config.mini_batches
-    mini_batches = [lay_out(groups[start : start + size], config) for start in range(0, len(groups), size)]
+    mini_batches = [lay_out(groups[start : start + size], config, update) for start in range(0, len(groups), size)]
     if config.mini_batches > 1 or config.objective.corrects_episodes:
         mini_batches = [
             ([with_old_logps(policy(params), batch, **options) for batch in batches], total)
@@ -91,7 +93,7 @@ def update_step(
         taken.append(said)
 
     (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    of_batch = jax.tree.map(float, objective)
+    of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
     metrics = {
         "loss": float(loss) / config.mini_batches,
@@ -106,17 +108,32 @@ def update_step(
         "trained_tokens": of_batch.tokens,
         "row_fill": sum(int((b.segment_ids_bt > 0).sum()) for b in every) / sum(b.tokens_bt.size for b in every),
     }
+    if objective.by_age is not None:
+        metrics |= _by_age(objective.by_age)
     if router is not None:
         metrics |= {name: float(value) for name, value in router_metrics(router).items()}
     return params, opt_state, metrics
 
 
-def lay_out(groups: Sequence[Group], config: GRPOConfig) -> tuple[list[PolicyBatch], float]:
+def _by_age(sums: AgeSums) -> dict[str, float]:
+    """Of each age that there is: its share of the tokens, and means over them."""
+    metrics, total = {}, float(sums.tokens.sum())
+    for age, tokens in enumerate(map(float, sums.tokens)):
+        if tokens:
+            metrics[f"age_{age}_share"] = tokens / total
+            metrics[f"age_{age}_tis_clipped_share"] = float(sums.tis_clipped[age]) / tokens
+            metrics[f"age_{age}_mismatch_kl"] = float(sums.mismatch_kl[age]) / tokens
+            metrics[f"age_{age}_mismatch_abs"] = float(sums.mismatch_abs[age]) / tokens
+    return metrics
+
+
+def lay_out(groups: Sequence[Group], config: GRPOConfig, update: int = 0) -> tuple[list[PolicyBatch], float]:
     """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by."""
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
-    return pack(episodes, advantages, row_buckets=config.row_buckets, rows=config.micro_batch_size), total
+    of = update if config.async_steps else None
+    return pack(episodes, advantages, row_buckets=config.row_buckets, rows=config.micro_batch_size, update=of), total
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -139,7 +156,7 @@ def loss_sums(
     def objective(logps: Array, entropies: Array, terms: PolicyTerms) -> tuple[Array, Any]:
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
-        loss, sums = grpo_objective(replace(terms, logps=logps), config.objective)
+        loss, sums = grpo_objective(replace(terms, logps=logps), config.objective, config.async_steps)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)
@@ -167,6 +184,7 @@ def _terms(batch: PolicyBatch, config: GRPOConfig) -> PolicyTerms:
         "advantages": batch.advantages_bt,
         "episode_log_ratio": ratio if config.objective.ratio == "sequence" else None,
         "episode_mismatch": batch.episode_mismatch_bt,
+        "ages": batch.ages_bt,
     }
     shifted = {name: None if x is None else shift(x) for name, x in at_token.items()}
     return PolicyTerms(logps=None, mask=target_mask(batch), **shifted)
@@ -218,7 +236,8 @@ def abstract_arguments(
     place = None if mesh is None else batch_sharding(mesh)
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
-    batch = PolicyBatch(integer, integer, integer, integer, number, number)
+    ages = integer if config.async_steps else None
+    batch = PolicyBatch(integer, integer, integer, integer, number, number, ages_bt=ages)
     return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 
 

@@ -9,8 +9,9 @@ One step:
      corrected by truncated importance sampling. See `step.py`, and `losses.py` for other objectives.
   4. Step, hand the new weights to the policy, log, checkpoint.
 
-With `async_steps=1` the groups of the next step are rolled out during steps 2 to 4; the policy gets the new weights
-when both are done, so that a batch is still drawn by one version, the one before.
+With `async_steps=k` rollouts go on during steps 2 to 4, and across them: the policy gets new weights in the middle of
+episodes, each token is labelled with the version that drew it, and a group is trained on when its oldest token is at
+most k updates old. See `ahead.py`.
 
 On several hosts each runs this program. The first one samples and tells the others its batch.
 
@@ -31,6 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.episode_pages import write_episodes
@@ -172,23 +174,25 @@ async def train(
             )
             stack.push_async_callback(policy.close)
         journals = Journals(run.folder / JOURNALS, run_id(run.folder), digest_of_json(identity)) if is_first() else None
-        rollouts = Rollouts(policy, sandbox, environments, tokenizer, config, journals)
+        kind = AsyncRollouts if config.async_steps else Rollouts
+        rollouts = kind(policy, sandbox, environments, tokenizer, config, journals)
+        stack.push_async_callback(rollouts.close)
         if extra is not None:
             rollouts.load(extra["rollouts"])
         copies = bool(config.async_steps) and policy.samples_with_given_arrays
 
-        async def fill(step: int, version: int, weights: str) -> None:
+        async def fill(step: int) -> None:
             def told(missing: int) -> None:
                 run.bar.set_postfix_str(f"{missing} groups missing")
 
             if is_first():
-                await rollouts.fill(step, version, weights, told)
+                await rollouts.fill(step, told)
 
         def save() -> None:
             before = run.saved
             run.save(step, params, opt_state, {"rollouts": rollouts.state()})
             if journals is not None and before is not None:  # which is whole by now, and may be gone on from
-                journals.forget(before)
+                journals.forget(before - config.async_steps)
 
         def keep() -> None:
             """Save what was trained, before servers that fail end the run."""
@@ -204,6 +208,15 @@ async def train(
                 failure = error
             return await asyncio.to_thread(failure_of_any, failure)
 
+        async def follow(step: int, weights: str) -> None:
+            if is_first():
+                await rollouts.follow(step, weights)
+
+        async def sync(step: int) -> Exception | None:
+            """Have the policy sample with what is trained, and rollouts know of it; what that failed of."""
+            failure = await failed(follow(step, run.digest(params)))
+            return failure or await failed(policy.update(of_policy(params, copies), step))
+
         async def or_kept(work: Awaitable[Any]) -> None:
             if (failure := await failed(work)) is not None:
                 keep()
@@ -211,27 +224,24 @@ async def train(
 
         filling: asyncio.Task[None] | None = None
         stack.push_async_callback(lambda: _cancelled(filling))
-        if (failure := await failed(policy.update(of_policy(params, copies), step))) is not None:
+        if (failure := await sync(step)) is not None:
             raise failure
         while step < config.steps and run.stopped is None:
-            started, weights = time.perf_counter(), run.digest(params)
-            filling = filling or asyncio.create_task(fill(step, step, weights))
+            started = time.perf_counter()
+            filling = asyncio.create_task(fill(step))
             await or_kept(run.finished(filling))
             await run.agree()
             if run.stopped is not None:
                 break
-            filling = None
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
             if batch is None:
                 run.stopped = "exhausted"
                 run.log(step + 1, rollouts.exhausted_row())
                 break
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
-            if config.async_steps and step + 1 < config.steps:
-                filling = asyncio.create_task(fill(step + 1, step, weights))
             run.meter.start()
             with run.traced(step + 1):
-                # In a thread, so that rollouts go on meanwhile, and servers are looked after.
+                # In a thread, so that rollouts may go on meanwhile, and servers are looked after.
                 params, opt_state, metrics = await asyncio.to_thread(
                     update_step,
                     params,
@@ -241,6 +251,7 @@ async def train(
                     config,
                     base=run.base,
                     mesh=mesh,
+                    update=step,
                     on_rows=run.meter.add,
                     before=ahead.wait,
                 )
@@ -250,15 +261,12 @@ async def train(
             run.settle()
             run.notice(step)
             start_of_publish, failure = time.perf_counter(), None  # raised when the step is logged and saved
-            if run.stopped is None:  # while what is under way is sampled to its end
+            if run.stopped is None:
                 failure = await failed(policy.prepare(of_policy(params), step))
             seconds_of_publish = time.perf_counter() - start_of_publish
-            if filling is not None and run.stopped is None and failure is None:
-                await or_kept(run.finished(filling))  # its batch is drawn by one version, to the end
-                await run.agree()
             start_of_sync = time.perf_counter()
             if run.stopped is None and failure is None:
-                failure = await failed(policy.update(of_policy(params, copies), step))
+                failure = await sync(step)
             now = time.perf_counter()
             seconds = {"rollout": batch.filling.seconds, "update": seconds_of_update, "wait": waited}
             seconds |= {"publish": seconds_of_publish, "sync": now - start_of_sync, "step": now - started}
@@ -273,6 +281,7 @@ async def train(
             run.bar.update()
             if "rollout/reward" in row:  # not when the whole batch came from the surplus
                 run.bar.set_postfix(reward=f"{row['rollout/reward']:.3f}", valid=f"{row['filling/valid_share']:.0%}")
+        await rollouts.close()
         if run.stopped is not None:
             save()
         elif journals is not None:

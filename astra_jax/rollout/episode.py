@@ -75,7 +75,7 @@ class Episode(msgspec.Struct, frozen=True):
         prompt_tokens: how many of them are the prompt.
         loss_mask: 1 on sampled tokens; same length as `token_ids`.
         logprobs: the sampler's, 0.0 where the mask is 0.
-        versions: the policy version of each turn.
+        versions: of the weights that drew each token, 0 where the mask is 0; same length as `token_ids`.
         calls: in the order in which they were made.
         score: None exactly when `finish` is `voided`: infrastructure failed, or a reward did, so that nothing may be
             concluded.
@@ -101,6 +101,11 @@ class Episode(msgspec.Struct, frozen=True):
         return self.score is None
 
     @property
+    def sampled_by(self) -> list[int]:
+        """The versions that drew its tokens, the oldest first."""
+        return sorted({version for version, drawn in zip(self.versions, self.loss_mask, strict=True) if drawn})
+
+    @property
     def reward(self) -> float:
         """The scalar that is trained on.
 
@@ -116,14 +121,14 @@ class FinishedTurn(msgspec.Struct, frozen=True):
     """A finished turn of an open episode: all that the episode is gone on from.
 
     Attributes:
-        token_ids, logprobs, policy_version, finish: as of its `Completion`.
+        token_ids, logprobs, versions, finish: as of its `Completion`.
         calls: what became of its calls, in their order.
         observation: the tokens of what the policy was shown of them.
     """
 
     token_ids: list[int]
     logprobs: list[float]
-    policy_version: int
+    versions: list[int]
     finish: Literal["stop", "length"]
     calls: list[CallRecord]
     observation: list[int]
@@ -270,7 +275,7 @@ async def run_episode(
         versions=agent.versions,
         calls=tools.calls,
         score=reward,
-        turns=len(agent.versions),
+        turns=agent.turns,
         finish="voided" if reward is None else finish,
         messages=agent.messages,
         unscored=unscored,
@@ -294,7 +299,7 @@ class _PolicyAgent:
     ) -> None:
         self.token_ids = list(task.prompt_ids)
         self.loss_mask, self.logprobs = [0] * len(self.token_ids), [0.0] * len(self.token_ids)
-        self.versions: list[int] = []
+        self.versions, self.turns = [0] * len(self.token_ids), 0
         self.messages = list(task.prompt)
         self._policy, self._tokenizer, self._config = policy, tokenizer, config
         self._seed, self._session = seed, session
@@ -316,8 +321,8 @@ class _PolicyAgent:
         if completion is None:
             completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
         self._completion = completion
-        self._append(completion.token_ids, completion.logprobs, mask=1)
-        self.versions.append(completion.policy_version)
+        self._append(completion.token_ids, completion.logprobs, completion.versions, mask=1)
+        self.turns += 1
         if completion.finish == "length":
             self.messages.append(Message(role="assistant", content=self._tokenizer.decode(completion.token_ids)))
             return None
@@ -331,15 +336,15 @@ class _PolicyAgent:
         Raises:
             NotTakenOver: it is no turn after which this episode would have gone on.
         """
-        place = len(self.versions)
+        place = self.turns
         if place >= len(self._taken):
             return None
         turn = self._taken[place]
         drawn, shown = len(turn.token_ids), len(turn.observation)
-        whole = turn.finish == "stop" and 0 < drawn == len(turn.logprobs) and drawn <= most
+        whole = turn.finish == "stop" and 0 < drawn == len(turn.logprobs) == len(turn.versions) and drawn <= most
         if not whole or len(self.token_ids) + drawn + shown >= self._limit:
             raise NotTakenOver(f"turn {place} is none that an episode goes on from")
-        return Completion(list(turn.token_ids), list(turn.logprobs), turn.policy_version, turn.finish)
+        return Completion(list(turn.token_ids), list(turn.logprobs), list(turn.versions), turn.finish)
 
     def record(self, results: Sequence[ToolCallResult], calls: Sequence[CallRecord]) -> None:
         """Show people what became of the calls of the last turn; keep what is counted of them."""
@@ -351,10 +356,9 @@ class _PolicyAgent:
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
     async def observe(self, outputs: Sequence[str]) -> bool:
-        place = len(self.versions) - 1
+        place = self.turns - 1
         if place < len(self._taken):
-            observation = self._taken[place].observation
-            self._append(observation, [0.0] * len(observation), mask=0)
+            self._show(self._taken[place].observation)
             return True
         # A turn's outputs may be a megabyte: a second of tokenising, which no other episode waits for.
         tokenizer = self._tokenizer
@@ -363,17 +367,23 @@ class _PolicyAgent:
         )
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
-        self._append(observation, [0.0] * len(observation), mask=0)
+        self._show(observation)
         if self._on_turn is not None and (drawn := self._completion) is not None:
-            calls, version = self._called, drawn.policy_version
-            turn = FinishedTurn(drawn.token_ids, drawn.logprobs, version, drawn.finish, calls, observation)
+            calls, versions = self._called, drawn.versions
+            turn = FinishedTurn(drawn.token_ids, drawn.logprobs, versions, drawn.finish, calls, observation)
             await self._on_turn(place, turn)
         return True
 
-    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], *, mask: int) -> None:
+    def _show(self, observation: Sequence[int]) -> None:
+        self._append(observation, [0.0] * len(observation), [0] * len(observation), mask=0)
+
+    def _append(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, mask: int
+    ) -> None:
         self.token_ids += token_ids
         self.loss_mask += [mask] * len(token_ids)
         self.logprobs += logprobs
+        self.versions += versions
 
 
 def episode_stats(episodes: list[Episode]) -> dict[str, Any]:

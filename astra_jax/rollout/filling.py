@@ -24,7 +24,7 @@ def group_deviation(rewards: Sequence[float]) -> float:
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The episodes of one prompt. `update` is the update whose weights sampled them; voided episodes are not in it."""
+    """The episodes of one prompt, without voided ones. `update` is the update whose weights drew their oldest token."""
 
     index: int
     environment_id: str
@@ -48,8 +48,9 @@ class FillCounts(msgspec.Struct):
         voided: groups of which infrastructure failed so many episodes that fewer than two are left. All others that
             are not valid have equal rewards.
         wasted_episodes, sampled_episodes: of groups that finished: of those not valid, and of all.
-        expired: surplus groups that left untrained, too old.
-        cancelled: groups that were still under way when the deadline had passed and the batch was full.
+        expired: valid groups that left untrained, too old.
+        cancelled: groups that did not finish: still under way when the deadline had passed and the batch was full, or
+            already too old to be trained on.
     """
 
     sampled: int = 0
@@ -75,8 +76,25 @@ class FillCounts(msgspec.Struct):
         return self.wasted_episodes / self.sampled_episodes if self.sampled_episodes else 0.0
 
 
+class Lengths(msgspec.Struct):
+    """Episodes and their sampled tokens since the run began: those that were trained on, and all that ended, those of
+    cancelled groups as far as they had come."""
+
+    trained: int = 0
+    trained_tokens: int = 0
+    drawn: int = 0
+    drawn_tokens: int = 0
+
+    @property
+    def bias(self) -> float:
+        """Mean length of what is trained on over that of what is sampled: below 1 short episodes are preferred."""
+        if not self.trained_tokens or not self.drawn_tokens:
+            return 1.0
+        return self.trained_tokens / self.trained / (self.drawn_tokens / self.drawn)
+
+
 class GroupBuffer:
-    """Valid groups that wait to be trained on, oldest first."""
+    """Valid groups that wait to be trained on."""
 
     def __init__(self, size: int, *, delta: float, max_age: int) -> None:
         """
@@ -91,7 +109,8 @@ class GroupBuffer:
             raise ValueError(f"delta ({delta}) and surplus_max_age ({max_age}) must not be negative")
         self.size, self.delta, self.max_age = size, delta, max_age
         self.groups: list[Group] = []
-        self.counts = FillCounts()
+        self.counts, self.lengths = FillCounts(), Lengths()
+        self.update = 0
 
     @property
     def missing(self) -> int:
@@ -100,36 +119,61 @@ class GroupBuffer:
 
     def begin(self, update: int) -> None:
         """Start filling for `update`: groups that are too old by now leave, counted."""
-        kept = [group for group in self.groups if update - group.update <= self.max_age]
+        self.update = update
+        kept = [group for group in self.groups if not self.too_old(group.update)]
         self.counts = FillCounts(expired=len(self.groups) - len(kept))
         self.groups = kept
 
+    def too_old(self, update: int) -> bool:
+        """Whether what that update's weights drew can be trained on no more."""
+        return self.update - update > self.max_age
+
     def add(self, group: Group) -> bool:
-        """Count a sampled group and keep it if it is valid; returns whether it is."""
+        """Count a sampled group and keep it if it is valid and not too old; returns whether it is valid."""
         valid = group.deviation > self.delta
         self.counts.sampled += 1
         self.counts.sampled_episodes += len(group.episodes)
+        self.lengths.drawn += len(group.episodes)
+        self.lengths.drawn_tokens += _tokens(group)
         if valid:
             self.counts.valid += 1
-            self.groups.append(group)
+            if self.too_old(group.update):
+                self.counts.expired += 1
+            else:
+                self.groups.append(group)
         else:
             self.counts.wasted_episodes += len(group.episodes)
             self.counts.voided += len(group.episodes) < 2
         return valid
 
+    def give_up(self, episodes: int, tokens: int) -> None:
+        """Count a group that will not finish, and what it had sampled."""
+        self.counts.cancelled += 1
+        self.lengths.drawn += episodes
+        self.lengths.drawn_tokens += tokens
+
     def take(self) -> list[Group]:
-        """The batch: exactly `size` groups, oldest first; the rest stays.
+        """The batch: exactly `size` groups, the oldest first, of equals those that came first; the rest stays.
 
         Raises:
             ValueError: fewer than `size` valid groups are here: a short batch is never trained on.
         """
         if self.missing:
             raise ValueError(f"the buffer holds {len(self.groups)} valid groups of {self.size}; keep sampling")
+        self.groups.sort(key=lambda group: group.update)
         batch, self.groups = self.groups[: self.size], self.groups[self.size :]
+        self.lengths.trained += sum(len(group.episodes) for group in batch)
+        self.lengths.trained_tokens += sum(map(_tokens, batch))
         return batch
 
+    def give_back(self, batch: Sequence[Group]) -> None:
+        """Of a batch that was taken and is not trained on."""
+        self.groups = [*batch, *self.groups]
+        self.lengths.trained -= sum(len(group.episodes) for group in batch)
+        self.lengths.trained_tokens -= sum(map(_tokens, batch))
+
     def metrics(self, batch: Sequence[Group], update: int) -> dict[str, float]:
-        """How filling went: counts since `begin`, what waits now, and the batch's mean age in updates."""
+        """How filling went: counts since `begin`, what waits now, the batch's mean age in updates, `Lengths.bias`."""
         return {
             "groups_sampled": self.counts.sampled,
             "groups_voided": self.counts.voided,
@@ -139,22 +183,41 @@ class GroupBuffer:
             "groups_cancelled": self.counts.cancelled,
             "surplus": len(self.groups),
             "mean_age": sum(update - group.update for group in batch) / len(batch),
+            "length_bias": self.lengths.bias,
         }
 
     def copy(self) -> GroupBuffer:
         """As it is now; the groups themselves are shared."""
         other = GroupBuffer(self.size, delta=self.delta, max_age=self.max_age)
         other.groups, other.counts = list(self.groups), msgspec.structs.replace(self.counts)
+        other.update, other.lengths = self.update, msgspec.structs.replace(self.lengths)
         return other
 
     def state(self) -> dict[str, Any]:
         """The waiting groups and the counts as JSON values, for a checkpoint."""
-        return msgspec.to_builtins({"groups": self.groups, "counts": self.counts})
+        return msgspec.to_builtins({"groups": self.groups, "counts": self.counts, "lengths": self.lengths})
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
-        self.groups = msgspec.convert(state["groups"], list[Group])
+        self.groups = [_of_tokens(group) for group in msgspec.convert(state["groups"], list[Group])]
         self.counts = msgspec.convert(state["counts"], FillCounts)
+        self.lengths = msgspec.convert(state.get("lengths", {}), Lengths)
+
+
+def _tokens(group: Group) -> int:
+    return sum(sum(episode.loss_mask) for episode in group.episodes)
+
+
+def _of_tokens(group: Group) -> Group:
+    """The group with its tokens' versions; checkpoints of before have each turn's, all of which are the group's."""
+
+    def versions(episode: Episode) -> list[int]:
+        if len(episode.versions) == len(episode.token_ids):
+            return episode.versions
+        return [group.update * drawn for drawn in episode.loss_mask]
+
+    episodes = [msgspec.structs.replace(episode, versions=versions(episode)) for episode in group.episodes]
+    return msgspec.structs.replace(group, episodes=episodes)
 
 
 async def fill(

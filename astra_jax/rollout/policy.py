@@ -126,14 +126,19 @@ class Completion:
         token_ids: the new tokens, the stop token included.
         logprobs: of each token under the distribution it was drawn from (temperature and nucleus applied); for greedy
             draws, under the model's own distribution (temperature 1). Finite.
-        policy_version: the weights that drew all of these tokens.
+        versions: of the weights that drew each token: several where an update of the weights fell into it.
         finish: `stop` after a stop token; `length` at `max_tokens` or at the policy's context length.
     """
 
     token_ids: list[int]
     logprobs: list[float]
-    policy_version: int
+    versions: list[int]
     finish: Literal["stop", "length"]
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that drew the last token."""
+        return self.versions[-1]
 
 
 Alternatives = tuple[tuple[int, float], ...]
@@ -152,7 +157,7 @@ class Drawn:
 
     token_ids: list[int]
     logprobs: list[float]
-    policy_version: int
+    versions: list[int]
     finish: Literal["stop", "length"] | None
     alternatives: list[Alternatives] = field(default_factory=list)
 
@@ -197,11 +202,11 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     async def update(self, params: Any, version: int) -> None:
-        """Sample with these weights from now on; on several hosts all call it.
+        """Sample with these weights from now on; on several hosts all call it. What is under way goes on with them.
 
         Args:
             params: a pytree of arrays.
-            version: what completions by them are marked with.
+            version: what tokens drawn by them are marked with.
 
         Raises:
             Exception: nobody took them over; see the policy.

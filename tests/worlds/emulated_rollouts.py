@@ -130,6 +130,7 @@ class EmulatedServer:
             return web.json_response({}, status=400)
         self.asked += 1
         self.bodies.append(body)
+        begun = self.version
         await self.hangs.wait()
         answer = self.answers.pop(0) if self.answers else {}
         if isinstance(answer, int):
@@ -139,7 +140,7 @@ class EmulatedServer:
         choice = {
             "token_ids": [5, 6],
             "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -0.25}]},
-            "weight_versions": [{"version": self.version}],
+            "weight_versions": spans([begun, self.version]),
             "finish_reason": "length",
         }
         return web.json_response({"choices": [choice | answer]})
@@ -147,6 +148,13 @@ class EmulatedServer:
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         self.tokens += not self.stands
         return web.Response(text=f'vllm:generation_tokens_total{{engine="0"}} {self.tokens}\n')
+
+
+def spans(labels: list[str]) -> list[dict[str, Any]]:
+    """What vLLM says of tokens that weights of these labels drew."""
+    starts = [at for at, label in enumerate(labels) if at == 0 or label != labels[at - 1]]
+    ends = [*starts[1:], len(labels)]
+    return [{"version": labels[at], "start": at, "end": end} for at, end in zip(starts, ends, strict=True)]
 
 
 @contextlib.asynccontextmanager

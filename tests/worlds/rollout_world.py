@@ -95,7 +95,9 @@ class ScriptedPolicy:
         new = self.tokenizer.encode(self.script(session, turn, sampling.seed) + "<|im_end|>")
         cut = new[: sampling.max_tokens]
         self.seen[session], self.turns[session] = [*token_ids, *cut], turn + 1
-        return Completion(cut, [-1.0] * len(cut), self.version, "stop" if len(cut) == len(new) else "length")
+        return Completion(
+            cut, [-1.0] * len(cut), [self.version] * len(cut), "stop" if len(cut) == len(new) else "length"
+        )
 
     def release(self, session: str) -> None:
         self.seen.pop(session, None)

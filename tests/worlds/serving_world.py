@@ -129,7 +129,7 @@ class Drip:
                 if self.failure is not None:
                     raise RuntimeError("the policy broke") from self.failure
                 last = i + 1 == sampling.max_tokens
-                yield Drawn([self._tokens[i % len(self._tokens)]], [-1.0], 0, "length" if last else None)
+                yield Drawn([self._tokens[i % len(self._tokens)]], [-1.0], [0], "length" if last else None)
         finally:
             self.running -= 1
 
@@ -161,7 +161,7 @@ class Scripted(Drip):
                 so_far = self._tokenizer.decode(wanted[:i])
                 assert words[token // 32] >> token % 32 & 1, (so_far, self._tokenizer.decode([token]))
             last = i + 1 == len(wanted)
-            yield Drawn([token], [-1.0], 0, "stop" if last else None)
+            yield Drawn([token], [-1.0], [0], "stop" if last else None)
 
 
 class Server:

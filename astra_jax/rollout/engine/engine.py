@@ -90,12 +90,13 @@ class Engine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
         """See `Policy.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
-        tokens, logprobs = list[int](), list[float]()
+        tokens, logprobs, versions = list[int](), list[float](), list[int]()
         async for drawn in self.stream(token_ids, sampling, session=session):
             tokens += drawn.token_ids
             logprobs += drawn.logprobs
+            versions += drawn.versions
         assert drawn.finish is not None  # a stream that ends without one raises
-        return Completion(tokens, logprobs, drawn.policy_version, drawn.finish)
+        return Completion(tokens, logprobs, versions, drawn.finish)
 
     async def stream(
         self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
@@ -132,7 +133,7 @@ class Engine:
                     raise request.failure
                 part = slice(shown, request.delivered)
                 shown, finish = part.stop, request.finish
-                drawn = request.tokens[part], request.logprobs[part], request.version, finish
+                drawn = request.tokens[part], request.logprobs[part], request.versions[part], finish
                 yield Drawn(*drawn, request.alternatives[part])
         finally:
             request.dropped = True
@@ -169,7 +170,8 @@ class Engine:
         """See `TrainablePolicy.prepare`: nothing, the arrays are here."""
 
     async def update(self, params: Any, version: int) -> None:
-        """Swap the weights: running requests finish under the old ones, later ones wait, all cached K/V are dropped."""
+        """Swap the weights between two device steps: running requests go on with the new ones, and all K/V are computed
+        anew."""
         self._start()
         if self._update is not None:
             raise EngineError(f"an update to version {self._update[1]} is still under way; await it first")
@@ -205,14 +207,14 @@ class Engine:
                 await self._wake.wait()
                 self._drop_cancelled()
                 self._alone = [slot for slot in self._alone if slot.request is not None]
-                if self._update is not None and not self._active():
+                if self._update is not None:
                     self._apply_update()
-                if self._update is None and not self._alone:
+                if not self._alone:
                     self._admit()
                 if slots := self._alone[:1] or self._active():
                     await self._advance(slots)
                     self._deliver()
-                elif not self._queue and self._update is None:
+                elif not self._queue:
                     self._wake.clear()
         except BaseException as error:
             self._fail(error)
@@ -267,6 +269,9 @@ class Engine:
         params, version, done = self._update
         self._worker.replace(params)
         self.version, self._update = version, None
+        for slot in self._active():  # what a group's episodes share is computed once for all of them
+            donor, shared = self._best_donor(slot, slot.ids[: slot.length])
+            slot.donor = donor if shared >= MIN_SHARED else None
         if not done.done():
             done.set_result(None)
 
@@ -334,7 +339,8 @@ class Engine:
             request = slot.request
             if request is None or len(request.tokens) == request.delivered:
                 continue
-            request.delivered, request.version = len(request.tokens), self.version
+            request.versions += [self.version] * (len(request.tokens) - request.delivered)
+            request.delivered = len(request.tokens)
             if request.ended or slot.length >= self.config.max_length:
                 request.finish = "stop" if request.stopped else "length"
                 self._idle(slot)

@@ -129,7 +129,7 @@ class Request:
 
     Attributes:
         alternatives: of each token, when some are asked for.
-        version: of the weights that drew what is delivered.
+        versions: of the weights that drew each token that is delivered.
         finish: set with the last delivery.
         failure: why no more will come.
         dropped: nobody waits any more.
@@ -142,7 +142,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
     delivered: int = 0
-    version: int = 0
+    versions: list[int] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     failure: Exception | None = None
     dropped: bool = False

@@ -63,8 +63,13 @@ class Worker:
     def replace(self, params: Any) -> None:
         """Other weights: no keys and values of those before may be attended to."""
         self._params, self._prepared = params, False
+        self._forget()
+
+    def _forget(self) -> None:
+        """All keys and values; what is under way is prefilled again."""
         for slot in self.slots:
-            slot.cached = slot.length = 0
+            slot.cached, slot.donor = 0, None
+            slot.length = slot.length if slot.request is not None else 0
 
     def step(self, active: list[CacheSlot]) -> Lost:
         """Prefill until more than half of these slots can decode, then decode one chunk."""
@@ -93,9 +98,7 @@ class Worker:
         """
         self.cache = None  # freed before there is another
         self.cache = self._empty_cache()
-        for slot in self.slots:
-            slot.cached, slot.donor = 0, None
-            slot.length = slot.length if slot.request is not None else 0
+        self._forget()
         trial = Request(np.zeros(1, np.int32), Sampling(max_tokens=1, stop_ids=(), seed=0, temperature=0), "")
         try:
             self._decode([CacheSlot(0, np.zeros(self.shapes.max_length, np.int32), length=1, request=trial)])

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from astra_jax.rollout.vllm.sync import Way
 from sandbox.access import is_loopback, keyless, trusting
-from sandbox.settings import Bound, Count, Seconds, SettingError, Settings
+from sandbox.settings import Bound, Count, CountOrZero, Seconds, SettingError, Settings
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class VLLMConfig(Settings):
         answer_seconds: for its answer to a look.
         run_id: of the run whose weights they get: `identity.run_id` of its workdir; a new one, if none is given.
         lease_seconds: for how long after the last look a server is still this run's; another is refused there.
+        most_age: updates that weights may be old which drew tokens of a completion that an update of the servers fell
+            into; 0 throws all such completions away. GRPO's `async_steps`.
         attempts: how often one request is sent before it is given up: it may be what the servers die of.
     """
 
@@ -56,6 +58,7 @@ class VLLMConfig(Settings):
     answer_seconds: Seconds = 20.0
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     lease_seconds: Annotated[float, Bound(above=0, most=3600)] = 60.0
+    most_age: CountOrZero = 0
     attempts: Count = 8
 
     def __post_init__(self) -> None:

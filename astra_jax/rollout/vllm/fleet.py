@@ -38,11 +38,13 @@ class Fleet:
 
     Attributes:
         version: of the weights that they are to have; None before the first.
+        versions: by label, of all that they were to have since the fleet was opened.
     """
 
     def __init__(self, config: VLLMConfig, way: WeightSync, max_length: int) -> None:
         self.config = config
         self.version: int | None = None
+        self.versions: dict[str, int] = {}
         self.servers = [RolloutServer(url, config.requests_per_server) for url in config.urls]
         self._way, self._max_length = way, max_length
         self._places: dict[str, RolloutServer] = {}  # by session
@@ -53,6 +55,11 @@ class Fleet:
     def label(self) -> str:
         """What the servers call `version`; those of other runs have others."""
         return f"{self.config.run_id}:{self.version}"
+
+    def still_counts(self, label: str) -> bool:
+        """Whether tokens that weights of this label drew are young enough."""
+        version = self.versions.get(label)
+        return version is not None and self.version is not None and self.version - version <= self.config.most_age
 
     @property
     def serving(self) -> list[RolloutServer]:
@@ -148,6 +155,7 @@ class Fleet:
         """
         loop = asyncio.get_running_loop()
         first, self.version = self.version is None, version
+        self.versions[self.label] = version
         until = loop.time() + self.config.patience_seconds
         while True:
             pending = {self._begin_sync(server) for server in self.servers if server.sync is None}

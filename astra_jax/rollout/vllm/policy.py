@@ -7,8 +7,8 @@
 Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there. A server that
 fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It serves
 again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away and
-counted. `fleet.py` is which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see
-docs/vllm.md.
+counted; with `most_age` a completion that an update fell into counts, each token by what drew it. `fleet.py`
+is which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class VLLMPolicy:
                         continue
                     version, label, syncs = self.fleet.version, self.fleet.label, server.syncs
                     draw = await server.draw(token_ids, sampling, self.config.request_seconds)
-                    versions = draw.versions or frozenset({await self._sync_way.version(server)})
+                    labels = draw.labels or [await self._sync_way.version(server)] * len(draw.token_ids)
             except (*FAILURES, PolicyError) as error:
                 server.counts.failures += 1
                 # Refused connections never brought it the request.
@@ -145,17 +145,20 @@ class VLLMPolicy:
                 continue
             finally:
                 server.load -= 1
-            synced = server.syncs != syncs
-            if versions != {label} or (synced and draw.versions is None):
+            synced, drew = server.syncs != syncs, set(labels)
+            spans = self.config.most_age > 0 and draw.labels is not None and all(map(self.fleet.still_counts, drew))
+            if not (synced and spans) and (drew != {label} or (synced and draw.labels is None)):
                 server.counts.stale += 1
                 if not synced:
-                    reasons.append(f"{server.url}: weights {', '.join(sorted(versions))} drew it, not {label}")
+                    reasons.append(f"{server.url}: weights {', '.join(sorted(drew))} drew it, not {label}")
                     await self.fleet.suspect(server, reasons[-1])
                 continue
             server.counts.completions += 1
             server.counts.tokens += len(draw.token_ids)
+            server.counts.spanning += len(drew) > 1
             stopped = draw.token_ids[-1] in sampling.stop_ids
-            return Completion(draw.token_ids, draw.logprobs, version, "stop" if stopped else "length")
+            versions = [self.fleet.versions.get(one, version) for one in labels]
+            return Completion(draw.token_ids, draw.logprobs, versions, "stop" if stopped else "length")
         raise PolicyError(
             f"a request of {len(token_ids)} tokens was sent {len(reasons)} times and no completion of it counts: "
             + "; ".join(dict.fromkeys(reasons))

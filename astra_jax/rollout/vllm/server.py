@@ -53,12 +53,12 @@ class Draw:
     Attributes:
         token_ids: the new tokens, at least one.
         logprobs: of each.
-        versions: of the weights that drew them; None when the server does not say.
+        labels: of the weights that drew each; None when the server does not say.
     """
 
     token_ids: list[int]
     logprobs: list[float]
-    versions: frozenset[str] | None
+    labels: list[str] | None
 
 
 class Route(Protocol):
@@ -98,10 +98,14 @@ class GenerateRoute:
     def draw(self, answer: dict[str, Any]) -> Draw:
         """See `Route.draw`."""
         choice = _choice(answer)
-        versions = frozenset(span["version"] for span in choice.get("weight_versions") or ())
-        if not versions:
-            raise PolicyError(f"{self.path} does not say which weights drew a completion; vLLM 0.32 and later do")
-        return _draw(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], versions)
+        labels: list[str] = []
+        for span in choice.get("weight_versions") or ():
+            if span["start"] != len(labels):
+                raise PolicyError(f"{self.path} says of no or of several weights that they drew token {len(labels)}")
+            labels += [str(span["version"])] * (span["end"] - span["start"])
+        if len(labels) != len(choice["token_ids"]):
+            raise PolicyError(f"{self.path} does not say which weights drew each token; vLLM 0.32 and later do")
+        return _draw(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], labels)
 
 
 @dataclass(frozen=True)
@@ -163,12 +167,12 @@ def _choice(answer: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-def _draw(tokens: list[int], logprobs: list[float], versions: frozenset[str] | None) -> Draw:
+def _draw(tokens: list[int], logprobs: list[float], labels: list[str] | None) -> Draw:
     if len(tokens) != len(logprobs) or not tokens:
         raise PolicyError(f"a server returned {len(tokens)} tokens with {len(logprobs)} logprobs")
     if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs):
         raise PolicyError("a server returned a logprob that is no finite number")
-    return Draw(list(tokens), [float(one) for one in logprobs], versions)
+    return Draw(list(tokens), [float(one) for one in logprobs], labels)
 
 
 @dataclass
@@ -177,6 +181,7 @@ class ServerCounts:
 
     completions: int = 0
     tokens: int = 0  # that it drew and that count
+    spanning: int = 0  # completions that an update fell into, and that count
     stale: int = 0  # completions that other weights drew; thrown away
     failures: int = 0  # requests that it did not answer; repeated elsewhere
     dropped: int = 0  # times that it was left out

@@ -26,7 +26,7 @@ def episode(
         prompt_tokens=0,
         loss_mask=[],
         logprobs=[],
-        versions=[0],
+        versions=[],
         calls=[],
         score=None if finish == "voided" else f1_reward(solved=solved, needed=2, calls=2),
         turns=1,

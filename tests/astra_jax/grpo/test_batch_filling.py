@@ -17,7 +17,7 @@ from synthesis.core.reward import Reward
 
 def episode(value: float) -> Episode:
     score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
-    return Episode("e", [1, 2], 1, [0, 1], [0.0, -1.0], [0], [], score, 1, "answered", [])
+    return Episode("e", [1, 2], 1, [0, 1], [0.0, -1.0], [0, 0], [], score, 1, "answered", [])
 
 
 def group(index: int, rewards: list[float], update: int = 0) -> Group:

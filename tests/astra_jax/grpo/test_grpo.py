@@ -73,7 +73,7 @@ def make_episode(rng: np.random.Generator, value: float, length: int) -> Episode
     logprobs = [-float(rng.exponential(1)) if m else 0.0 for m in mask]
     score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
     ids = rng.integers(0, MODEL.vocab_size, length).tolist()
-    return Episode("e", ids, 3, mask, logprobs, [0], [], score, 1, "answered", [])
+    return Episode("e", ids, 3, mask, logprobs, [0] * length, [], score, 1, "answered", [])
 
 
 def gradients_of(params, episodes, advantages, *, rows: int, packed: bool):
@@ -270,7 +270,9 @@ def test_a_bandit_is_learnt():
                     score = Reward(value=value, recall=value, precision=value, solved=0, needed=1, calls=1)
                     mask, logprobs = [0] * 3 + [1] * 12, [0.0] * 3 + c.logprobs
                     ids = prompt + c.token_ids
-                    episodes.append(Episode("b", ids, 3, mask, logprobs, [update], [], score, 1, "answered", []))
+                    episodes.append(
+                        Episode("b", ids, 3, mask, logprobs, [update] * len(ids), [], score, 1, "answered", [])
+                    )
                 means.append(float(np.mean([e.reward for e in episodes])))
                 groups = [Group(i, "b", update, episodes[i * 8 : i * 8 + 8]) for i in range(4)]
                 params, opt_state, metrics = update_step(params, opt_state, groups, MODEL, WIDE)
@@ -292,15 +294,14 @@ def model_for(tokenizer) -> Qwen3Config:
     return dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size, max_positions=1024)
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
-async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path, async_steps):
+async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
     model = model_for(chat_tokenizer)
     params = model.init(jax.random.key(1))
     environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
 
     async def run(workdir, policy_type=ScriptedPolicy, **changes):
         policy = policy_type(chat_tokenizer, by_seed)
-        config = dataclasses.replace(CONFIG, async_steps=async_steps, **changes)
+        config = dataclasses.replace(CONFIG, **changes)
         result = await train(
             config, model, starting(params), environments, chat_tokenizer, pool, workdir, policy=policy, progress=False
         )
@@ -349,13 +350,12 @@ async def trained(config, pool, tokenizer, workdir, engine, environments=None):
     )
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
-async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, monkeypatch, async_steps):
-    """That of its update when strictly online, the one before when rollouts go on during updates."""
+async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, monkeypatch):
+    """That of its update, strictly online."""
     seen = []
 
     def spy(params, opt_state, groups, *arguments, **options):
-        seen.append({(group.update, version) for group in groups for e in group.episodes for version in e.versions})
+        seen.append({(group.update, version) for group in groups for e in group.episodes for version in e.sampled_by})
         return update_step(params, opt_state, groups, *arguments, **options)
 
     class Slow(ScriptedPolicy):
@@ -364,11 +364,10 @@ async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, m
             return await super().generate(*arguments, **options)
 
     monkeypatch.setattr("astra_jax.grpo.train.update_step", spy)
-    config = dataclasses.replace(CONFIG, async_steps=async_steps, surplus_max_age=0, episodes_every=2)
+    config = dataclasses.replace(CONFIG, surplus_max_age=0, episodes_every=2)
     result = await trained(config, pool, chat_tokenizer, tmp_path, Slow(chat_tokenizer, by_seed))
-    drawn = [0, 1, 2, 3] if async_steps == 0 else [0, 0, 1, 2]
-    assert seen == [{(version, version)} for version in drawn]
-    assert [row["filling/mean_age"] for row in result.history] == [i - v for i, v in enumerate(drawn)]
+    assert seen == [{(version, version)} for version in range(4)]
+    assert [row["filling/mean_age"] for row in result.history] == [0] * 4
     pages = sorted(path.name for path in (tmp_path / "episodes").iterdir())
     assert pages == ["update_00002.html", "update_00004.html"]
 
@@ -413,7 +412,7 @@ async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, c
             real = await super().generate(token_ids, brief, session=session)  # uses the weights
             assert real.token_ids
             completion = await script.generate(token_ids, sampling, session=session)
-            return dataclasses.replace(completion, policy_version=real.policy_version)
+            return dataclasses.replace(completion, versions=[real.policy_version] * len(completion.token_ids))
 
         def release(self, session):
             super().release(session)

@@ -68,7 +68,7 @@ def group(rng: np.random.Generator) -> Group:
         logprobs = [float(rng.normal(-np.log(MODEL.vocab_size), 0.2)) if m else 0.0 for m in mask]
         score = Reward(value=i / 4, recall=i / 4, precision=i / 4, solved=0, needed=1, calls=1)
         ids = rng.integers(0, MODEL.vocab_size, length).tolist()
-        return Episode("e", ids, 3, mask, logprobs, [0], [], score, 1, "answered", [])
+        return Episode("e", ids, 3, mask, logprobs, [0] * length, [], score, 1, "answered", [])
 
     return Group(0, "e", 0, [episode(i) for i in range(4)])
 

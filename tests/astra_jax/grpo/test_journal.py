@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import random
 import signal
@@ -19,92 +18,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
+from rollout_world import tiny_model
 from sft_world import starting
 
 from astra_jax.grpo import rollouts
-from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.journal import BatchJournal, BatchKey, Journals
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts
 from astra_jax.grpo.train import train
-from astra_jax.rollout.episode import EpisodeConfig, FinishedTurn
+from astra_jax.rollout.episode import FinishedTurn
 from astra_jax.run.identity import run_id
 from astra_jax.run.metrics import read_metrics
-from sandbox import CallResult, Outcome
 from synthesis.core.environment import CallRecord
 from synthesis.core.workdir import WorkdirError
-
-EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=600, max_response_tokens=300, distractors_per_band=1)
-CONFIG = GRPOConfig(
-    steps=3,
-    batch_size=2,
-    group_size=3,
-    concurrent_groups=3,
-    learning_rate=1e-2,
-    micro_batch_size=2,
-    checkpoint_every=10,
-    episode=EPISODE,
-    row_buckets=(900,),
-)
-ENVIRONMENTS = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
-
-
-def by_seed(session: str, turn: int, seed: int) -> str:
-    """Up to three turns of calls, as the episode's seed says; some of them right."""
-    if turn < seed % 4:
-        return call("capital_of", country="France" if (seed >> turn) % 2 else "Japan")
-    return f"I say {seed % 7}."
-
-
-class Killed(BaseException):
-    """What the process dies of."""
-
-
-class Sampler(ScriptedPolicy):
-    """Knows in any process which turn of an episode it is asked for; kills its process at a draw.
-
-    Attributes:
-        draws: (version, session, place in the sequence) of each that ended, in all processes.
-    """
-
-    def __init__(self, tokenizer, kill_at: int = 10**9) -> None:
-        super().__init__(tokenizer, by_seed)
-        self.kill_at, self.asked = kill_at, 0
-        self.draws: list[tuple[int, str, int]] = []
-
-    async def generate(self, token_ids, sampling, *, session=""):
-        self.asked += 1
-        if self.asked == self.kill_at:
-            raise Killed
-        ended = list(token_ids).count(self.tokenizer.eos_id)
-        self.turns[session] = (ended - 2) // 2  # the system's and the user's end, and those of a turn and its results
-        await asyncio.sleep(0)
-        completion = await super().generate(token_ids, sampling, session=session)
-        self.draws.append((self.version, session, len(token_ids)))
-        return completion
-
-    def like(self, kill_at: int) -> Sampler:
-        other = Sampler(self.tokenizer, kill_at)
-        other.draws = self.draws
-        return other
-
-
-class Tables:
-    """A sandbox that answers at once, as the tools of `rollout_world` would."""
-
-    calls = 0
-
-    async def call(self, code, function, arguments, **_):
-        self.calls += 1
-        await asyncio.sleep(0)
-        return CallResult(Outcome.OK, {function: {"France": "Paris", "Japan": "Tokyo"}[arguments["country"]]}, "")
 
 
 async def one_life(policy, folder: Path, *, weights: str = "w", identity: str = "i") -> GroupBatch | None:
     """Fill the first batch, or die of it."""
     journals = Journals(folder, "run", identity)
     sampling = Rollouts(policy, Tables(), ENVIRONMENTS, policy.tokenizer, CONFIG, journals)
-    await sampling.fill(0, 0, weights)
+    await sampling.follow(0, weights)
+    await sampling.fill(0)
     return sampling.take()
 
 
@@ -149,10 +83,10 @@ def test_a_batch_is_the_same_over_any_kills(chat_tokenizer, kills, seed) -> None
 PROCESS = """
 import asyncio, os, signal, sys
 from pathlib import Path
-import test_journal
+import killed_rollouts, test_journal
 from astra_jax.tokenizer import ChatTokenizer
 
-class Process(test_journal.Sampler):
+class Process(killed_rollouts.Sampler):
     async def generate(self, *arguments, **options):
         if self.asked + 1 == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -197,7 +131,7 @@ def key(**changes) -> BatchKey:
 TURN = FinishedTurn(
     [5, 6],
     [-0.5, -1e-9],
-    0,
+    [0, 1],
     "stop",
     [CallRecord(0, "f", {"n": 10**40, "text": "\ud800", "x": float("inf")}, "ok", "{}", [1])],
     [7, 8, 9],
@@ -276,16 +210,14 @@ def test_a_runs_id_is_drawn_once(tmp_path) -> None:
         run_id(tmp_path)
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
-async def test_a_run_that_dies_in_its_rollouts_draws_nothing_again(pool, chat_tokenizer, tmp_path, async_steps) -> None:
+async def test_a_run_that_dies_in_its_rollouts_draws_nothing_again(pool, chat_tokenizer, tmp_path) -> None:
     """In its third batch, with no checkpoint yet: it takes both earlier batches and what there is of this one, comes to
     the same weights, and leaves nothing behind."""
     model = tiny_model(chat_tokenizer.vocab_size, 1024)
     params = model.init(jax.random.key(1))
 
     async def run(workdir: Path, policy: Sampler):
-        config = dataclasses.replace(CONFIG, async_steps=async_steps)
-        arguments = (config, model, starting(params), ENVIRONMENTS, chat_tokenizer, pool, workdir)
+        arguments = (CONFIG, model, starting(params), ENVIRONMENTS, chat_tokenizer, pool, workdir)
         return await train(*arguments, policy=policy, progress=False)
 
     straight = Sampler(chat_tokenizer)

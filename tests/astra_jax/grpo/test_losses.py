@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from astra_jax.grpo.losses import ObjectiveConfig, PolicyTerms, batch_advantages, group_advantages, grpo_objective
+from sandbox.settings import SettingError
 
 
 @dataclass
@@ -100,6 +101,29 @@ def loss_and_gradient(terms: PolicyTerms, config: ObjectiveConfig):
         return grpo_objective(terms.replace(logps=logps), config)
 
     return jax.value_and_grad(objective, has_aux=True)(terms.logps)
+
+
+def test_the_coupled_objective_clips_relative_to_the_sampler() -> None:
+    """And has no weight: a token that the sampler found e times as likely has the ratio 1 / e."""
+    sampler = jnp.asarray([-1.0, -1.0, -2.0, -2.0])
+    logps, advantages = sampler + jnp.asarray([1.0, -1.0, 1.0, 0.1]), jnp.asarray([1.0, -1.0, -1.0, 1.0])
+    terms = PolicyTerms(logps, logps, sampler, advantages, jnp.ones(4), ages=jnp.asarray([0, 1, 1, 3]))
+    config = ObjectiveConfig(proximal="sampler")
+    (loss, sums), gradient = jax.value_and_grad(
+        lambda x: grpo_objective(terms.replace(logps=x, old_logps=x), config, 3), has_aux=True
+    )(logps)
+    gains = [1.28, -0.8, -np.e, np.exp(0.1)]
+    assert float(loss) == pytest.approx(-sum(gains), rel=1e-6)
+    np.testing.assert_allclose(gradient, [0.0, 0.0, np.e, -np.exp(0.1)], atol=1e-6)
+    assert (float(sums.clipped_high), float(sums.clipped_low), float(sums.tis_clipped)) == (1, 1, 0)
+    np.testing.assert_array_equal(sums.by_age.tokens, [1, 2, 0, 1])
+    np.testing.assert_allclose(sums.by_age.mismatch_abs, [1, 2, 0, 0.1], atol=1e-6)
+    decoupled, at_ratio_1 = grpo_objective(terms, ObjectiveConfig(), 3)
+    assert float(decoupled) == pytest.approx(-(2.0 - np.exp(-1) - 2.0 + np.exp(0.1)), rel=1e-6)
+    np.testing.assert_array_equal(at_ratio_1.by_age.tis_clipped, [1, 1, 0, 0])
+    for other in ({"ratio": "sequence"}, {"tis": "sequence"}):
+        with pytest.raises(SettingError, match="objective.proximal is sampler with ratio="):
+            ObjectiveConfig(proximal="sampler", **other)
 
 
 OPTIONS = list(

@@ -203,23 +203,39 @@ def test_more_sessions_than_slots(params):
         np.testing.assert_allclose(logprobs, trainer_logps(params, ids[:-5], ids[-5:], 1.0), atol=1e-4)
 
 
-def test_update_swaps_weights_and_drops_the_cache(params):
+def test_an_update_swaps_the_weights_of_what_is_under_way(params):
+    """In the middle of a request, and of another that shares its prompt; every token is of the weights it names."""
     other = jax.tree.map(lambda x: x * 0.9, params)
     text = prompts(1, seed=9, low=30)[0]
 
     async def across(engine):
-        running = asyncio.ensure_future(engine.generate(text, sampling(1, max_tokens=40), session="a"))
-        await asyncio.sleep(0.01)
-        update = asyncio.ensure_future(engine.update(other, 7))
-        await asyncio.sleep(0)
-        late = asyncio.ensure_future(engine.generate(text, sampling(1, max_tokens=40), session="b"))
-        await update
-        return await running, await late
+        async def early(seed: int, drawn: asyncio.Event) -> Completion:
+            tokens, logprobs, versions = [], [], []
+            async for part in engine.stream(text, sampling(seed, max_tokens=40), session=f"early {seed}"):
+                drawn.set()
+                tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
+                versions += part.versions
+            return Completion(tokens, logprobs, versions, part.finish)
 
-    before, after = run(params, across)
-    assert (before.policy_version, after.policy_version) == (0, 7)
-    np.testing.assert_allclose(before.logprobs, trainer_logps(params, text, before.token_ids, 1.0), atol=1e-4)
+        drawn = [asyncio.Event(), asyncio.Event()]
+        running = [asyncio.ensure_future(early(seed, event)) for seed, event in enumerate(drawn)]
+        for event in drawn:
+            await event.wait()
+        copied = engine.stats.copied_tokens
+        await engine.update(other, 7)
+        late = await engine.generate(text, sampling(1, max_tokens=40), session="late")
+        return [await one for one in running], late, engine.stats.copied_tokens - copied
+
+    before, after, copied = run(params, across)
+    assert copied >= len(text) - 1, "what both share is computed once"
+    assert set(after.versions) == {7}
     np.testing.assert_allclose(after.logprobs, trainer_logps(other, text, after.token_ids, 1.0), atol=1e-4)
+    for one in before:
+        assert set(one.versions) == {0, 7} and one.versions == sorted(one.versions) and one.policy_version == 7
+        by_version = {0: trainer_logps(params, text, one.token_ids, 1.0)}
+        by_version[7] = trainer_logps(other, text, one.token_ids, 1.0)
+        want = [by_version[version][place] for place, version in enumerate(one.versions)]
+        np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
 
 
 def test_stop_and_length_limits(params):

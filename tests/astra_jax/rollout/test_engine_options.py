@@ -65,7 +65,7 @@ async def parts(engine: Engine, asked: Sampling, prompt: Sequence[int] = PROMPT)
     return Drawn(
         [token for one in got for token in one.token_ids],
         [value for one in got for value in one.logprobs],
-        last.policy_version,
+        [version for one in got for version in one.versions],
         last.finish,
         [best for one in got for best in one.alternatives],
     )

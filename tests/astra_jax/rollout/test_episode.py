@@ -41,7 +41,7 @@ async def test_solved_episode(pool, environment, chat_tokenizer):
     assert [c.solved for c in episode.calls] == [[1], [2]]
     assert [c.output for c in episode.calls] == ['{"capital_of":"Paris"}', '{"population_of":2102650}']
     assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    assert episode.versions == [0, 0, 0]
+    assert episode.versions == [0] * len(episode.token_ids) and episode.sampled_by == [0]
     # The tokens that were appended turn by turn are what rendering the whole conversation gives.
     task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
     segments = QWEN3.render(episode.messages, list(task.tools.values()), keep_reasoning=True)

@@ -7,7 +7,7 @@ import logging
 
 import jax
 import pytest
-from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on
+from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 
 from astra_jax.grpo import train as grpo
@@ -79,6 +79,34 @@ async def test_one_failed_request_is_no_reason_for_a_sync(policy, params) -> Non
         assert server.syncs == ["r1:1"] and opened.stats.failures == 1 and opened.stats.dropped == 0
 
 
+@pytest.mark.parametrize(
+    "most_age, updates, versions, stale",
+    [(0, [2], [2, 2], 1), (1, [2], [1, 2], 0), (1, [2, 3], [3, 3], 1), (2, [2, 3], [1, 3], 0)],
+)
+async def test_an_update_falls_into_a_completion(policy, params, most_age, updates, versions, stale) -> None:
+    """It counts by its spans, or is drawn again where its first tokens are too old."""
+    async with emulated(1) as (server,), policy([server], most_age=most_age) as opened:
+        await opened.update(params, 1)
+        hang(server)
+        running = asyncio.create_task(opened.generate([1, 2], SAMPLING, session="episode"))
+        await until(lambda: server.asked)
+        for version in updates:
+            await opened.update(params, version)
+        server.hangs.set()
+        completion = await running
+        assert completion.versions == versions and completion.token_ids == [5, 6]
+        assert (opened.stats.stale, opened.stats.spanning) == (stale, 1 - stale) and opened.stats.dropped == 0
+
+
+async def test_weights_of_another_process_are_never_a_span_of_ours(policy, params) -> None:
+    async with emulated(1) as (server,), policy([server], most_age=5) as opened:
+        await opened.update(params, 3)
+        for label in ("r2:3", "r1:2", "r1:3, unchecked", "none"):
+            server.answers = [{"weight_versions": spans(["r1:3", label])}]
+            assert (await opened.generate([1, 2], SAMPLING)).versions == [3, 3]
+        assert opened.stats.stale == 4 and opened.stats.spanning == 0
+
+
 ODD = {
     "an error with status 200": b'{"error": "engine is dead"}',
     "no object": b"[1, 2]",
@@ -91,6 +119,8 @@ ODD = {
     "one logprob for two tokens": {"logprobs": {"content": [{"logprob": -1.0}]}},
     "no tokens": {"token_ids": None},
     "versions that are none": {"weight_versions": [None]},
+    "versions of other tokens": {"weight_versions": [{"version": "r1:1", "start": 1, "end": 2}]},
+    "versions of too few tokens": {"weight_versions": [{"version": "r1:1", "start": 0, "end": 1}]},
     "abort": {"finish_reason": "abort"},
 }
 

@@ -8,11 +8,9 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -31,10 +29,8 @@ from vllm_world import (
     VLLM,
     Server,
     World,
-    assert_labelled,
     assert_same,
     drawn_during,
-    generated_tokens,
     model,
     post,
     require_vllm,
@@ -164,45 +160,21 @@ async def test_seeds_of_long_prompts_draw_the_same_alone_and_among_others(worlds
 
 
 async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(worlds, servers) -> None:
-    world, server = worlds["untied"], servers["untied"][0]
-    publisher = world.publisher()
-    old, new = weights(world.model, 1), weights(world.model, 2)
-    items = {}
-    for version, params in ((1, old), (2, new)):
-        items[version] = str(publisher.publish(params, version))
-        publisher.wait()
-        if version == 1:
-            assert post(server, "/v1/policy/sync", {"item": items[1], "version": "r1:1"})[0] == 200
-    body = {
-        "token_ids": PROMPTS[0],
-        "sampling_params": {"max_tokens": 600, "temperature": 0.0, "logprobs": 0, "ignore_eos": True},
-    }
-    before, over = generated_tokens(server), threading.Event()
-
-    def call() -> list[tuple[int, dict]]:
-        """Ask until the sync is over, so that it falls into requests however late it is."""
-        answers = []
-        while not over.is_set():
-            answers.append(post(server, "/inference/v1/generate", body))
-        return answers
-
-    with ThreadPoolExecutor(6) as threads:
-        calls = [threads.submit(call) for _ in range(6)]
-        try:
-            while await asyncio.to_thread(generated_tokens, server) < before + 20:
-                await asyncio.sleep(0.02)
-            status, _ = await asyncio.to_thread(post, server, "/v1/policy/sync", {"item": items[2], "version": "r1:2"})
-        finally:
-            over.set()
-        assert status == 200
-        answers = [answer for one in calls for answer in await asyncio.wrap_future(one)]
-    assert {status for status, _ in answers} == {200}
-    choices = [answer["choices"][0] for _, answer in answers]
-    drawn = [[span["version"] for span in choice["weight_versions"]] for choice in choices]
-    assert {tuple(versions) for versions in drawn} <= {("r1:1",), ("r1:2",), ("r1:1", "r1:2")}
-    choice = choices[drawn.index(["r1:1", "r1:2"])]
-    assert choice["weight_versions"][1]["end"] == 600
-    assert_labelled(choice, world, (old, new))
+    """Where older weights may draw: what the sync falls into goes on, and each token's logprob is of those it names."""
+    world = worlds["untied"]
+    by_version = {1: weights(world.model, 1), 2: weights(world.model, 2)}
+    async with world.policy(servers["untied"][0], most_age=1) as policy:
+        await policy.update(by_version[1], 1)
+        completions = await drawn_during(policy, by_version[2], 2)
+        assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
+    spanning = [one for one in completions if len(set(one.versions)) > 1]
+    assert len(spanning) == policy.stats.spanning > 0
+    assert all(one.versions == sorted(one.versions) and len(one.token_ids) == 100 for one in completions)
+    one = max(spanning, key=lambda one: min(one.versions.count(version) for version in by_version))
+    for version, params in by_version.items():
+        want = trainer_logprobs(params, world, [*PROMPTS[0], *one.token_ids])[len(PROMPTS[0]) - 1 :]
+        off, drew = np.abs(np.asarray(one.logprobs) - want), np.asarray(one.versions) == version
+        assert off[drew].max() < 1e-3 and np.median(off[~drew]) > 1
 
 
 async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers) -> None:
@@ -397,7 +369,7 @@ async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
                 )
                 for i, one in enumerate(group.episodes)
             ]
-            assert all(one.versions == [update - 1] * one.turns for one in scored)
+            assert all(one.sampled_by == [update - 1] for one in scored)
             groups = [msgspec.structs.replace(group, episodes=scored)]
             params, opt_state, metrics = update_step(params, opt_state, groups, world.model, config)
             assert metrics["mismatch_abs"] < 1e-4 and metrics["trained_tokens"] > 0
