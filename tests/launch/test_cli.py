@@ -24,15 +24,15 @@ FLAGS = {
     "launch.plan": "topology",
     "launch.push": "public",
     "launch.difficulty": "policy_name",
-    "launch.compare": "output",
+    "launch.compare": "figures",
     "launch.convert": "from_orbax",
     "launch.evaluate": "user_model",
     "launch.astra_rl": "calls_per_answer",
     "launch.astra_sft": "accept",
-    "launch.sandbox_server": "token_file",
+    "launch.sandbox_server": "max_slots",
     "launch.environments": "teacher_model",
-    "launch.grpo": "rollout_urls",
-    "launch.inspect": "dataset",
+    "launch.grpo": "rollout_url",
+    "launch.inspect": "sandbox_url",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
     "launch.trajectories": "teacher_model",
@@ -95,15 +95,15 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
         ("grpo.steps.more", "1", "there is no such setting"),
         ("grpo.groups_per_batch", "8", "this setting is called --config.grpo.batch_size now"),
         ("dialogue.data.rows", "8", "this setting is called --config.dialogue.batch_size now"),
-        ("grpo.steps", "many", r"--config.grpo.steps=many: Expected `int`"),
-        ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most: Invalid enum value"),
+        ("grpo.steps", "many", r"--config.grpo.steps=many is not what it takes; use a whole number from 1 to "),
+        ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most is not what it takes; use one of .*some"),
         ("grpo.group_size", "1", r"--config.grpo.group_size=1: GRPOConfig.group_size is 1; use a whole number from 2 "),
         ("grpo.learning_rate", "NaN", "GRPOConfig.learning_rate is nan; use a number from 0 to 100"),
         ("grpo.learning_rate", "1e999", "GRPOConfig.learning_rate is inf; use a number"),
         ("tools.checkpoint_every", "0", "SFTConfig.checkpoint_every is 0; use a whole number from 1"),
         ("dialogue.data.seed", str(2**70), "--config.dialogue.data.seed=1180591620717411303424: "),
-        ("grpo.steps", "9" * 5_000, "Expected `int`, got `str`"),
-        ("grpo.row_buckets", "[" * 100_000, "Expected `array`, got `str`"),
+        ("grpo.steps", "9" * 5_000, "is not what it takes; use a whole number"),
+        ("grpo.row_buckets", "[" * 100_000, "is not what it takes; use a list"),
         ("grpo.row_buckets", "[2048, -1]", r"GRPOConfig.row_buckets\[1\] is -1; use"),
         ("trajectories.thresholds", '{"question_quality": 9, "scenario_realism": 1, "tool_necessity": 1}', "is 9; use"),
         ("trajectories.emulated_servers", '["htp"]', r"'htp'; use .* \(the nearest is http\)"),
@@ -166,7 +166,7 @@ def test_help_answers_at_once(program: str) -> None:
     seconds = []
     for _ in range(5):
         before = processor_seconds_of_children()
-        result = run(program, "--help")
+        result = run(program, "--helpshort")  # --help also lists the settings, which import what has them
         seconds.append(processor_seconds_of_children() - before)
         if seconds[-1] < 0.6:
             break
@@ -200,8 +200,8 @@ def test_one_argument_may_be_given_without_its_flag(tmp_path) -> None:
         ([nowhere, "--port=0"], f"error: no dataset at {nowhere}"),
         (["--port=0", nowhere], f"error: no dataset at {nowhere}"),
         ([], "error: no dataset is given; write python -m launch.inspect DIR"),
-        ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --dataset"),
-        (["stray", f"--dataset={nowhere}"], "error: unexpected argument 'stray'"),
+        ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --data"),
+        (["stray", f"--data={nowhere}"], "error: unexpected argument 'stray'"),
     ]:
         result = run("launch.inspect", *arguments)
         assert result.returncode == 2 and message in result.stderr, result.stderr

@@ -45,7 +45,7 @@ def compared(stages, tmp_path_factory) -> tuple[str, Path, Path]:
     """What it printed, the page and the figures."""
     folder = tmp_path_factory.mktemp("compared")
     page, figures = folder / "page.html", folder / "figures.json"
-    done = run(*stages, f"--output={page}", f"--json={figures}")
+    done = run(*stages, f"--page={page}", f"--figures={figures}")
     assert done.returncode == 0, done.stderr
     return done.stdout, page, figures
 

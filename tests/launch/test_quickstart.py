@@ -193,14 +193,14 @@ def service(tmp_path) -> Iterator[list[str]]:
     token = tmp_path / "token"
     token.write_text("open sesame\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--token_file={token}"],
+        [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--key_file={token}"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     url = process.stdout.readline().split()[2].rstrip(",")
-    yield [f"--sandbox_url={url}", f"--sandbox_token_file={token}"]
+    yield [f"--sandbox_url={url}", f"--sandbox_key_file={token}"]
     process.terminate()
     assert process.wait(30) == 0
     process.stdout.close()
@@ -307,9 +307,9 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start,
         ("--config.model.n_layers=7", "says 7"),
         ("--mesh=widht=2", "the axes are data, fsdp, expert, context, tensor"),
         ("--mesh=fsdp=3", "needs 3 devices, there are 1"),
-        ("--rollout_urls=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
+        ("--rollout_url=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
         ("--environments=/none", "/none"),
-        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
+        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host_index"),
     ],
 )
 def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words: str) -> None:
@@ -392,10 +392,10 @@ def test_a_workdir_of_another_run_is_refused(finished, refused) -> None:
 def test_a_sandbox_that_cannot_be_had_is_refused(refused, tmp_path) -> None:
     workdir = tmp_path / "run"
     assert "no sandbox service answers at http://127.0.0.1:9" in refused(workdir, "--sandbox_url=http://127.0.0.1:9")
-    assert "--sandbox_token_file=/none is no file" in refused(
-        workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_token_file=/none"
+    assert "--sandbox_key_file=/none is no file" in refused(
+        workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_key_file=/none"
     )
-    assert "give --sandbox_url too" in refused(workdir, "--sandbox_token_file=/none")
+    assert "give --sandbox_url too" in refused(workdir, "--sandbox_key_file=/none")
 
 
 def test_a_folder_with_other_things_is_refused(refused, tmp_path) -> None:

@@ -18,7 +18,7 @@ INJECTION = "<script>document.title = 'taken'</script><img src=x onerror=alert(1
 
 
 def command(dataset: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "launch.inspect", f"--dataset={dataset}", "--port=0", *more]
+    return [sys.executable, "-m", "launch.inspect", f"--data={dataset}", "--port=0", *more]
 
 
 @contextmanager

@@ -283,7 +283,7 @@ async def test_the_only_model_is_found_and_others_are_asked_for() -> None:
     async with Scripted(lambda body: Say("Hi."), models=("a", "b")) as served:
         with pytest.raises(EvaluationError, match=r"serves 2 models \(a, b\); name one with --model"):
             await preflight.check(replace(served, model=""), "endpoint")
-    with pytest.raises(EvaluationError, match=r"--judge_endpoint=.* cannot be reached .*is it up"):
+    with pytest.raises(EvaluationError, match=r"--judge_url=.* cannot be reached .*is it up"):
         await preflight.check(served, "judge_endpoint")
 
 
