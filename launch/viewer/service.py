@@ -22,7 +22,7 @@ from launch.viewer.pages import CALL, HERE, page
 from sandbox.access import ReachConfig, shows_token
 from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.settings import Port, SecondsOrZero
-from synthesis.core.html import template
+from synthesis.core import html
 
 _MOST_BYTES = 1 << 20
 _HEADERS = {
@@ -73,12 +73,12 @@ class ViewerService(HttpService):
         self._pages = pages
         self._card = card
         self._script = (HERE / "viewer.js").read_text(encoding="utf-8")
-        self._style = template("viewer.css.jinja", HERE).render()
         routes = [
             *pages.routes(),
             web.get("/card", self._show_card),
             web.get("/viewer.js", self._show_script),
-            web.get("/viewer.css", self._show_style),
+            web.get("/page.css", self._show_style),
+            web.get("/page.js", self._show_page_script),
         ]
         super().__init__(config, routes, most_bytes=_MOST_BYTES)
 
@@ -89,7 +89,7 @@ class ViewerService(HttpService):
         if request.path == CALL:
             response = web.json_response({"error": refused.text}, status=refused.status)
         else:
-            response = page("page.html.jinja", refused.status, title="Not shown", text=refused.text)
+            response = page("served.html.jinja", refused.status, title="Not shown", text=refused.text)
         response.headers.update(refused.headers)
         return response
 
@@ -113,7 +113,10 @@ class ViewerService(HttpService):
         return web.Response(text=self._script, content_type="text/javascript")
 
     async def _show_style(self, request: web.Request) -> web.Response:
-        return web.Response(text=self._style, content_type="text/css")
+        return web.Response(text=html.STYLE, content_type="text/css")
+
+    async def _show_page_script(self, request: web.Request) -> web.Response:
+        return web.Response(text=html.SCRIPT, content_type="text/javascript")
 
 
 def _shows_password(headers: Mapping[str, str], token: str) -> bool:

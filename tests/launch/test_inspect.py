@@ -264,7 +264,17 @@ def test_beyond_loopback_a_token_is_needed(dataset, refused, tmp_path) -> None:
 
 
 def test_every_answer_forbids_what_is_not_its_own(port) -> None:
-    for path in ("/", "/environment/norway", "/viewer.js", "/viewer.css", "/card", "/call", "/none", "/?page=x"):
+    for path in (
+        "/",
+        "/environment/norway",
+        "/viewer.js",
+        "/page.css",
+        "/page.js",
+        "/card",
+        "/call",
+        "/none",
+        "/?page=x",
+    ):
         _, headers, text = send(port, "GET", path)
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from viewing import INJECTION, ROOT, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
-from launch.viewer.charts import chart_rows as bars
-from launch.viewer.charts import columns
 from launch.viewer.conversations import scores, shown_text, turns
+from synthesis.core.charts import chart_rows as bars
+from synthesis.core.charts import columns
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import (
     Answer,

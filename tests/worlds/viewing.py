@@ -71,7 +71,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def rows(browser) -> list[Any]:
-    return browser.find_elements("css selector", "table.list tbody tr")
+    return browser.find_elements("css selector", "table.rows tbody tr")
 
 
 def text_of(browser) -> str:
