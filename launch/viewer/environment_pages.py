@@ -147,7 +147,7 @@ def _wanted(request: web.Request) -> EnvironmentFilter:
 
 def _place(wanted: EnvironmentFilter, id: str) -> str:
     """Where an environment's page is, which leads back to the list that it was chosen from."""
-    return f"/environment/{quote(id, safe='')}{query(wanted)}"
+    return f"/environment/{quote(id)}{query(wanted)}"
 
 
 def _call_request(body: bytes) -> CallRequest:

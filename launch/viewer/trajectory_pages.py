@@ -83,7 +83,7 @@ def _wanted(request: web.Request) -> TrajectoryFilter:
 
 def _place(wanted: TrajectoryFilter, id: str) -> str:
     """Where a trajectory's page is, which leads back to the list that it was chosen from."""
-    return f"/trajectory/{quote(id, safe='')}{query(wanted)}"
+    return f"/trajectory/{quote(id)}{query(wanted)}"
 
 
 def _least_reward(request: web.Request) -> float | None:

@@ -71,7 +71,7 @@ for (const selector of landmarks) {
     const box = one.getBoundingClientRect();
     places.add(`${Math.round(box.left)}+${Math.round(box.width)}`);
   }
-  if (places.size) layout[selector] = [...places].sort();
+  if (places.size) layout[selector] = [...places].sort().join(' ');
 }
 const colour = (selector, name) => {
   const one = document.querySelector(selector);

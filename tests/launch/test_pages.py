@@ -73,7 +73,7 @@ def test_every_page_has_one_look_at_both_widths_light_and_dark(pages: dict[str, 
         for kind in KINDS
         for width, layout in kept[kind].items()
         for name, was in layout.items()
-        if not alike(places := found[kind][width].get(name, []), was)
+        if not alike(places := found[kind][width].get(name, ""), was)
     ]
     assert not moved, "\n".join(moved)
     assert {kind: {width: set(of) for width, of in found[kind].items()} for kind in KINDS} == {
@@ -81,12 +81,12 @@ def test_every_page_has_one_look_at_both_widths_light_and_dark(pages: dict[str, 
     }
 
 
-def alike(places: list[str], was: list[str]) -> bool:
+def alike(places: str, was: str) -> bool:
     """Whether landmarks are where they were: to 3 pixels, but for those that are as wide as their text."""
-    near = [tuple(map(int, one.split("+"))) for one in was]
-    return len(places) > 0 and all(
+    near = [tuple(map(int, one.split("+"))) for one in was.split()]
+    return places != "" and all(
         any(abs(left - x) <= 3 and (abs(width - w) <= 3 or w < 340) for x, w in near)
-        for left, width in (map(int, one.split("+")) for one in places)
+        for left, width in (map(int, one.split("+")) for one in places.split())
     )
 
 
