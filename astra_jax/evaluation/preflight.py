@@ -17,8 +17,8 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
 
     Args:
         served: where `model` is "", the only one that the endpoint serves is taken.
-        flag: that names the endpoint, for messages; those of the model's name and the key's file begin alike (`--user_url`,
-            `--user_model`, `--user_key_file`).
+        flag: that names the endpoint, for messages; those of the model's name and the key's file begin alike
+            (`--user_url`, `--user_model`, `--user_key_file`).
 
     Returns:
         The endpoint with the model's name.
