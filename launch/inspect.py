@@ -40,7 +40,8 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from launch.viewer.service import ViewerConfig, ViewerService
+    from launch.viewer.page_service import ViewerConfig
+    from launch.viewer.service import ViewerService
     from synthesis.core.datasets import read_card
 
     if not _DATA.value:

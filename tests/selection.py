@@ -161,6 +161,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_sft_lora.py": 39,
     "astra_jax/planner/test_planner.py": 38,
     "launch/test_inspect.py": 38,
+    "launch/test_pages.py": 20,
     "astra_jax/attention/test_attention.py": 36,
     "astra_jax/models/test_quantized.py": 35,
     "sandbox/test_sandbox_repeats.py": 33,

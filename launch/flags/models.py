@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="TrainingConfig")
 
 CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.", required=True)
-WORKDIR = shared.workdir(" Or gs://BUCKET/FOLDER.")
+WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _TOKENIZER = shared.tokenizer()
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")

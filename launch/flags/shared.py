@@ -56,10 +56,14 @@ def todays_flag(name: str) -> str | None:
     return today if today in flags.FLAGS else None
 
 
-def workdir(more: str = "") -> _Text:
-    """Where a run's files go."""
-    about = f"Folder of the run; made if it is not there.{more}"
-    return flags.DEFINE_string("workdir", None, about, required=True)
+def workdir(more: str = "made if it is not there.", *, required: bool = True) -> _Text:
+    """Where a run's files are.
+
+    Args:
+        more: behind what it is.
+        required: False, where it may be given without its name.
+    """
+    return flags.DEFINE_string("workdir", None, f"Folder of the run; {more}", required=required)
 
 
 def seed(of: str = "") -> flags.FlagHolder[int]:

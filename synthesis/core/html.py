@@ -26,7 +26,8 @@ def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-POLICY = f"default-src 'none'; style-src {_source(STYLE)}; script-src {_source(SCRIPT)}; img-src data:"
+SCRIPTS = f"script-src {_source(SCRIPT)}"
+POLICY = f"default-src 'none'; style-src {_source(STYLE)}; {SCRIPTS}; img-src data:"
 
 
 def _parts(name: object) -> markupsafe.Markup:

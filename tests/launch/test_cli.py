@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import resource
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from configs.quickstart import PROFILES
-from launch.flags.cli import UsageError, load_config, overridden, print_table
+from launch.flags.cli import UsageError, load_config, overridden, print_table, setting_names
+from sandbox.settings import declared, wording
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -36,6 +39,7 @@ FLAGS = {
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
     "launch.trajectories": "teacher_model",
+    "launch.watch": "refresh_seconds",
 }
 """One flag of each program."""
 
@@ -114,6 +118,23 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
 def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         overridden(config, [(name, text)])
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "sft:0.6b", "grpo:0.6b", "environments:paper", "trajectories:paper"])
+def test_a_setting_of_a_few_values_names_them_all_where_it_refuses_one(preset: str) -> None:
+    kind = preset.partition(":")[0]
+    whole = PROFILES["quick"]() if preset == "quickstart" else load_config(preset, kind)
+    few = 0
+    for name in setting_names(whole):
+        *outer, last = name.split(".")
+        holder = functools.reduce(getattr, outer, whole)
+        allowed = wording(declared(type(holder))[last])
+        if match := re.match("one of (?!\\d+ names)(.*?)(, or None)?$", allowed):
+            few += 1
+            with pytest.raises(UsageError) as refused:
+                overridden(whole, [(name, "nothing")])
+            assert f"--config.{name}=nothing" in str(refused.value) and match[1] in str(refused.value)
+    assert few > 0
 
 
 def test_a_configuration_is_a_preset_or_a_file_of_ones_own(tmp_path) -> None:

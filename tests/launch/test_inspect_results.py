@@ -21,8 +21,9 @@ from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import FOLDER, Evaluation, save_evaluation
 from launch.viewer.cards import shown_card
 from launch.viewer.evaluated import Evaluated, Name, turns_of
+from launch.viewer.page_service import ViewerConfig
 from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import ViewerConfig, ViewerService
+from launch.viewer.service import ViewerService
 from synthesis.core.datasets import DatasetError, read_card, write_dataset
 
 

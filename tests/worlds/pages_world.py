@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,10 +31,13 @@ from launch.viewer.conversations import Conversations
 from launch.viewer.environment_pages import EnvironmentPages
 from launch.viewer.evaluated import Evaluated
 from launch.viewer.evaluation_page import write_comparison, write_evaluation
+from launch.viewer.page_service import PageService, ViewerConfig
 from launch.viewer.preview_page import rendered
 from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import Pages, ViewerConfig, ViewerService
+from launch.viewer.service import Pages, ViewerService
 from launch.viewer.trajectory_pages import TrajectoryPages
+from launch.viewer.watch_pages import WatchService
+from launch.viewer.watched import Watcher
 from sandbox.interface import Sandbox
 from synthesis.core.datasets import write_dataset
 from synthesis.core.rate_limits import Spent
@@ -154,13 +159,13 @@ def _stage(share: float, model: str) -> Evaluation:
 
 
 @contextmanager
-def served(pages: Pages, card: Mapping[str, Any]) -> Iterator[str]:
+def served(made: Callable[[], PageService]) -> Iterator[str]:
     """The address of a service in a thread of its own."""
     loop, ready, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     address: list[str] = []
 
     async def serve() -> None:
-        service = ViewerService(pages, card, ViewerConfig(port=0, drain_seconds=0.0))
+        service = made()
         await service.start()
         address.append(f"http://127.0.0.1:{service.port}")
         ready.set()
@@ -219,12 +224,15 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
     found["report"] = quickstart_report(folder / "quickstart").as_uri()
     with ExitStack() as stack:
         for name, pages in of.items():
-            address = stack.enter_context(served(pages, cards[name]))
+            address = stack.enter_context(served(partial(ViewerService, pages, cards[name], CONFIG)))
             found |= {f"{name} list": f"{address}/", f"{name} card": f"{address}/card", name: address + ones[name]}
         found["refusal"] = f"{address}/none"
+        watcher = Watcher(grpo_workdir(folder / "run"))
+        found["watch"] = f"{stack.enter_context(served(lambda: WatchService(watcher, CONFIG, seconds=0.2)))}/"
         yield found
 
 
+CONFIG = ViewerConfig(port=0, drain_seconds=0.0)
 STAGES = {"base": 0.8, "sft": 0.3, "rl": 0.9}
 
 
@@ -237,6 +245,7 @@ def _preview() -> str:
 
 
 def _episodes(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
     score = SimpleNamespace(recall=0.5, precision=0.25, calls=4)
     one = SimpleNamespace(
         messages=messages(QUESTION)[1:], reward=0.9, score=score, turns=3, token_ids=range(900), finish="done"
@@ -250,6 +259,27 @@ def _episodes(path: Path) -> None:
     )
     metrics = {f"rollout/a_metric_with_a_rather_long_name_{n}": n * 1.234e-5 for n in range(12)}
     write_episodes(path, 7, cast(Any, [group, group]), metrics)
+
+
+def grpo_workdir(workdir: Path) -> Path:
+    """Of a GRPO run on two servers, of which one is left out, that nobody works on."""
+    workdir.mkdir()
+    starts = [{"time": "2026-01-02T03:04:05+00:00", "command": f"grpo.py --config=grpo:14b --environments={LONG_ID}"}]
+    record = {"config": {"grpo": {"steps": 140}}, "starts": starts}
+    (workdir / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with MetricWriter(workdir / "metrics") as writer:
+        for step in range(1, 41):
+            row = {"loss": 0.1 / step, "gradient_norm": 1.0 + step % 3, "mismatch_kl": 1e-4 * step}
+            row |= {f"rollout/{name}": min(0.95, 0.3 + step / 70) for name in ("reward", "recall", "precision")}
+            row |= {f"seconds/{name}": 10.0 + step for name in ("rollout", "update")}
+            for server, there in (("gpu-1.cluster.example.com:8000", 1.0), ("gpu-2.cluster.example.com:8000", 0.0)):
+                figures = {"serving": there, "requests": 12.0 * there, "tokens_per_second": 4321.0 * there}
+                row |= {f"servers/{server}/{name}": value for name, value in figures.items()}
+            writer.write(step, row)
+    _episodes(workdir / "episodes" / "update_00040.html")
+    (workdir / "samples").mkdir()
+    (workdir / "samples" / "00000040.txt").write_text(f"\x1b[2J{CHINESE}\n<b>It is Oslo.</b>", encoding="utf-8")
+    return workdir
 
 
 def quickstart_report(workdir: Path) -> Path:
@@ -277,9 +307,8 @@ def quickstart_report(workdir: Path) -> Path:
     for folder, steps in (("sft/dialogue", 60), ("sft/tools", 40), ("grpo", 36)):
         with MetricWriter(workdir / folder / "metrics") as writer:
             for step in range(1, steps + 1):
-                values = {"loss": 4 / (1 + step / 9)}
-                values |= {f"rollout/{name}": min(0.95, 0.3 + step / 70) for name in ("reward", "recall", "precision")}
-                writer.write(step, values)
+                rollouts = {f"rollout/{name}": 0.3 + step / 70 for name in ("reward", "recall", "precision")}
+                writer.write(step, {"loss": 4 / (1 + step / 9)} | (rollouts if folder == "grpo" else {}))
     said = msgspec.to_builtins(messages(QUESTION)[1:])
     kept = {one.id: {"messages": said, "finish": "answered", "score": None, "right": False} for one in environments}
     held_out = {}
