@@ -120,7 +120,7 @@ def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, m
         overridden(config, [(name, text)])
 
 
-@pytest.mark.parametrize("preset", ["quickstart", "sft:0.6b", "grpo:0.6b", "environments:paper", "trajectories:paper"])
+@pytest.mark.parametrize("preset", ["quickstart", "sft:0.6b", "grpo:0.6b", "environments:paper"])
 def test_a_setting_of_a_few_values_names_them_all_where_it_refuses_one(preset: str) -> None:
     kind = preset.partition(":")[0]
     whole = PROFILES["quick"]() if preset == "quickstart" else load_config(preset, kind)
