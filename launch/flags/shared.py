@@ -53,7 +53,7 @@ RENAMED: Mapping[str, str] = {
 def todays_flag(name: str) -> str | None:
     """What a program calls a flag that it does not know by this name; None: it never had one of it."""
     today = RENAMED.get(name)
-    return today if today in flags.FLAGS else None
+    return today if today is not None and today in flags.FLAGS else None
 
 
 def workdir(more: str = "made if it is not there.", *, required: bool = True) -> _Text:
@@ -71,7 +71,7 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
     return number_flag("seed", 0, Seed, f"Of all that is drawn{of and f': {of}'}.")
 
 
-def weights() -> _Text:
+def weights() -> flags.FlagHolder[str]:
     """The model that a program starts from."""
     about = "The model: a Hugging Face folder, a run's checkpoints/, or a name on the Hub, such as Qwen/Qwen3-0.6B."
     return flags.DEFINE_string("weights", None, about, required=True)
@@ -104,7 +104,7 @@ def mesh(more: str = "By default one device.") -> Any:
     return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; such as fsdp=8,context=2. {more}")
 
 
-def environments() -> _Text:
+def environments() -> flags.FlagHolder[str]:
     """What is trained on, or tried."""
     return flags.DEFINE_string("environments", None, "Dataset of tool environments.", required=True)
 

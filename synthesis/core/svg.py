@@ -274,10 +274,9 @@ def _mark(value: float) -> str:
 
 
 def _drawing(label: str, width: float, height: float, parts: Sequence[Markup]) -> Markup:
-    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
-    return _tag(
-        "svg", Markup("\n").join(parts), kind="drawing", role="img", aria_label=printable(label, lines=False), **size
-    )
+    told, box = printable(label, lines=False), f"0 0 {width} {height}"
+    drawn = Markup("\n").join(parts)
+    return _tag("svg", drawn, kind="drawing", viewBox=box, width=width, height=height, role="img", aria_label=told)
 
 
 _FILE_STYLE = """text{font:12px system-ui,sans-serif;fill:#1d2a2a}.faint{fill:#546565}.middle{text-anchor:middle}

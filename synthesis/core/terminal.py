@@ -40,7 +40,8 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
 
 def fitting(line: str, columns: int) -> str:
     """A line in at most so many columns of a terminal, of which Chinese characters take two; cut, with an ellipsis."""
-    kept, used = [], 0
+    kept: list[str] = []
+    used = 0
     for one in printable(line, lines=False):
         size = 0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
         if used + size > columns:
