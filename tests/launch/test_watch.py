@@ -194,39 +194,54 @@ def _until(terminal: int, enough) -> str:
     return shown
 
 
-def test_the_page_follows_the_run(tmp_path: Path, browser) -> None:
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[tuple[Path, str, subprocess.Popen[str]]]:
+    """A workdir, the address of its page, and the program that shows it."""
     workdir = grpo_workdir(tmp_path / "run")
     command = [sys.executable, "-m", "launch.watch", str(workdir), "--port=0", "--refresh_seconds=0.2"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().split(" on ")[1].strip()
-        browser.get(address)
-        assert browser.title == "stopped: run"
-        browser.find_element("css selector", "details summary").click()
-        with open(workdir / "metrics" / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write('{"step": 41, "loss": 0.5}\n')
-        until(lambda: browser.find_element("css selector", ".tiles b").text == "41 of 140")
-        assert "<b>It is Oslo.</b>" in browser.find_element("css selector", "details[open] pre").text
-        assert browser.get_log("browser") == []
-        port = int(address.rsplit(":", 1)[1].strip("/"))
-        for path, headers, status in (
-            ("/episodes//update_00040.html", {}, 200),
-            ("/episodes//update_00041.html", {}, 404),
-            ("/episodes/../run.json", {}, 404),
-            ("/episodes/..%2F..%2Fetc/passwd", {}, 404),
-            ("/", {"Host": "evil.example"}, 403),
-            ("/", {"Origin": "http://evil.example"}, 403),
-        ):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            assert answer.status == status, path
-            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-            connection.close()
-        browser.get(f"{address}episodes//update_00040.html")
-        assert browser.find_element("tag name", "h1").text == "GRPO, update 7" and browser.get_log("browser") == []
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield workdir, process.stdout.readline().partition(" on ")[2].strip(), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_page_follows_the_run(page, browser) -> None:
+    workdir, address, process = page
+    browser.get(address)
+    assert browser.title == "stopped: run"
+    # In one go each: the page may be replaced between two.
+    browser.execute_script("document.querySelector('details').open = true")
+    with open(workdir / "metrics" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 41, "loss": 0.5}\n')
+    until(lambda: browser.execute_script("return document.querySelector('.tiles b').innerText") == "41 of 140")
+    opened = browser.execute_script("return document.querySelector('details[open] pre').innerText")
+    assert "<b>It is Oslo.</b>" in opened and browser.get_log("browser") == []
+    browser.get(f"{address}episodes//update_00040.html")
+    assert browser.find_element("tag name", "h1").text == "GRPO, update 7" and browser.get_log("browser") == []
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_the_page_gives_nothing_but_the_run_and_to_nobody_else(page) -> None:
+    _, address, _ = page
+    for path, headers, status in (
+        ("/", {}, 200),
+        ("/episodes//update_00040.html", {}, 200),
+        ("/episodes//update_00041.html", {}, 404),
+        ("/episodes/../run.json", {}, 404),
+        ("/episodes/..%2F..%2Fetc/passwd", {}, 404),
+        ("/", {"Host": "evil.example"}, 403),
+        ("/", {"Origin": "http://evil.example"}, 403),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", int(address.rpartition(":")[2].strip("/")), timeout=30)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == status, path
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        connection.close()
 
 
 def test_words_and_blocks() -> None:
