@@ -117,7 +117,7 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
     mine.write_text(
         "class Mine:\n    question = 'How many?'\n    def score(self, episode): return 1\nmine = [Mine()]\n"
     )
-    servers: dict[str, Path | str] = {"rollout_urls": "http://127.0.0.1:9"}
+    servers: dict[str, Path | str] = {"rollout_url": "http://127.0.0.1:9"}
     cases: list[tuple[dict[str, Path | str], str]] = [
         ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
         ({"environments": world / "data"}, "holds Trajectory records, expected ToolEnvironment"),

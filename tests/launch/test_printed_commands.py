@@ -47,7 +47,7 @@ STARTED_BY = {
 }
 """The tests that start each program as its users do, below tests/."""
 ONLY_TAKEN = {
-    "--rollout_urls=http://a:8000,http://b:8000": "two servers and sixteen chips",
+    "--rollout_url=http://a:8000,http://b:8000": "two servers and sixteen chips",
     "--served_model_name=policy --host=0.0.0.0": "listens for other machines",
     "--config.personas=personas.jsonl": "models behind endpoints; tests/synthesis/trajectories/test_on_an_endpoint.py",
 }
