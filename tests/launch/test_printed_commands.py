@@ -44,6 +44,7 @@ STARTED_BY = {
     "launch.serve": ("astra_jax/serving/test_serving_program.py",),
     "launch.sft": ("launch/test_sft_program.py", "launch/test_own_data.py", "launch/test_lora_program.py"),
     "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_executor.py"),
+    "launch.watch": ("launch/test_watch.py",),
 }
 """The tests that start each program as its users do, below tests/."""
 ONLY_TAKEN = {

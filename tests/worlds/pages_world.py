@@ -246,7 +246,7 @@ def _preview() -> str:
 
 def _episodes(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    score = SimpleNamespace(recall=0.5, precision=0.25, calls=4)
+    score = SimpleNamespace(recall=0.5, precision=0.25, calls=4, needed=2, parts={})
     one = SimpleNamespace(
         messages=messages(QUESTION)[1:], reward=0.9, score=score, turns=3, token_ids=range(900), finish="done"
     )
