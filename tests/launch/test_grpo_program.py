@@ -33,28 +33,3 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         assert "error: --rollout_sync_key_file is for servers: give --rollout_url too" in alone
         nowhere = start(*given, "--rollout_url=http://127.0.0.1:9", "--rollout_sync=reload").line
         assert "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket" in nowhere
-
-
-@pytest.mark.skipif(not VLLM.exists(), reason="needs vLLM: launch/vllm_cpu.sh .venv-vllm")
-def test_runs_on_vllm_servers(tmp_path) -> None:
-    """A server with our plugin and dummy weights, and one as it comes, whose weights are reloaded from a folder."""
-    world = World(tmp_path, MODEL, make_grpo_world(tmp_path))
-    (tmp_path / "key").write_text(KEY)
-    served = tmp_path / "served"
-    run_grpo(tmp_path, f"--workdir={tmp_path / 'none'}", f"--write_serving_folder={served}", "--publish_dtype=float32")
-    assert not (tmp_path / "none").exists() and not list(served.glob("*.safetensors"))
-    plain = Server(world, plugin=False, dummy=False, scale_out=False)
-    with serving(Server(world, forked=False, folder=served), plain) as servers:
-        for server, way in zip(servers, ("plugin", "reload"), strict=True):
-            workdir = tmp_path / way
-            asked = [f"--rollout_url={server.url}", f"--rollout_key_file={tmp_path / 'key'}", f"--rollout_sync={way}"]
-            asked.append("--publish_dtype=float32")
-            if way == "plugin":
-                asked.append(f"--rollout_sync_key_file={tmp_path / 'sync_key'}")
-            ended = run_grpo(tmp_path, f"--workdir={workdir}", *asked)
-            assert f"{workdir / 'checkpoints'}: 2 steps, finished" in ended.stdout
-            rows = read_metrics(workdir / "metrics")
-            assert [row["step"] for row in rows] == [1, 2]
-            for row in rows:
-                assert row["train/trained_tokens"] > 0 and row["rollout/reward"] > 0
-                assert row["train/mismatch_abs"] < 1e-4  # the servers' weights are the trainer's, after each update
