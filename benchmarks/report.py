@@ -27,6 +27,7 @@ from absl import flags
 from benchmarks import growth_page, rows
 from launch.flags import cli
 from launch.flags.cli import UsageError
+from synthesis.core import svg
 from synthesis.core.terminal import say
 
 DOCS, README = rows.ROOT / "docs", rows.ROOT / "README.md"
@@ -298,28 +299,14 @@ def table(found: Sequence[Line]) -> str:
 
 def figure(found: Sequence[Line], path: Path) -> None:
     """Ratios as bars from 1 on a logarithmic axis, so that left is behind and right ahead; goals as marks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "astra"  # the same rows, the same file
-    shown = [line for line in found if line.comparison.unit == " x"]
-    plot, axis = plt.subplots(figsize=(8, 0.28 * len(shown) + 0.8))
-    for place, line in enumerate(reversed(shown)):
-        ahead = line.value if line.comparison.more_is_better else 1 / line.value
-        axis.barh(place, ahead - 1, left=1, color="C3" if ahead < 1 else "C0", height=0.6)
-        if (goal := line.comparison.goal(line.case)) is not None:
-            axis.plot(goal if line.comparison.more_is_better else 1 / goal, place, "k|", markersize=11)
-    axis.set_yticks(
-        range(len(shown)), [f"{one.comparison.what} {one.case}".strip() for one in reversed(shown)], fontsize=8
-    )
-    axis.set(xscale="log", xlabel="times the peer (memory: times less); | the goal")
-    axis.set_xticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
-    axis.axvline(1, color="black", lw=0.8)
-    plot.tight_layout()
-    plot.savefig(path, metadata={"Date": None})
-    plt.close(plot)
+    shown = []
+    for line in found:
+        if line.comparison.unit == " x":
+            more, goal = line.comparison.more_is_better, line.comparison.goal(line.case)
+            name = f"{line.comparison.what} {line.case}".strip()
+            shown.append((name, line.value if more else 1 / line.value, goal if more or goal is None else 1 / goal))
+    about = "times the peer (memory: times less); | the goal"
+    path.write_text(svg.standalone(svg.ratios("Beside peers", shown, about=about)), encoding="utf-8")
 
 
 def learnt(found: Sequence[Row]) -> str:

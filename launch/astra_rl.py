@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launch.flags import cli, released, sandboxes
+from launch.flags import cli, released, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Seed
+from sandbox.settings import Count
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SEED = number_flag("seed", 0, Seed, "Order of the tools of an exported record.")
+_SEED = shared.seed("the order of the tools of an exported record")
 _CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
 
 

@@ -28,7 +28,7 @@ _FORM = flags.DEFINE_enum(
     ["qwen", "openai", "trl"],
     "Of an exported file. qwen: the released columns; openai: tools and messages; trl: these, as TRL reads them.",
 )
-_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is imported all the same, as the card names them.")
+_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; as the card names them.")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Stages of training beside each other: what each benchmark says before and after SFT and RL, paired by item.
 
-    python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --output=compare.html
+    python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --page=compare.html
 
 Each DIR is a workdir of launch.evaluate, given in the order of training. The tables are printed as markdown; a watched
 category (BFCL's missing functions) that falls by more than its interval from one run to the next is a warning on top.
@@ -18,8 +18,8 @@ from launch.flags import cli
 from synthesis.core.terminal import say
 
 _RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
-_OUTPUT = flags.DEFINE_string("output", None, "Page to write, a self-contained .html file.")
-_JSON = flags.DEFINE_string("json", None, "File to write all figures to.")
+_PAGE = flags.DEFINE_string("page", None, "Page to write, a self-contained .html file.")
+_FIGURES = flags.DEFINE_string("figures", None, "File to write all figures to.")
 
 
 def main() -> None:
@@ -33,10 +33,10 @@ def main() -> None:
 
     compared = compare({name: load_evaluation(folder) for name, folder in folders.items()})
     say(comparison_markdown(compared))
-    if _OUTPUT.value:
-        write_comparison(Path(_OUTPUT.value), compared)
-    if _JSON.value:
-        write_text(Path(_JSON.value), comparison_json(compared))
+    if _PAGE.value:
+        write_comparison(Path(_PAGE.value), compared)
+    if _FIGURES.value:
+        write_text(Path(_FIGURES.value), comparison_json(compared))
 
 
 def _runs() -> dict[str, Path]:

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, hub
-from launch.flags.numbers import number_flag
-from sandbox.settings import CountOrZero
+from launch.flags import cli, hub, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -35,9 +33,9 @@ _FROM_GGUF = flags.DEFINE_string("from_gguf", None, "File of llama.cpp's format,
 _FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
 _TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
 _TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adapters to; must be empty.")
-_BASE = flags.DEFINE_string("base", None, "The weights that adapters were trained on, where the run has them no more.")
-_STEP = number_flag("step", None, CountOrZero, "Step of --from_orbax; by default the newest.")
-_DTYPE = flags.DEFINE_enum("param_dtype", None, ["bfloat16", "float32"], "By default as the checkpoint has it.")
+_BASE = shared.base()
+_STEP = shared.step()
+_DTYPE = shared.param_dtype()
 
 
 def main() -> None:

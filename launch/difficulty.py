@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, policies, sandboxes
+from launch.flags import cli, policies, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, CountOrZero, Length, Seed, Slots, Temperature
+from sandbox.settings import Count, CountOrZero, Length, Slots, Temperature
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(sandboxes)
 
-_ENVIRONMENTS = flags.DEFINE_string("environments", None, "Dataset of tool environments.", required=True)
-_TO = flags.DEFINE_string("to", None, "Dataset to write, in place of an older one.", required=True)
+_ENVIRONMENTS = shared.environments()
+_TO = flags.DEFINE_string("to", None, "Dataset to write; in place of an older one.", required=True)
 _NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
 _EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
 _TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
-_SEED = number_flag("seed", 0, Seed, "Of irrelevant tools, their order, and sampling.")
-_SLOTS = number_flag("slots", 16, Slots, "Episodes under way.")
+_SEED = shared.seed("irrelevant tools, their order, and sampling")
+_SLOTS = number_flag("slots", 16, Slots, "What decodes together: episodes.")
 _TURNS = number_flag("max_turns", 32, Count, "Assistant turns of an episode.")
 _PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Question and tool documents.")
 _RESPONSE = number_flag(

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, metrics, previews
-from launch.flags.numbers import number_flag
-from sandbox.settings import Seed
+from launch.flags import cli, executors, metrics, previews, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -37,9 +35,9 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_CONFIG = flags.DEFINE_string("config", "", "The preset environments:paper, or a file that defines CONFIG.")
-_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
+_WORKDIR = shared.workdir()
+_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as environments:paper.")
+_SEED = shared.seed()
 
 
 def _settings() -> EnvironmentsConfig:
@@ -70,7 +68,7 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
                 )  # fmt: skip
     for split, statistics in summary.statistics.items():
         say(f"\n{workdir / split}")
-        cli.print_table(table_rows(statistics), _CONFIG.value)
+        cli.print_table(table_rows(statistics), _CONFIG.value or "")
     say()
     cli.print_costs(summary.costs, sum(summary.counts.values()))
     cli.print_rejected(summary.rejected, summary.details)

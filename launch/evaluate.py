@@ -1,8 +1,8 @@
 """The paper's table for a model behind any OpenAI-compatible endpoint: scores from the benchmarks' own harnesses.
 
-    python -m launch.evaluate --workdir=DIR --endpoint=http://HOST:8000/v1 --suites=bfcl_v3_mt
-    python -m launch.evaluate --workdir=DIR --endpoint=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
-        --user_endpoint=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_endpoint=...
+    python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
+    python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
+        --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
 Each suite runs at a pinned version in an environment of its own, which is made when it is first needed. What no package
 registry has is named with --sources; without it the program says how to get it (docs/evaluation.md). Prints the table,
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli, sandboxes
+from launch.flags import cli, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Length, Minutes, Seed, Temperature
+from sandbox.settings import Count, Length, Seconds, Slots, Temperature
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -34,20 +34,20 @@ if TYPE_CHECKING:  # --help does not wait for them
 
 flags.adopt_module_key_flags(sandboxes)
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the evaluation; made if it is not there.", required=True)
-_ENDPOINT = flags.DEFINE_string("endpoint", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
+_WORKDIR = shared.workdir()
+_ENDPOINT = flags.DEFINE_string("model_url", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
 _MODEL = flags.DEFINE_string("model", None, "The served model's name; by default the only one that is served.")
-_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the endpoint's key.")
+_KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the endpoint's key.")
 _LABEL = flags.DEFINE_string("label", None, "What the table calls the model; by default its served name.")
 _SUITES = flags.DEFINE_list("suites", "bfcl_v3_mt", "Names of suites (docs/evaluation.md), separated by commas.")
 _SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
 _HARNESSES = flags.DEFINE_string(
     "harnesses", str(Path.home() / ".cache" / "astra-jax" / "harnesses"), "Where the harnesses' environments are kept."
 )
-_USER = flags.DEFINE_string("user_endpoint", None, "Endpoint of who plays the user, where a suite has one.")
+_USER = flags.DEFINE_string("user_url", None, "Endpoint of who plays the user, where a suite has one.")
 _USER_MODEL = flags.DEFINE_string("user_model", None, "Its model.")
 _USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is its key.")
-_JUDGE = flags.DEFINE_string("judge_endpoint", None, "Endpoint of the judge, where a suite has one.")
+_JUDGE = flags.DEFINE_string("judge_url", None, "Endpoint of the judge, where a suite has one.")
 _JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Its model.")
 _JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is its key.")
 _LIMIT = number_flag("limit", None, Count, "Items of each category; by default all.")
@@ -57,11 +57,11 @@ _MAX_TOKENS = number_flag(
     "max_tokens", None, Length, "Of one completion; by default as the suite or the endpoint says."
 )
 _EXTRA = flags.DEFINE_string(
-    "extra", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
+    "extra_body", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
 )
-_CONCURRENCY = number_flag("concurrency", 32, Count, "Items under way.")
-_TIMEOUT = number_flag("timeout_minutes", 30.0, Minutes, "Of one completion.")
-_SEED = number_flag("seed", 0, Seed, "Of sampling and of all else that is drawn.")
+_CONCURRENCY = number_flag("concurrency", 32, Slots, "What is under way at once: items.")
+_TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Of one completion.")
+_SEED = shared.seed()
 
 
 def main() -> None:
@@ -111,8 +111,7 @@ async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) ->
         models["user"] = await preflight.check(_served(_USER, _USER_MODEL, _USER_KEY_FILE), _USER.name)
     if _JUDGE.value:
         models["judge"] = await preflight.check(_served(_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE), _JUDGE.name)
-    seconds = _TIMEOUT.value * 60
-    endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=seconds)
+    endpoint = endpoint_of(policy, concurrency=_CONCURRENCY.value, timeout_seconds=_TIMEOUT.value)
     suites: list[Suite] = []
     runs_tools = "environments" in _SUITES.value
     async with sandboxes.sandbox_from_flags() if runs_tools else contextlib.nullcontext() as sandbox:
@@ -124,12 +123,12 @@ async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) ->
             sources=sources,
             logs=workdir / "logs",
             sandbox=sandbox,
-            timeout_seconds=seconds,
+            timeout_seconds=_TIMEOUT.value,
         )
         try:
             for name in _SUITES.value:
                 suites.append(make(name, context))
-                config.decodings(suites[-1].info)  # a bad --extra is said before anything is installed
+                config.decodings(suites[-1].info)  # a bad --extra_body is said before anything is installed
             for suite in suites:
                 await suite.prepare()
             with Journal(workdir / "journals" / f"{_identity(policy, models, config)}.sqlite") as journal:
@@ -184,9 +183,9 @@ def _extra() -> dict[str, Any]:
     try:
         extra = parse_json(_EXTRA.value or "{}")
     except (ValueError, RecursionError) as error:  # NaN is none either: it would make the requests invalid
-        raise cli.UsageError(f"--extra={_EXTRA.value} is not JSON ({error})") from None
+        raise cli.UsageError(f"--extra_body={_EXTRA.value} is not JSON ({error})") from None
     if not isinstance(extra, dict):
-        raise cli.UsageError(f"--extra={_EXTRA.value} must be a JSON object, of fields of the request")
+        raise cli.UsageError(f"--extra_body={_EXTRA.value} must be a JSON object, of fields of the request")
     return extra
 
 

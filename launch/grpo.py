@@ -1,10 +1,10 @@
 """GRPO of a model against vLLM servers, or against the embedded engine.
 
     python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
-        --mesh=fsdp=8,context=2 --rollout_urls=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
+        --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
         --rollout_sync_key_file=FILE
 
-Without --rollout_urls the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
+Without --rollout_url the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
 SIGTERM saves and ends with 0. A run to which no batch of valid groups comes any more says why, and ends with 1. How the
 servers are started is in docs/vllm.md.
@@ -13,8 +13,8 @@ servers are started is in docs/vllm.md.
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
     --write_serving_folder=DIR           write what the run's servers start from, and stop
 
-On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
---workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
+On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
+--host_index; --workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
-_URLS = flags.DEFINE_list("rollout_urls", [], "vLLM servers; by default the embedded engine.")
-_KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' API key.")
+_URLS = flags.DEFINE_list("rollout_url", [], "vLLM servers, separated by commas; by default the embedded engine.")
+_KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
 _SYNC_KEY_FILE = flags.DEFINE_string(
     "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
 )
@@ -68,7 +68,7 @@ _SYNC = flags.DEFINE_enum(
 _MIN_SERVERS = number_flag(
     "rollout_min_servers", 1, Count, "So many servers must be there at the start, and have an update's weights."
 )
-_REQUEST_SECONDS = number_flag("rollout_request_seconds", 7200.0, Seconds, "For one completion, at most.")
+_REQUEST_SECONDS = number_flag("rollout_timeout_seconds", 7200.0, Seconds, "For one completion, at most.")
 _STALL_SECONDS = number_flag(
     "rollout_stall_seconds", 300.0, Seconds, "A server with requests that draws no token for so long is left out."
 )
@@ -102,7 +102,7 @@ def main() -> int:
     profile = models.profiled_steps()
     for flag in (_KEY_FILE, _SYNC_KEY_FILE, _CA_FILE):
         if flag.value and not _URLS.value:
-            raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_urls too")
+            raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     if _SERVING.value:
@@ -124,7 +124,7 @@ def main() -> int:
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
         if jax.process_count() > 1 and not _URLS.value:
-            raise cli.UsageError("several hosts want --rollout_urls")
+            raise cli.UsageError("several hosts want --rollout_url")
         mesh = models.mesh()
         servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)

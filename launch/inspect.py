@@ -2,11 +2,11 @@
 
     python -m launch.inspect DIR
     python -m launch.inspect WORKDIR/results
-    python -m launch.inspect --dataset=DIR --host=0.0.0.0 --token_file=FILE --sandbox_url=http://sandbox:8700
+    python -m launch.inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
 
 The dataset's card says which records it holds; /card shows the card. Whoever opens the page of environments can run the
 tools that the dataset holds, in the sandbox, with arguments of their own. So it is there for this machine alone; beyond
-loopback it asks for a token, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C)
+loopback it asks for a key, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C)
 it lets requests in flight end, and exits with 0; with 3 when some had to be cut off.
 """
 
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, sandboxes, services
-from launch.flags.numbers import number_flag
-from sandbox.settings import Port
+from launch.flags import cli, sandboxes, services, shared
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import say
 
@@ -29,12 +27,10 @@ if TYPE_CHECKING:  # --help does not wait for it
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(services)
 
-_DATASET = flags.DEFINE_string(
-    "dataset", None, "Dataset to show: of trajectories, of tool environments, or an evaluation's results."
+_DATA = flags.DEFINE_string(
+    "data", None, "Dataset: of trajectories, of tool environments, or of an evaluation's results."
 )
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a token is needed.")
-_PORT = number_flag("port", 8800, Port, "0 takes a free one.")
-_TOKEN_FILE = flags.DEFINE_string("token_file", None, "File whose first line is the token that people must show.")
+_PORT = shared.port(8800)
 
 
 def main() -> int:
@@ -44,16 +40,17 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from launch.viewer.service import ViewerConfig, ViewerService
+    from launch.viewer.page_service import ViewerConfig
+    from launch.viewer.service import ViewerService
     from synthesis.core.datasets import read_card
 
-    if not _DATASET.value:
-        raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --dataset=DIR")
-    config = services.reached(ViewerConfig, host=_HOST.value, port=_PORT.value, token=cli.token_of(_TOKEN_FILE))
+    if not _DATA.value:
+        raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --data=DIR")
+    config = services.reached(ViewerConfig, port=_PORT.value)
     told = services.told_to_stop()
-    card = read_card(_DATASET.value)
+    card = read_card(_DATA.value)
     async with AsyncExitStack() as stack:
-        pages, sandboxed = await _pages(_DATASET.value, card.get("kind"), stack)
+        pages, sandboxed = await _pages(_DATA.value, card.get("kind"), stack)
         service = ViewerService(pages, card, config)
         address = await services.listen(service)
         say(f"{len(pages)} {pages.noun} on {address}/{sandboxed}")
@@ -89,10 +86,10 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
                 f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records"
             )
     except InputError as error:
-        raise cli.UsageError(f"--dataset={path}: {error}") from None
+        raise cli.UsageError(f"--data={path}: {error}") from None
     sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
     return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"
 
 
 if __name__ == "__main__":
-    cli.run(main, argument=_DATASET)
+    cli.run(main, argument=_DATA)

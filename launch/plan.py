@@ -22,21 +22,17 @@ from typing import Annotated
 
 from absl import flags
 
-from launch.flags import cli, meshes
+from launch.flags import cli, meshes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, Count, Length
 from synthesis.core.terminal import say
 
-_CONFIG = flags.DEFINE_string(
-    "config",
-    None,
-    "A preset, such as sft:14b, or a file that defines CONFIG; override with --config.NAME=VALUE.",
-)
+_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
 )
 _TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
-_MESH = flags.DEFINE_list("mesh", None, "Axis sizes, for example fsdp=4,context=2; by default chosen.")
+_MESH = shared.mesh("By default chosen.")
 _SEARCH = flags.DEFINE_bool("search", False, "Try meshes, micro-batches, remat and row lengths; and smaller slices.")
 _COMPILES = number_flag(
     "compiles", 8, Count, "With --search: so many are compiled at most, and as many smaller slices."

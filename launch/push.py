@@ -1,6 +1,6 @@
 """Uploads a model to the Hugging Face Hub: a run's checkpoints, as a Hugging Face folder, or such a folder as it is.
 
-    python -m launch.push --weights=WORKDIR/checkpoints --to=ORG/NAME [--step=N] [--public]
+    python -m launch.push --weights=WORKDIR/checkpoints --repository=ORG/NAME [--step=N] [--public]
 
 The repository is made if it is not there, private unless --public is given. With the weights go tokenizer, chat
 template, generation configuration and model card. Log in with `hf auth login`, or set HF_TOKEN to a token that may
@@ -15,21 +15,17 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, hub
-from launch.flags.numbers import number_flag
-from sandbox.settings import CountOrZero
+from launch.flags import cli, hub, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
 
-_WEIGHTS = flags.DEFINE_string("weights", None, "A run's checkpoints/, or a Hugging Face folder.", required=True)
-_TO = flags.DEFINE_string("to", None, "ORG/NAME of the repository.", required=True)
-_STEP = number_flag("step", None, CountOrZero, "Step of a run; by default the newest.")
-_BASE = flags.DEFINE_string("base", None, "The weights that adapters were trained on, where the run has them no more.")
-_DTYPE = flags.DEFINE_enum(
-    "param_dtype", None, ["bfloat16", "float32"], "Of a run's weights; by default as it has them."
-)
+_WEIGHTS = shared.weights()
+_REPOSITORY = flags.DEFINE_string("repository", None, "ORG/NAME of the repository.", required=True)
+_STEP = shared.step()
+_BASE = shared.base()
+_DTYPE = shared.param_dtype()
 _PUBLIC = flags.DEFINE_bool("public", False, "A repository that is made can be read by all.")
 _MESSAGE = flags.DEFINE_string("message", None, "Of the commit; by default what was uploaded.")
 
@@ -38,10 +34,10 @@ def main() -> None:
     from astra_jax.run import weights
     from launch.flags.exports import to_hf
 
-    source = cli.folder(_WEIGHTS)
-    repository = hub.repository(_TO.value or "", f"--to={_TO.value}")
+    source = hub.model_folder(_WEIGHTS)
+    repository = hub.repository(_REPOSITORY.value or "", f"--repository={_REPOSITORY.value}")
     weights.check_stored(source)
-    said = f"--to={_TO.value}"
+    said = f"--repository={_REPOSITORY.value}"
     if (step := weights.stored_step(source, _STEP.value)) is None:
         if given := [flag.name for flag in (_STEP, _BASE, _DTYPE) if flag.value is not None]:
             raise cli.UsageError(f"--{given[0]} is for a run's checkpoints; {source} is a Hugging Face folder")
@@ -63,7 +59,7 @@ def _room_beside(source: epath.Path) -> Path | None:
 
 
 def _upload(folder: Path, repository: str, what: str) -> None:
-    address = hub.upload(folder, repository, f"--to={_TO.value}", message=_MESSAGE.value or what)
+    address = hub.upload(folder, repository, f"--repository={_REPOSITORY.value}", message=_MESSAGE.value or what)
     say(f"{address}: {what}")
 
 

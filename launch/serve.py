@@ -1,7 +1,7 @@
 """A model behind OpenAI's API, on the embedded engine.
 
     python -m launch.serve --weights=DIR --port=8000
-    python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --api_key_file=FILE --mesh=tensor=4
+    python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --key_file=FILE --mesh=tensor=4
 
 /v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, answers of a given form), /v1/models,
 /health, /metrics; see docs/serving.md. /health answers 503 until all programs that requests need are compiled
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags, logging
 
-from launch.flags import cli, policies, services
+from launch.flags import cli, policies, services, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, CountOrZero, Port, SecondsOrZero, Slots
+from sandbox.settings import Bound, Slots
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -33,10 +33,8 @@ flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(services)
 
 _NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
-_PORT = number_flag("port", 8000, Port, "0 takes a free one.")
-_KEY_FILE = flags.DEFINE_string("api_key_file", None, "File whose first line is the key that callers must show.")
-_SLOTS = number_flag("slots", 16, Slots, "Completions that decode together.")
+_PORT = shared.port(8000)
+_SLOTS = number_flag("slots", 16, Slots, "What decodes together: completions.")
 _LENGTH = number_flag(
     "max_length",
     None,
@@ -56,8 +54,7 @@ _WARM_UP = flags.DEFINE_enum(
     "What is compiled before a request is taken: nothing, what draws with a temperature and a nucleus need, or also "
     "what other options and answers of a given form do. The rest is compiled when the first request needs it.",
 )
-_WAITING = number_flag("max_waiting", 1024, CountOrZero, "Completions that may wait; more are answered 429.")
-_DRAIN = number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop.")
+_WAITING = services.max_waiting()
 
 
 def main() -> int:
@@ -76,16 +73,13 @@ async def _serve() -> int:
     serving = services.reached(
         ServingConfig,
         model=name,
-        host=_HOST.value,
         port=_PORT.value,
-        token=cli.token_of(_KEY_FILE),
         max_waiting=_WAITING.value,
-        drain_seconds=_DRAIN.value,
     )
     model, tokenizer = policies.read()
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
-    services.check_address(_HOST.value, _PORT.value)
+    services.check_address(_PORT.value)
     check_room(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
     params = policies.load(model)
     told = services.told_to_stop()

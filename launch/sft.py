@@ -8,13 +8,13 @@ model's name on the Hub, such as Qwen/Qwen3-0.6B. Datasets and --workdir are fol
 Settings are changed with --config.NAME=VALUE, for example --config.sft.learning_rate=1e-5. Run the same command again
 after an interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
 
-    --data.preview=3         print three examples, what is trained on in colour, and stop
+    --preview=3              print three examples, what is trained on in colour, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
     --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
 
-On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and --host;
---workdir is a folder that all of them see, or a bucket's. The model is in WORKDIR/checkpoints; launch.convert makes a
-Hugging Face folder of it.
+On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
+--host_index; --workdir is a folder that all of them see, or a bucket's. The model is in WORKDIR/checkpoints;
+launch.convert makes a Hugging Face folder of it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from absl import flags
 
 from launch.flags import cli, data, metrics, models
 from launch.flags.numbers import number_flag
-from sandbox.settings import CountOrZero
+from sandbox.settings import Count, CountOrZero
 from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
-_PREVIEW = number_flag("data.preview", 0, CountOrZero, "Print so many examples and stop.")
+_PREVIEW = number_flag("preview", None, Count, "Show so many records, and stop; what is trained on in colour.")
 _BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, metrics, previews
-from launch.flags.numbers import number_flag
-from sandbox.settings import Seed
+from launch.flags import cli, executors, metrics, previews, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -36,9 +34,9 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_CONFIG = flags.DEFINE_string("config", "", "The preset trajectories:paper, or a file that defines CONFIG.")
-_SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
+_WORKDIR = shared.workdir()
+_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as trajectories:paper.")
+_SEED = shared.seed()
 
 
 def _settings() -> TrajectoriesConfig:
@@ -76,7 +74,7 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
     for name, folder in summary.datasets.items():
         say(f"{folder}: {summary.counts[name]:,}")
     say()
-    cli.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value)
+    cli.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value or "")
     say()
     cli.print_costs(summary.costs, summary.counts["trajectories"])
     cli.print_rejected(summary.rejected, summary.details)

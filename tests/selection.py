@@ -182,6 +182,7 @@ SECONDS: dict[str, float] = {
     "launch/test_trajectories_program.py": 22,
     "astra_jax/run/test_live_bytes.py": 22,
     "synthesis/servers/test_mcp_servers.py": 22,
+    "launch/test_pages.py": 20,
     "test_patterns.py": 20,
     "synthesis/trajectories/test_groups.py": 20,
     "synthesis/trajectories/test_interaction.py": 20,

@@ -17,8 +17,8 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
 
     Args:
         served: where `model` is "", the only one that the endpoint serves is taken.
-        flag: that names the endpoint, for messages; the model's and the key's begin alike (`--user_endpoint`,
-            `--user_model`, `--user_key_file`).
+        flag: that names the endpoint, for messages; those of the model's name and the key's file begin alike
+            (`--user_url`, `--user_model`, `--user_key_file`).
 
     Returns:
         The endpoint with the model's name.
@@ -26,7 +26,8 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
     Raises:
         EvaluationError: it cannot be reached, refuses the key, or does not serve the model.
     """
-    prefix = flag.removesuffix("endpoint")
+    role = flag.removesuffix("_url")
+    named = role if role == "model" else f"{role}_model"
     headers = {"Authorization": f"Bearer {served.key}"}
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=True) as session:
@@ -34,7 +35,7 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
             names = await _models(session, served.url)
             model = served.model or (names[0] if len(names) == 1 else "")
             if not model:
-                raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{prefix}model")
+                raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{named}")
             body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
             asked = session.post(f"{served.url}/chat/completions", json=body, allow_redirects=False)
             async with asked as response:
@@ -44,9 +45,9 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EvaluationError(f"--{flag}={served.url} cannot be reached ({error}); is it up?") from None
     if status in (401, 403):
-        raise EvaluationError(f"--{flag}={served.url} refuses the key ({status}); give it with --{prefix}key_file")
+        raise EvaluationError(f"--{flag}={served.url} refuses the key ({status}); give it with --{role}_key_file")
     if status == 404 or (status == 400 and model in text and "model" in text.lower()):
-        raise EvaluationError(f"--{prefix}model={model} is not served by {served.url}, which has {_shown(names)}")
+        raise EvaluationError(f"--{named}={model} is not served by {served.url}, which has {_shown(names)}")
     if status != 200:
         raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
     return ModelEndpoint(served.url, model, served.key)

@@ -1,4 +1,4 @@
-"""Sampled episodes as a page for people: self-contained HTML, no scripts, no network."""
+"""Sampled episodes as a page for people: self-contained HTML, no network."""
 
 from __future__ import annotations
 

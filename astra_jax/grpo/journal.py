@@ -338,6 +338,70 @@ class BatchJournal:
             self._file = None
 
 
+@dataclass
+class BatchUnderWay:
+    """What journals hold of a batch, as it is seen from outside.
+
+    Attributes:
+        episodes: finished ones.
+        open_turns: finished turns of episodes that are not.
+        seconds: from the batch's beginning to the newest record.
+    """
+
+    update: int
+    episodes: int = 0
+    open_turns: int = 0
+    seconds: float = 0.0
+
+
+class Onlooker:
+    """Reads the journals of the newest batch while they are written; what was read before is not read again.
+
+    Args:
+        folder: a run's `FOLDER`, on this machine's disk.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = location(folder)
+        self._update = -1
+        self._read: dict[epath.Path, int] = {}
+        self._finished: set[tuple[int, int]] = set()
+        self._turns: dict[tuple[int, int], set[int]] = {}
+        self._seconds = 0.0
+
+    def look(self) -> BatchUnderWay | None:
+        """The batch now; None where there is none."""
+        segments = _segments(self._folder, None)
+        if not segments:
+            return None
+        if (update := _update(segments[-1])) != self._update:
+            self._update, self._seconds = update, 0.0
+            self._read, self._finished, self._turns = {}, set(), {}
+        for path in segments:
+            if _update(path) == update:
+                self._go_on(path)
+        still_open = [len(places) for episode, places in self._turns.items() if episode not in self._finished]
+        return BatchUnderWay(update, len(self._finished), sum(still_open), self._seconds)
+
+    def _go_on(self, path: epath.Path) -> None:
+        at = self._read.get(path, 0)
+        with open(path, "rb") as file:
+            file.seek(at)
+            for content in _unframed(file.read()):
+                if content is None:  # not all of it is written yet
+                    return
+                if at:
+                    record = msgspec.msgpack.decode(content, type=_Record)
+                    episode = (record.group, record.number)
+                    self._seconds = max(self._seconds, record.seconds)
+                    if record.place < 0:
+                        self._finished.add(episode)
+                    else:
+                        self._turns.setdefault(episode, set()).add(record.place)
+                at += _HEAD.size + len(content)
+                self._read[path] = at
+
+
 @dataclass(frozen=True)
 class Journals:
     """The journals of a run; the first host's alone.

@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +25,8 @@ from absl import app, flags, logging
 import astra_jax
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
-from launch.flags import endings, settings_list
-from sandbox.settings import SettingError
+from launch.flags import endings, settings_list, shared
+from sandbox.settings import SettingError, declared, wording
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import printable, say
 
@@ -39,6 +39,8 @@ Config = TypeVar("Config")
 
 _PREFIX = "--config."
 _HELP_CONFIG = "help_config"
+_HELPS = ("--help", "-help", "--helpfull", "-helpfull")
+"""After which the settings are listed too; --helpshort has the flags alone, at once."""
 _ABSL_HELPED = 1
 """What absl exits with after it has printed the help that was asked for."""
 _MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
@@ -88,7 +90,7 @@ def run(
     raised.
 
     Args:
-        argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --dataset=DIR`.
+        argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --data=DIR`.
         settings: the configuration that `--config.NAME=VALUE` changes, for `--help_config`; called when the flags are
             parsed. None: the program has none, and refuses such arguments.
         again: what the same command does after Ctrl-C, such as "it goes on from its last checkpoint".
@@ -151,6 +153,10 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
             raise UsageError(f"{_PREFIX}{_overrides[0][0]}: this program has no such settings (see --help)")
         try:
             rest = flags.FLAGS(kept)
+        except flags.UnrecognizedFlagError as error:
+            if (today := shared.todays_flag(error.flagname)) is not None:
+                raise UsageError(f"--{error.flagname}: this flag is called --{today} now; see --help") from None
+            raise UsageError(_in_our_words(error)) from None
         except flags.Error as error:
             # A flag that is missing does not matter to who asks for the settings; one that is wrong does.
             if not (flags.FLAGS.is_parsed() and settings is not None and flags.FLAGS[_HELP_CONFIG].value):
@@ -161,9 +167,22 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
             sys.exit(0)
         return rest
     except SystemExit as ended:
-        sys.exit(0 if ended.code == _ABSL_HELPED else ended.code)
+        sys.exit(_helped(kept, settings) if ended.code == _ABSL_HELPED else ended.code)
     except Exception as error:
         sys.exit(endings.code(error))
+
+
+def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
+    """Behind the flags, which absl has printed for --help, the settings. Returns the exit code."""
+    try:
+        if settings is not None and any(one in _HELPS for one in argv):
+            flags.FLAGS.mark_as_parsed()  # absl has ended before
+            say(f"\nsettings, each with its default, what it may be, and what it means ({_PREFIX}NAME=VALUE):\n")
+            say(settings_list.listing(overridden(settings()), _PREFIX))
+        sys.stdout.flush()
+    except Exception as error:
+        return endings.code(error)
+    return 0
 
 
 def _in_our_words(error: flags.Error) -> str:
@@ -198,7 +217,7 @@ def token_in(file: str, named: str) -> str:
     """The token in a file. Raises `UsageError`: there is none; it names what `named` is."""
     path = Path(file)
     if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
-        raise UsageError(f"{named}={path} is no file with a token on its first line")
+        raise UsageError(f"{named}={path} is no file with a key on its first line")
     return token
 
 
@@ -269,7 +288,7 @@ def load_config(name: str, *kinds: str) -> Any:
         from configs.training import KINDS as classes
         from configs.training import PRESETS as presets
     wanted = {kind: classes[kind] for kind in kinds or classes}
-    found = presets[name]() if name in presets else _config_of_file(name, presets, wanted.values())
+    found = presets[name]() if name in presets else _config_of_file(name, presets, tuple(wanted.values()))
     if not isinstance(found, tuple(wanted.values())):
         such = {kind: "14b" if f"{kind}:14b" in presets else "paper" for kind in wanted}
         needs = " or ".join(f"{one.__name__}, such as {kind}:{such[kind]}" for kind, one in wanted.items())
@@ -277,15 +296,18 @@ def load_config(name: str, *kinds: str) -> Any:
     return found
 
 
-def _config_of_file(name: str, presets: Mapping[str, Any], wanted: Iterable[type]) -> Any:
+def _config_of_file(name: str, presets: Mapping[str, Any], wanted: tuple[type, ...]) -> Any:
     file = Path(name)
     if not file.is_file():
         old = _OLD_PRESET.fullmatch(file.name)
         renamed = f"{old[1]}:{old[2].replace('p', '.').replace('_', '-')}" if old else ""
         if renamed in presets:
             raise UsageError(f"--config={name}: presets have names now; use --config={renamed}")
-        near = difflib.get_close_matches(name, presets, n=1, cutoff=0.0)[0]
-        raise UsageError(f"--config={name} is neither a preset nor a file; the nearest preset is {near}")
+        of_kind = [one for one in presets if isinstance(presets[one](), wanted)]
+        near = difflib.get_close_matches(name, of_kind, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"--config={name} is neither a preset nor a file; the nearest preset is {near}, of {', '.join(of_kind)}"
+        )
     try:
         defined = runpy.run_path(str(file))
     except Exception as error:  # whatever a file of one's own raises, such as for a setting of an earlier version
@@ -338,7 +360,8 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
         wanted = branch
     annotation = typing.get_type_hints(type(holder))[last]
     # A model's class is its family's, which the configuration leaves open.
-    value = _convert(text, type(at) if inspect.isabstract(annotation) else annotation, name)
+    allowed = wording(declared(type(holder))[last])
+    value = _convert(text, type(at) if inspect.isabstract(annotation) else annotation, name, allowed)
     wanted[last] = (f"{_PREFIX}{name}={text}", value)
 
 
@@ -367,7 +390,7 @@ def _is_config(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _convert(text: str, annotation: Any, name: str) -> Any:
+def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
     import msgspec  # here, so that --help does not wait for it
 
     try:
@@ -379,8 +402,13 @@ def _convert(text: str, annotation: Any, name: str) -> Any:
     except msgspec.ValidationError:
         try:
             return msgspec.convert(text, annotation)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"{_PREFIX}{name}={text}: {error}") from None
+        except msgspec.ValidationError:
+            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not what it takes; use {allowed}") from None
+
+
+def shown(text: str) -> str:
+    """A value as a refusal quotes it."""
+    return text if len(text) <= 80 else f"{text[:60]}…"
 
 
 def setting_names(config: Any, prefix: str = "") -> Iterator[str]:

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from synthesis.core.datasets import Folder
 
-_KINDS = "A dataset of trajectories, a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
-DATA = flags.DEFINE_string("data", None, f"{_KINDS}, to train on; not with --bench.")
-HELD_OUT = flags.DEFINE_string("held_out", None, f"{_KINDS}, whose loss is logged every eval_every steps.")
-_SKIP_BAD = flags.DEFINE_bool(
-    "data.skip_bad", False, "Leave out rows of files that cannot be trained on, and say them."
-)
-_ACCEPT = flags.DEFINE_list("data.accept", [], "Defects with which a file's row is read all the same (docs/sft.md).")
+_KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
+DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}. Not with --bench.")
+HELD_OUT = flags.DEFINE_string("held_out", None, f"Dataset whose loss is logged every eval_every steps: {_KINDS}.")
+_SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
+_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
 FOLDER = "data"
 """In the user's cache."""
 
@@ -71,7 +69,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     try:
         found = kept_dataset(files, user_cache(FOLDER), accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:
-        remedy = "" if _SKIP_BAD.value else " (--data.skip_bad leaves such rows out)"
+        remedy = "" if _SKIP_BAD.value else " (--skip_bad leaves such rows out)"
         raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
     card = read_card(found)
     skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]

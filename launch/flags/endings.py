@@ -4,6 +4,7 @@
 69    refused for now: a server, a host or a bucket is away, and may come back. (EX_UNAVAILABLE of sysexits.h.)
 4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
+141   nobody reads what it says any more (`astra sft --help_config | head`): nothing, as a shell's own programs.
 1     a bug: the traceback, and a line that says so.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shlex
 import signal
 import sys
@@ -25,7 +27,7 @@ from absl import logging
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable, say
 
-REFUSED, AWAY, FELL_SHORT, INTERRUPTED, BROKEN = 2, 69, 4, 130, 1
+REFUSED, AWAY, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 4, 130, 141, 1
 
 _DISK = {
     errno.ENOSPC: "make room there",
@@ -128,6 +130,9 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # again while it ends: at once, and in silence
         say(f"interrupted; run the same command again{f': {again}' if again else ''}", file=out)
         return INTERRUPTED
+    if isinstance(error, BrokenPipeError) and _unread():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would say so once more, as it flushes at its end
+        return UNREAD
     if (line := refusal(error)) is not None:
         say(f"error: {' '.join(line.splitlines())}", file=out)
         return AWAY if _is_away(error) else REFUSED
@@ -138,6 +143,13 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         file=out,
     )
     return BROKEN
+
+
+def _unread() -> bool:
+    """Whether standard output is a pipe whose reader is gone."""
+    asked = select.poll()
+    asked.register(1, 0)
+    return any(happened & select.POLLERR for _, happened in asked.poll(0))
 
 
 def refusal(error: BaseException) -> str | None:

@@ -30,7 +30,7 @@ _KINDS = ("mcp", "verifiers", "openenv")
 _ENVIRONMENTS = flags.DEFINE_string(
     "environments",
     None,
-    "What to train on: a dataset of tool environments, my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL.",
+    "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL.",
     required=True,
 )
 _COUNT = number_flag("environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server.")

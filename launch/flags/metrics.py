@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
 
 _PORT = number_flag("metrics_port", None, Port, "Show Prometheus this program's figures here; 0 takes a free one.")
-_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "Address to show them on; beyond loopback a token is needed.")
-_TOKEN_FILE = flags.DEFINE_string("metrics_token_file", None, "File whose first line is the token of --metrics_port.")
+_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "Address to show them on; beyond loopback a key is needed.")
+_TOKEN_FILE = flags.DEFINE_string("metrics_key_file", None, "File whose first line is the key of --metrics_port.")
 
 
 @contextlib.contextmanager

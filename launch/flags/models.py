@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from launch.flags import cli, hub, meshes
+from launch.flags import cli, hub, meshes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Seconds
 from synthesis.core.terminal import say
@@ -26,29 +26,16 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="TrainingConfig")
 
-CONFIG = flags.DEFINE_string("config", None, "A preset, such as sft:14b, or a file that defines CONFIG.", required=True)
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run, or gs://BUCKET/FOLDER; made if it is not there.", required=True
-)
-_WEIGHTS = flags.DEFINE_string(
-    "weights",
-    None,
-    "The model to start from: a folder of either kind, or a name on the Hub, such as Qwen/Qwen3-0.6B.",
-    required=True,
-)
-_TOKENIZER = flags.DEFINE_string(
-    "tokenizer", None, "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
-)
+CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.", required=True)
+WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
+_WEIGHTS = shared.weights()
+_TOKENIZER = shared.tokenizer()
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
-_MESH = flags.DEFINE_list(
-    "mesh",
-    [],
-    "Sizes of mesh axes, such as fsdp=8,context=2; of several TPU slices data is a multiple. By default one device.",
-)
+_MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
 _HOSTS = number_flag("hosts", None, Count, "How many; with --coordinator.")
-_HOST = number_flag("host", None, CountOrZero, "This one's number, from 0; with --coordinator.")
+_HOST = number_flag("host_index", None, CountOrZero, "This one's number, from 0; with --coordinator.")
 _DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign of life after which a host is gone.")
 _STEP_DEADLINE = number_flag(
     "host_step_deadline", 1800.0, Seconds, "Seconds by which a host may be behind the others before it is called hung."
@@ -76,9 +63,11 @@ def hosts() -> Iterator[None]:
 
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
-        raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host")
+        raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host_index")
     if given and _HOST.value >= _HOSTS.value:
-        raise cli.UsageError(f"--host={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below")
+        raise cli.UsageError(
+            f"--host_index={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below"
+        )
     if not given and not _MULTIHOST.value:
         yield
         return

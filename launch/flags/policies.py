@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, hub, meshes
-from launch.flags.numbers import number_flag
-from sandbox.settings import CountOrZero
+from launch.flags import cli, hub, meshes, shared
 
 if TYPE_CHECKING:
     from etils import epath
@@ -19,18 +17,11 @@ if TYPE_CHECKING:
     from astra_jax.models.model import Model, Params
     from astra_jax.tokenizer import ChatTokenizer
 
-_WEIGHTS = flags.DEFINE_string(
-    "weights",
-    None,
-    "A Hugging Face folder, a run's checkpoints/, or a name on the Hub, such as Qwen/Qwen3-0.6B.",
-    required=True,
-)
-_STEP = number_flag("step", None, CountOrZero, "Step of Orbax checkpoints; by default the newest.")
-_TOKENIZER = flags.DEFINE_string(
-    "tokenizer", None, "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
-)
-_MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes, such as tensor=4 or fsdp=8; by default one device.")
-_DTYPE = flags.DEFINE_enum("dtype", None, ["bfloat16", "float32"], "Of the weights and the arithmetic; as stored.")
+_WEIGHTS = shared.weights()
+_STEP = shared.step()
+_TOKENIZER = shared.tokenizer()
+_MESH = shared.mesh()
+_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Of the weights and the arithmetic; by default as stored.")
 
 
 def source() -> epath.Path:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.preview import Forecast, Preview
 
 PREVIEW = number_flag(
-    "preview", None, Count, "Run every stage on so many records, show what is asked and a forecast, and keep nothing."
+    "preview",
+    None,
+    Count,
+    "Show so many records, and stop; every stage with what it asks, and a forecast. Nothing is kept.",
 )
 _PAGE = flags.DEFINE_string("preview_page", "preview.html", "The page that --preview writes.")
 _SHOWN = 400

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from synthesis.astra_format.records import Imported
 
 _FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset.")
-_TO = flags.DEFINE_string("to", None, "Folder of the dataset to write, or file.")
+_TO = flags.DEFINE_string("to", None, "Dataset to write; its folder, or a file.")
 
 
 @contextlib.contextmanager

@@ -10,27 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli
+from launch.flags import cli, shared
 
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox import Sandbox, SandboxPool
 
+_TIER = shared.sandbox_tier()
 _URLS = flags.DEFINE_list(
     "sandbox_url",
     [],
     "Sandbox services (launch.sandbox_server) in which tool code runs, separated by commas; by default this machine.",
 )
-_TOKEN_FILE = flags.DEFINE_string("sandbox_token_file", None, "File whose first line is the services' token.")
+_KEY_FILE = flags.DEFINE_string("sandbox_key_file", None, "File whose first line is the services' key.")
 _CA_FILE = flags.DEFINE_string(
     "sandbox_ca_file",
     None,
     "PEM file of whoever signed the services' certificates; by default the system's authorities.",
-)
-_TIER = flags.DEFINE_enum(
-    "sandbox_tier",
-    "C",
-    ["A", "B", "C", "D", "strict"],
-    "Weakest isolation to accept, see docs/sandbox.md; strict is A. D trusts the code.",
 )
 
 _CALLS_A_CPU = 4
@@ -51,7 +46,7 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
     Raises:
         cli.UsageError: flags contradict each other.
     """
-    unisolated = _TIER.value == "D"
+    unisolated = _TIER.value == shared.UNISOLATED
     if _URLS.value:
         from sandbox.fleet import SandboxFleet
 
@@ -61,12 +56,12 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
         return partial(
             SandboxFleet,
             urls,
-            token=cli.token_of(_TOKEN_FILE),
+            token=cli.token_of(_KEY_FILE),
             minimum_tier=_TIER.value,
             allow_unisolated=unisolated,
             ca_file=cli.certificates_of(_CA_FILE),
         )
-    for flag in (_TOKEN_FILE, _CA_FILE):
+    for flag in (_KEY_FILE, _CA_FILE):
         if flag.value:
             raise cli.UsageError(f"--{flag.name} is for a service: give --sandbox_url too")
     return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, one_a_cpu=one_a_cpu)

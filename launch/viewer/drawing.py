@@ -7,11 +7,11 @@ wide than too narrow. An arrow that skips levels gets a lane of its own in the c
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from synthesis.core.records import Answer, SubQuestion
+from synthesis.core.svg import em
 
 FONT_SIZE = 13
 """Of a box's text, pixels; the page's style has to agree."""
@@ -27,7 +27,6 @@ _OPENING, _CLOSING = r"（「『《〈【“‘", r"，。、；：？！）」�
 _UNIT = re.compile(
     rf"\s+|[{_OPENING}]*[{_CJK}][{_CLOSING}]*|[{_OPENING}]*[^\s{_CJK}{_OPENING}{_CLOSING}]+[{_CLOSING}]*|[{_OPENING}]++|\S"
 )
-_NARROW, _BROAD = frozenset("fijlrtI.,:;'|!()[]{}\"/\\- "), frozenset("mwMW@%&")
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def wrap(text: str, width: float) -> list[str]:
     lines, line, length = [], "", 0.0
     for unit in _UNIT.findall(text.strip()):
         unit = " " if unit.isspace() else unit
-        size = _em(unit)
+        size = em(unit)
         if line and length + size > width:
             lines.append(line.rstrip())
             line, length = "", 0.0
@@ -205,7 +204,7 @@ def wrap(text: str, width: float) -> list[str]:
         if size > width:  # a word longer than a line
             *whole, unit = _broken(unit, width)
             lines += whole
-            size = _em(unit)
+            size = em(unit)
         line, length = line + unit, length + size
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
@@ -214,24 +213,11 @@ def _broken(word: str, width: float) -> list[str]:
     """A word in pieces as wide as a line allows, of a character at least."""
     pieces, size = [""], 0.0
     for one in word:
-        size += _character_em(one)
+        size += em(one)
         if pieces[-1] and size > width:
-            pieces.append("")
-            size = _character_em(one)
+            kept = max(pieces[-1].rfind(mark) for mark in "_-/.") + 1  # an id is broken behind its separators
+            rest = pieces[-1][kept:] if kept else ""
+            pieces[-1:] = [pieces[-1][: len(pieces[-1]) - len(rest)], rest]
+            size = em(rest + one)
         pieces[-1] += one
     return pieces
-
-
-def _em(text: str) -> float:
-    return sum(_character_em(one) for one in text)
-
-
-def _character_em(character: str) -> float:
-    if character.isascii():
-        if character in _NARROW:
-            return 0.42
-        return 0.98 if character in _BROAD else 0.72 if character.isupper() else 0.64
-    if unicodedata.combining(character):
-        return 0.0
-    width = unicodedata.east_asian_width(character)
-    return 1.05 if width in "WFA" else 0.75

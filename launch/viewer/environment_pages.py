@@ -1,6 +1,7 @@
 """The pages of tool environments.
 
-    GET  /                   environments; ?text, ?structure and ?language choose some of them, ?page a part
+    GET  /                   environments; ?text, ?structure and ?language choose some of them, ?sort their order, ?page
+                             a part
     GET  /environment/ID     one of them, its graph and its tools
     POST /call               {"environment", "tool", "arguments"} → the outcome, and the sub-questions that it solves
 
@@ -14,13 +15,21 @@ import json
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
 
-from launch.viewer.catalogue import Catalogue, EnvironmentFilter, code_tools, shown_tools, solved
+from launch.viewer.catalogue import (
+    ENVIRONMENT_KEYS,
+    Catalogue,
+    EnvironmentFilter,
+    code_tools,
+    shown_tools,
+    solved,
+)
 from launch.viewer.drawing import draw_graph, shown_answer
-from launch.viewer.listing import address, asked, page_number
+from launch.viewer.listing import address, asked, beside, checked_sort, page_number, query
 from launch.viewer.pages import CALL, page, short
 from sandbox import SandboxError
 from sandbox.http_service import HttpRefusal
@@ -64,14 +73,16 @@ class EnvironmentPages:
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = EnvironmentFilter(**asked(request, ("text", "structure", "language")))
+        wanted = _wanted(request)
         shown = self._catalogue.page(wanted, page_number(request))
         return page(
             "environments.html.jinja",
             page=shown,
             wanted=wanted,
             catalogue=self._catalogue,
+            keys=ENVIRONMENT_KEYS,
             link=partial(address, wanted),
+            place=partial(_place, wanted),
         )
 
     async def _one(self, request: web.Request) -> web.Response:
@@ -79,10 +90,15 @@ class EnvironmentPages:
         environment = self._catalogue.get(id)
         if environment is None:
             raise HttpRefusal(404, f"there is no environment {short(id)}; choose one of the list")
+        wanted = _wanted(request)
+        place = partial(_place, wanted)
         tool_of = {call.sub_question: call.tool for call in environment.reference_calls}
         return page(
             "environment.html.jinja",
             environment=environment,
+            home=f"/{query(wanted)}",
+            beside=beside([one.id for one in self._catalogue.chosen(wanted)], id, place),
+            tool_of=tool_of,
             drawing=draw_graph(environment.sub_questions, tool_of),
             needed=shown_tools(environment, environment.tools),
             irrelevant={
@@ -121,6 +137,17 @@ class EnvironmentPages:
             except ValueError as error:
                 answer["note"] = str(error)
         return web.json_response(answer)
+
+
+def _wanted(request: web.Request) -> EnvironmentFilter:
+    wanted = EnvironmentFilter(**asked(request, ("text", "structure", "language", "sort")))
+    checked_sort(wanted.sort, ENVIRONMENT_KEYS)
+    return wanted
+
+
+def _place(wanted: EnvironmentFilter, id: str) -> str:
+    """Where an environment's page is, which leads back to the list that it was chosen from."""
+    return f"/environment/{quote(id)}{query(wanted)}"
 
 
 def _call_request(body: bytes) -> CallRequest:

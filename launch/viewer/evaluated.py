@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,11 +13,12 @@ import msgspec
 from astra_jax.evaluation.results import ItemResult
 from launch.viewer.conversations import TOO_DEEP, Asked, Said, Turn, arguments_text, arranged, result_of
 from launch.viewer.listing import Page, part
+from launch.viewer.listing import arranged as in_order
 from synthesis.core.datasets import DatasetError, each_record, read_card, read_record
 from synthesis.core.refusals import InputError
 
 SCORES = ("0", "between", "1")
-_PROBLEM_CHARACTERS = 300
+_SHORT_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class ResultFilter:
     """Which results to list; what is empty lets all pass.
 
     Attributes:
-        text: in the item's id or in what was wrong, whatever its case.
+        text: in the question, the item's id or what was wrong, whatever its case.
         score: one of `SCORES`.
+        sort: one of `RESULT_KEYS`, or with a minus; "": the dataset's order.
     """
 
     text: str = ""
@@ -53,6 +55,7 @@ class ResultFilter:
     score: str = ""
     finish: str = ""
     trial: str = ""
+    sort: str = ""
 
     def passes(self, entry: ResultEntry) -> bool:
         """Whether a result is one of those."""
@@ -71,9 +74,11 @@ FILTERS = tuple(field.name for field in fields(ResultFilter))
 
 @dataclass(frozen=True)
 class ResultEntry:
-    """A line of the list. `problem` is cut where it is long; `searched` is the text that a filter looks in."""
+    """A line of the list. `question` is what the user says first, it and `problem` are cut where they are long;
+    `searched` is the text that a filter looks in."""
 
     name: Name
+    question: str
     score: float
     finish: str
     problem: str
@@ -81,6 +86,18 @@ class ResultEntry:
     calls: int
     tokens: int
     searched: str
+
+
+RESULT_KEYS: Mapping[str, Callable[[ResultEntry], Any]] = {
+    "question": lambda one: one.question.casefold(),
+    "item": lambda one: one.name.item,
+    "category": lambda one: one.name.category,
+    "score": lambda one: one.score,
+    "finish": lambda one: one.finish,
+    "calls": lambda one: one.calls,
+    "tokens": lambda one: one.tokens,
+}
+"""What the list can be sorted by."""
 
 
 class Evaluated:
@@ -139,24 +156,33 @@ class Evaluated:
         """All trials of a result's item, itself among them."""
         return self._trials.get((name.suite, name.category, name.item), [])
 
+    def chosen(self, wanted: ResultFilter) -> list[ResultEntry]:
+        """What passes a filter, in its order."""
+        return in_order(filter(wanted.passes, self._entries), wanted.sort, RESULT_KEYS)
+
     def page(self, wanted: ResultFilter, number: int, size: int = 50) -> Page[ResultEntry]:
-        """Page `number`, from 1, of what passes a filter; the last one where there are not so many."""
-        return part([one for one in self._entries if wanted.passes(one)], number, size)
+        """Page `number`, from 1, of those; the last one where there are not so many."""
+        return part(self.chosen(wanted), number, size)
 
 
 def _entry(one: ItemResult) -> ResultEntry:
-    long = len(one.problem) > _PROBLEM_CHARACTERS
+    question = next((_text(said.get("content")) for said in one.messages if said.get("role") == "user"), "")
     return ResultEntry(
         name=Name.of(one),
+        question=_short(question),
         score=one.score,
         finish=one.finish,
-        problem=f"{one.problem[:_PROBLEM_CHARACTERS]}…" if long else one.problem,
+        problem=_short(one.problem),
         steps=one.steps,
         calls=one.calls,
         tokens=one.completion_tokens,
-        # A line break stands in no form's field: nothing matches across the two.
-        searched=f"{one.item}\n{one.problem}".casefold(),
+        # A line break stands in no form's field: nothing matches across two of these.
+        searched=f"{question}\n{one.item}\n{one.problem}".casefold(),
     )
+
+
+def _short(text: str) -> str:
+    return f"{text[:_SHORT_CHARACTERS]}…" if len(text) > _SHORT_CHARACTERS else text
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from astra_jax.evaluation.comparison import Comparison
 from astra_jax.evaluation.grids import Grid
 from astra_jax.evaluation.suite import SuiteInfo
 from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table
-from launch.viewer import charts
+from synthesis.core import charts
 from synthesis.core.files import write_text
 from synthesis.core.html import template
 
@@ -84,8 +84,15 @@ def _write(
         warnings=warnings,
         differences=differences,
         width=charts.ROW_WIDTH,
+        numeric=_numeric,
     )
     write_text(path, html)
+
+
+def _numeric(grid: Grid) -> list[bool]:
+    """Of each column of a grid, whether its cells are numbers, where it says anything."""
+    columns = [[row.cells[place] for row in grid.rows] for place in range(len(grid.columns))]
+    return [all(cell[:1] in "+-–0123456789" for cell in column) for column in columns]
 
 
 def _section(runs: Mapping[str, SuiteTable], shown: list[Grid]) -> _Section:

@@ -16,7 +16,9 @@ CALL = "/call"
 
 def page(name: str, status: int = 200, **values: Any) -> web.Response:
     """A template of this folder, filled in; all that is filled in is escaped."""
-    return web.Response(text=template(name, HERE).render(**values), status=status, content_type="text/html")
+    return web.Response(
+        text=template(name, HERE).render(served=True, **values), status=status, content_type="text/html"
+    )
 
 
 def short(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import resource
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from configs.quickstart import PROFILES
-from launch.flags.cli import UsageError, load_config, overridden, print_table
+from launch.flags.cli import UsageError, load_config, overridden, print_table, setting_names
+from sandbox.settings import declared, wording
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -24,18 +27,19 @@ FLAGS = {
     "launch.plan": "topology",
     "launch.push": "public",
     "launch.difficulty": "policy_name",
-    "launch.compare": "output",
+    "launch.compare": "figures",
     "launch.convert": "from_orbax",
     "launch.evaluate": "user_model",
     "launch.astra_rl": "calls_per_answer",
     "launch.astra_sft": "accept",
-    "launch.sandbox_server": "token_file",
+    "launch.sandbox_server": "max_slots",
     "launch.environments": "teacher_model",
-    "launch.grpo": "rollout_urls",
-    "launch.inspect": "dataset",
+    "launch.grpo": "rollout_url",
+    "launch.inspect": "sandbox_url",
     "launch.serve": "served_model_name",
     "launch.sft": "profile_steps",
     "launch.trajectories": "teacher_model",
+    "launch.watch": "refresh_seconds",
 }
 """One flag of each program."""
 
@@ -95,15 +99,15 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
         ("grpo.steps.more", "1", "there is no such setting"),
         ("grpo.groups_per_batch", "8", "this setting is called --config.grpo.batch_size now"),
         ("dialogue.data.rows", "8", "this setting is called --config.dialogue.batch_size now"),
-        ("grpo.steps", "many", r"--config.grpo.steps=many: Expected `int`"),
-        ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most: Invalid enum value"),
+        ("grpo.steps", "many", r"--config.grpo.steps=many is not what it takes; use a whole number from 1 to "),
+        ("dialogue.data.tools", "most", r"--config.dialogue.data.tools=most is not what it takes; use one of .*some"),
         ("grpo.group_size", "1", r"--config.grpo.group_size=1: GRPOConfig.group_size is 1; use a whole number from 2 "),
         ("grpo.learning_rate", "NaN", "GRPOConfig.learning_rate is nan; use a number from 0 to 100"),
         ("grpo.learning_rate", "1e999", "GRPOConfig.learning_rate is inf; use a number"),
         ("tools.checkpoint_every", "0", "SFTConfig.checkpoint_every is 0; use a whole number from 1"),
         ("dialogue.data.seed", str(2**70), "--config.dialogue.data.seed=1180591620717411303424: "),
-        ("grpo.steps", "9" * 5_000, "Expected `int`, got `str`"),
-        ("grpo.row_buckets", "[" * 100_000, "Expected `array`, got `str`"),
+        ("grpo.steps", "9" * 5_000, "is not what it takes; use a whole number"),
+        ("grpo.row_buckets", "[" * 100_000, "is not what it takes; use a list"),
         ("grpo.row_buckets", "[2048, -1]", r"GRPOConfig.row_buckets\[1\] is -1; use"),
         ("trajectories.thresholds", '{"question_quality": 9, "scenario_realism": 1, "tool_necessity": 1}', "is 9; use"),
         ("trajectories.emulated_servers", '["htp"]', r"'htp'; use .* \(the nearest is http\)"),
@@ -114,6 +118,23 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
 def test_a_bad_override_says_what_would_be_right(config, name: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         overridden(config, [(name, text)])
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "sft:0.6b", "grpo:0.6b", "environments:paper"])
+def test_a_setting_of_a_few_values_names_them_all_where_it_refuses_one(preset: str) -> None:
+    kind = preset.partition(":")[0]
+    whole = PROFILES["quick"]() if preset == "quickstart" else load_config(preset, kind)
+    few = 0
+    for name in setting_names(whole):
+        *outer, last = name.split(".")
+        holder = functools.reduce(getattr, outer, whole)
+        allowed = wording(declared(type(holder))[last])
+        if match := re.match("one of (?!\\d+ names)(.*?)(, or None)?$", allowed):
+            few += 1
+            with pytest.raises(UsageError) as refused:
+                overridden(whole, [(name, "nothing")])
+            assert f"--config.{name}=nothing" in str(refused.value) and match[1] in str(refused.value)
+    assert few > 0
 
 
 def test_a_configuration_is_a_preset_or_a_file_of_ones_own(tmp_path) -> None:
@@ -166,7 +187,7 @@ def test_help_answers_at_once(program: str) -> None:
     seconds = []
     for _ in range(5):
         before = processor_seconds_of_children()
-        result = run(program, "--help")
+        result = run(program, "--helpshort")  # --help also lists the settings, which import what has them
         seconds.append(processor_seconds_of_children() - before)
         if seconds[-1] < 0.6:
             break
@@ -200,8 +221,8 @@ def test_one_argument_may_be_given_without_its_flag(tmp_path) -> None:
         ([nowhere, "--port=0"], f"error: no dataset at {nowhere}"),
         (["--port=0", nowhere], f"error: no dataset at {nowhere}"),
         ([], "error: no dataset is given; write python -m launch.inspect DIR"),
-        ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --dataset"),
-        (["stray", f"--dataset={nowhere}"], "error: unexpected argument 'stray'"),
+        ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --data"),
+        (["stray", f"--data={nowhere}"], "error: unexpected argument 'stray'"),
     ]:
         result = run("launch.inspect", *arguments)
         assert result.returncode == 2 and message in result.stderr, result.stderr

@@ -45,7 +45,7 @@ def compared(stages, tmp_path_factory) -> tuple[str, Path, Path]:
     """What it printed, the page and the figures."""
     folder = tmp_path_factory.mktemp("compared")
     page, figures = folder / "page.html", folder / "figures.json"
-    done = run(*stages, f"--output={page}", f"--json={figures}")
+    done = run(*stages, f"--page={page}", f"--figures={figures}")
     assert done.returncode == 0, done.stderr
     return done.stdout, page, figures
 
@@ -80,7 +80,8 @@ def test_the_page_shows_the_stages(compared, browser) -> None:
     assert [row.split()[:2] for row in ours] == [["base", "75.0"], ["sft", "75.0"], ["rl", "75.0"]]
     assert "Qwen3-14B, SFT (Table 2)" in text_of(browser) and "FELL, watched" in text_of(browser)
     widths = [
-        float(bar.get_attribute("width")) for bar in browser.find_elements("css selector", "svg rect:nth-child(2)")
+        float(bar.get_attribute("width"))
+        for bar in browser.find_elements("css selector", "svg[role=img] rect:nth-child(2)")
     ]
     assert len(widths) == 3 * 3 and widths[:2] == pytest.approx([0.75 * 160, 0.8 * 160], abs=0.06)
     details = browser.find_element("css selector", "details")
@@ -112,8 +113,8 @@ def test_the_page_is_readable_in_the_dark_and_loads_nothing(compared, browser) -
             "return [getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).color]"
         )
     assert colours == {
-        False: ["rgb(255, 255, 255)", "rgb(34, 34, 51)"],
-        True: ["rgb(21, 27, 27)", "rgb(221, 229, 229)"],
+        False: ["rgb(255, 255, 255)", "rgb(29, 42, 42)"],
+        True: ["rgb(19, 25, 25)", "rgb(223, 231, 230)"],
     }
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]

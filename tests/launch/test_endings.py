@@ -261,7 +261,7 @@ with {"workdir": locked, "target": locked_target}[sys.argv[1]](sys.argv[2]):
     [
         ("launch.trajectories", "workdir", ["--workdir={}"]),
         ("launch.environments", "workdir", ["--workdir={}"]),
-        ("launch.evaluate", "workdir", ["--workdir={}", "--endpoint=http://127.0.0.1:9/v1"]),
+        ("launch.evaluate", "workdir", ["--workdir={}", "--model_url=http://127.0.0.1:9/v1"]),
         ("launch.quickstart", "workdir", ["--workdir={}", "--profile=ci"]),
         ("launch.astra_rl", "target", ["--from=README.md", "--to={}"]),
     ],

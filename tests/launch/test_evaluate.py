@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 async def started(workdir: Path, url: str, *arguments: str) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}", f"--endpoint={url}", *arguments]
+    command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}", f"--model_url={url}", *arguments]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe, stderr=pipe, start_new_session=True)
 
@@ -144,10 +144,10 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--suites=environments"], "the suite environments has no data; give the folder"),
             (url, ["--suites=environments", "--sources=environments=/nowhere"], "a folder that is there"),
             (url, ["--suites=aime,aime"], "names aime twice"),
-            (url, ["--extra={"], "--extra={ is not JSON"),
-            (url, ['--extra={"min_p": NaN}'], "is not JSON (NaN is not JSON)"),
-            (url, ["--extra={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
-            ("localhost", [], "--endpoint=localhost: write http://HOST:PORT/v1"),
+            (url, ["--extra_body={"], "--extra_body={ is not JSON"),
+            (url, ['--extra_body={"min_p": NaN}'], "is not JSON (NaN is not JSON)"),
+            (url, ["--extra_body={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
+            ("localhost", [], "--model_url=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip
         found = await asyncio.gather(*(evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)))
     found.append(await evaluate(tmp_path / "down", url, "--suites=environments", source))

@@ -117,18 +117,18 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
     mine.write_text(
         "class Mine:\n    question = 'How many?'\n    def score(self, episode): return 1\nmine = [Mine()]\n"
     )
-    servers: dict[str, Path | str] = {"rollout_urls": "http://127.0.0.1:9"}
+    servers: dict[str, Path | str] = {"rollout_url": "http://127.0.0.1:9"}
     cases: list[tuple[dict[str, Path | str], str]] = [
         ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
         ({"environments": world / "data"}, "holds Trajectory records, expected ToolEnvironment"),
         ({"config": world / "sft.py"}, "is of type SFTRun; this program takes one of GRPORun"),
         ({"config.grpo.solve_rates": "[0.1,0.9]"}, "has no recorded solve rate"),
         ({"weights": nowhere}, f"{nowhere} has no config.json"),
-        ({"rollout_key_file": key}, "--rollout_key_file is for servers: give --rollout_urls too"),
+        ({"rollout_key_file": key}, "--rollout_key_file is for servers: give --rollout_url too"),
         (servers | {"rollout_key_file": key}, f"--rollout_key_file={key} is no file"),
         (servers | {"rollout_sync_key_file": key}, f"--rollout_sync_key_file={key} is no file"),
         (servers | {"rollout_ca_file": key}, f"--rollout_ca_file={key} is no file of certificates"),
-        ({"sandbox_token_file": key}, "--sandbox_token_file is for a service"),
+        ({"sandbox_key_file": key}, "--sandbox_key_file is for a service"),
         ({"environments": "no_such_module:mine"}, "no_such_module:mine: no_such_module cannot be imported"),
         ({"environments": f"{mine}:others"}, "has no others; it has Mine, mine"),
         ({"environments": f"{mine}:mine"}, "reward f1 counts sub-tasks"),

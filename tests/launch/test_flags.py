@@ -6,8 +6,10 @@ import ast
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ from absl import flags
 
 from launch.flags.meshes import axis_sizes
 from launch.flags.numbers import NumberParser, number_flag, numbers_of
+from launch.flags.shared import RENAMED
 from sandbox.settings import Amount, Count, Port, Seconds, SettingError, Share
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,10 +34,11 @@ UNBOUNDED = ("DEFINE_integer", "DEFINE_float", "DEFINE_multi_integer", "DEFINE_m
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 
 DRIVER = """
-import contextlib, importlib, io, json, runpy, sys
+import contextlib, importlib, io, json, re, runpy, sys
 from absl import flags
 from launch.flags import cli
 from launch.flags.numbers import NumberParser
+from launch.flags.shared import RENAMED
 
 program, values = sys.argv[1], json.loads(sys.argv[2])
 seen = {}
@@ -51,13 +55,27 @@ def run(*given, **options):
                 return [ended.code, out.getvalue(), err.getvalue()]
         return [None, out.getvalue(), err.getvalue()]
 
-    seen["help"], seen["version"], seen["unknown"] = once("--help"), once("--version"), once("--nonsens=1")
+    seen["help"], seen["version"], seen["unknown"] = once("--helpshort"), once("--version"), once("--nonsens=1")
     seen["stray"] = once("--config.no_such_setting=1") if "settings" not in options else None
     numeric = [name for name in flags.FLAGS if isinstance(flags.FLAGS[name].parser, NumberParser)]
     seen["unbounded"] = sorted(  # but absl's own
         flag.name for module, known in flags.FLAGS.flags_by_module_dict().items() if not module.startswith("absl")
         for flag in known if type(flag.parser).__name__ in ("IntegerParser", "FloatParser")
     )
+    own = [
+        flag for module, known in flags.FLAGS.flags_by_module_dict().items() if not module.startswith("absl")
+        for flag in known if flag.name not in ("version", "help_config")
+    ]
+    seen["meant"] = {
+        flag.name: [type(flag.parser).__name__, flag.parser.syntactic_help, re.split("[.;:]", flag.help)[0]]
+        for flag in own
+    }
+    seen["enums"] = {
+        flag.name: [list(flag.parser.enum_values), once(f"--{flag.name}=nothing")]
+        for flag in own if isinstance(flag.parser, flags.EnumParser)
+    }
+    old = sorted(set(RENAMED) - {flag.name for flag in own})
+    seen["old"] = {name: once(f"--{name}=1") for name in old if RENAMED[name] in flags.FLAGS}
     seen["numeric"] = {}
     for name in sorted(numeric):
         parser = flags.FLAGS[name].parser
@@ -79,13 +97,19 @@ print(json.dumps(seen))
 VALUES = ("nan", "inf", "-inf", "1e308", str(2**70), "9" * 5_000, "many", "", "0x10", "true")
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
-def seen(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    command = [sys.executable, "-c", DRIVER, request.param, json.dumps(VALUES)]
+@cache
+def seen_of(program: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", DRIVER, program, json.dumps(VALUES)]
     environment = os.environ | {"ASTRA_CPU": "set"}  # so that it does not start itself again
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    return request.param, json.loads(result.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(params=PROGRAMS)
+def seen(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return request.param, seen_of(request.param)
 
 
 def one_line(outcome: list[Any]) -> str:
@@ -118,6 +142,36 @@ def test_numbers_are_finite_and_bounded(seen: tuple[str, dict[str, Any]]) -> Non
         assert not any(taken.values()), f"--{name} takes {[text for text, took in taken.items() if took]}"
         assert f"--{name}=nan: use a " in one_line(nan)
         assert f"--{name}={2**70}: use a " in one_line(huge)
+
+
+def test_a_flag_of_a_few_values_names_them_all_where_it_refuses_one(seen: tuple[str, dict[str, Any]]) -> None:
+    _, found = seen
+    for name, (values, refused) in found["enums"].items():
+        line = one_line(refused)
+        assert f"--{name}=nothing" in line and all(value in line for value in values), line
+
+
+def test_old_names_are_refused_with_todays(seen: tuple[str, dict[str, Any]]) -> None:
+    _, found = seen
+    for name, refused in found["old"].items():
+        assert f"error: --{name}: this flag is called --{RENAMED[name]} now" in one_line(refused)
+
+
+def test_a_name_has_one_meaning_in_all_programs() -> None:
+    """The same type and bounds, and the same first words of help; what a program adds stands behind them."""
+    meant: dict[str, tuple[str, list[str]]] = {}
+    for program in PROGRAMS:
+        for name, meaning in seen_of(program)["meant"].items():
+            first, before = meant.setdefault(name, (program, meaning))
+            assert meaning == before, f"--{name} of {program}: {meaning}; of {first}: {before}"
+    assert set(RENAMED.values()) <= set(meant)
+
+
+def test_one_word_for_one_idea() -> None:
+    """Addresses are `url`, secrets are in a `key_file`, data is `data`: no program says it otherwise."""
+    names = {name for program in PROGRAMS for name in seen_of(program)["meant"]}
+    others = re.compile(r"(^|_)(endpoint|urls|uri|token_file|secret|dataset|minutes|config_file|hostname)($|_)")
+    assert sorted(name for name in names if others.search(name)) == ["teacher_outage_minutes"]
 
 
 @pytest.mark.parametrize("room", ["launch", "benchmarks"])
@@ -230,11 +284,22 @@ def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, 
     assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
 
 
-def test_settings_are_listed_without_what_a_run_needs() -> None:
-    command = [sys.executable, "-m", "launch.environments", "--help_config", "--config.count=7"]
+@pytest.mark.parametrize("asked", ["--help_config", "--help"])
+def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
+    command = [sys.executable, "-m", "launch.environments", asked, "--config.count=7"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and result.stderr == ""
     assert (
         "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"
         "    questions asked for; rejected ones are not replaced.\n"
     ) in result.stdout
+
+
+@pytest.mark.parametrize("asked", ["--help_config", "--help"])
+def test_who_stops_reading_ends_it_in_silence(asked: str) -> None:
+    command = [sys.executable, "-m", "launch.environments", asked]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -30,6 +30,6 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         states = {name.partition("/")[0] for name in bucket.names("run/checkpoints/states/")}
         assert states == {"2", "3"} and len(json.loads(bucket.get("run/run.json"))["starts"]) == 2
         alone = start(*given, f"--rollout_sync_key_file={tmp_path / 'key'}").line
-        assert "error: --rollout_sync_key_file is for servers: give --rollout_urls too" in alone
-        nowhere = start(*given, "--rollout_urls=http://127.0.0.1:9", "--rollout_sync=reload").line
+        assert "error: --rollout_sync_key_file is for servers: give --rollout_url too" in alone
+        nowhere = start(*given, "--rollout_url=http://127.0.0.1:9", "--rollout_sync=reload").line
         assert "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket" in nowhere

@@ -250,7 +250,7 @@ def test_beyond_loopback_a_token_is_needed(dataset, refused, tmp_path) -> None:
         assert f"host='{host}' can be reached from other machines" in refused(dataset, f"--host={host}")
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
-    with serving(dataset, "--host=0.0.0.0", f"--token_file={token}") as port:
+    with serving(dataset, "--host=0.0.0.0", f"--key_file={token}") as port:
         for given in ("", "Basic", "Basic !", basic("wrong"), basic(""), f"Basic {TOKEN}", "Bearer wrong"):
             for path in ("/", "/card", "/environment/norway", "/viewer.js", "/none"):
                 status, headers, text = send(port, "GET", path, headers={"Authorization": given})
@@ -264,7 +264,17 @@ def test_beyond_loopback_a_token_is_needed(dataset, refused, tmp_path) -> None:
 
 
 def test_every_answer_forbids_what_is_not_its_own(port) -> None:
-    for path in ("/", "/environment/norway", "/viewer.js", "/viewer.css", "/card", "/call", "/none", "/?page=x"):
+    for path in (
+        "/",
+        "/environment/norway",
+        "/viewer.js",
+        "/page.css",
+        "/page.js",
+        "/card",
+        "/call",
+        "/none",
+        "/?page=x",
+    ):
         _, headers, text = send(port, "GET", path)
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
@@ -318,7 +328,7 @@ def test_bad_input_is_one_line_and_exit_code_2(dataset, port, refused, tmp_path)
         ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),
-        (dataset, ["--token_file=/none"], "--token_file=/none is no file with a token"),
+        (dataset, ["--key_file=/none"], "--key_file=/none is no file with a key"),
         (dataset, ["--sandbox_url=http://127.0.0.1:9"], "no sandbox service answers at http://127.0.0.1:9"),
         (dataset, [f"--port={port}"], f"--host=127.0.0.1 --port={port}: "),
         (dataset, ["--host=127.0.0.255x"], "can be reached from other machines"),
@@ -400,7 +410,7 @@ def test_chinese_texts_and_hostile_ones_in_a_browser(port, browser) -> None:
 @pytest.mark.slow
 def test_a_browser_shows_the_token_as_a_password(dataset, tmp_path, browser) -> None:
     (tmp_path / "token").write_text("sesame")
-    with serving(dataset, f"--token_file={tmp_path / 'token'}") as port:
+    with serving(dataset, f"--key_file={tmp_path / 'token'}") as port:
         browser.get(f"http://me:sesame@127.0.0.1:{port}/environment/norway")
         assert "solves sub-question 1 (string)" in run(browser, "capital_of_country")
         assert browser.get_log("browser") == []

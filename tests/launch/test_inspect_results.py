@@ -21,8 +21,9 @@ from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import FOLDER, Evaluation, save_evaluation
 from launch.viewer.cards import shown_card
 from launch.viewer.evaluated import Evaluated, Name, turns_of
+from launch.viewer.page_service import ViewerConfig
 from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import ViewerConfig, ViewerService
+from launch.viewer.service import ViewerService
 from synthesis.core.datasets import DatasetError, read_card, write_dataset
 
 
@@ -107,7 +108,7 @@ def listed(port: int, **wanted: str) -> list[str]:
     """`item:trial` of a list's first page."""
     status, _, text = send(port, "GET", f"/?{urlencode(wanted)}")
     assert status == 200
-    links = [unescape(one) for one in re.findall(r'<td class="item"><a href="([^"]+)"', text)]
+    links = [unescape(one) for one in re.findall(r'<td class="question"><a href="([^"]+)"', text)]
     queries = [parse_qs(urlsplit(link).query) for link in links]
     return [f"{one['item'][0]}:{one['trial'][0]}" for one in queries]
 
@@ -265,7 +266,7 @@ def test_a_person_finds_a_failure_and_reads_it(port, browser) -> None:
     browser.find_element("name", "text").send_keys("the folder")
     follow(browser, ".filter button")
     assert len(rows(browser)) == 1 and browser.find_element("name", "trial").get_attribute("value") == "1"
-    follow(browser, "td.item a")
+    follow(browser, "td.question a")
     assert browser.title == f"{AGAIN.item}, trial 1" and "turn limit" in text_of(browser)
     follow(browser, ".trials a")  # to the other trial
     assert browser.title == f"{FINISHED.item}, trial 0"

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from viewing import INJECTION, ROOT, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
-from launch.viewer.charts import chart_rows as bars
-from launch.viewer.charts import columns
 from launch.viewer.conversations import scores, shown_text, turns
+from synthesis.core.charts import chart_rows as bars
+from synthesis.core.charts import columns
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import (
     Answer,
@@ -147,7 +147,7 @@ def listed(port: int, **wanted: str) -> list[str]:
     """The ids of a list's first page."""
     status, _, text = send(port, "GET", f"/?{urlencode(wanted)}")
     assert status == 200
-    return [unescape(one) for one in re.findall(r'<td class="question"><a href="/trajectory/([^"]+)"', text)]
+    return [unescape(one) for one in re.findall(r'<td class="question"><a href="/trajectory/([^"?]+)', text)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_a_person_finds_a_trajectory_and_reads_it(port, browser) -> None:
     text = text_of(browser)
     assert "I need two capitals." in text and "city 59" in text and "required" in text
     made = browser.find_elements("css selector", ".calls.parallel .made")
-    assert [one.find_element("tag name", "h4").text for one in made] == ["capital_of_country"] * 2
+    assert [one.find_element("css selector", ".tool").text for one in made] == ["capital_of_country"] * 2
     assert made[0].rect["y"] == made[1].rect["y"] and made[0].rect["x"] < made[1].rect["x"]
     assert len(browser.find_elements("css selector", ".mark")) == 1
     assert fits(browser) and browser.get_log("browser") == []

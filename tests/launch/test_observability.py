@@ -62,7 +62,7 @@ def shown(tmp_path_factory) -> list[str]:
     file.write_text("sesame\n")
     right = "Bearer sesame"
     lines = [f"/metrics {right}", "/metrics Bearer wrong", "/health", f"/other {right}"]
-    return asked(lines, "--metrics_port=0", f"--metrics_token_file={file}")[0]
+    return asked(lines, "--metrics_port=0", f"--metrics_key_file={file}")[0]
 
 
 def test_a_program_shows_its_figures_to_whoever_has_the_token(shown) -> None:
@@ -122,8 +122,8 @@ def test_one_scrape_reaches_all_of_a_cluster() -> None:
     tokens = {name: one.get("authorization", {}).get("credentials_file") for name, one in jobs.items()}
     given = {program: as_flags(words) for program, words in commands_of(RECIPES / "kubernetes" / "tpu")
              if "--write_serving_folder=/served/policy" not in words}  # fmt: skip
-    assert tokens["trainer"] == given["grpo"]["--metrics_token_file"]
-    assert tokens["sandbox"] == given["sandbox_server"]["--token_file"]
+    assert tokens["trainer"] == given["grpo"]["--metrics_key_file"]
+    assert tokens["sandbox"] == given["sandbox_server"]["--key_file"]
     named = {f"http://{one}" for one in (*targets["servers"], *targets["sandbox"])}
     (jobset,) = documents(RECIPES / "kubernetes" / "tpu" / "trainer.yaml")
     trainer = str(jobset)

@@ -139,7 +139,7 @@ def pushed(hub: Hub, home: Path, *given: str, **more: str) -> subprocess.Complet
 
 def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_path) -> None:
     run, _ = trained
-    given = (f"--weights={run / 'checkpoints'}", "--to=me/trained")
+    given = (f"--weights={run / 'checkpoints'}", "--repository=me/trained")
     done = pushed(hub, tmp_path / "home", *given, HF_TOKEN=TOKEN)
     assert done.returncode == 0 and f"{hub.address}/me/trained/commit/" in done.stdout, done.stderr
     there = hub.repositories["models/me/trained"]
@@ -158,11 +158,11 @@ def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_pa
     [
         ("me/new", "", "nobody is logged in; run hf auth login"),
         ("me/new", WRONG, "it does not know the token"),
-        ("new", TOKEN, "--to=new is no name of a repository; write ORG/NAME"),
+        ("new", TOKEN, "--repository=new is no name of a repository; write ORG/NAME"),
     ],
 )
 def test_a_push_that_may_not_be_is_one_line(hub, trained, tmp_path, to: str, token: str, message: str) -> None:
-    done = pushed(hub, tmp_path, f"--weights={trained[0] / 'checkpoints'}", f"--to={to}", HF_TOKEN=token)
+    done = pushed(hub, tmp_path, f"--weights={trained[0] / 'checkpoints'}", f"--repository={to}", HF_TOKEN=token)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "hf_" not in done.stderr and "models/me/new" not in hub.repositories
 
@@ -194,13 +194,13 @@ def test_what_the_hub_does_not_give_is_one_line(world, hub, start, tmp_path, cha
 def test_a_dataset_and_a_gated_model_of_the_hub_are_previewed(world, hub, start, tmp_path) -> None:
     environment = hub.environment(tmp_path / "home", HF_TOKEN=TOKEN, NO_COLOR="1")
     given = arguments(world, tmp_path / "run", weights="hub:org/gated", data="hub:org/chats")
-    ended = start.begin(*given, "--data.preview=1", **environment).wait()
+    ended = start.begin(*given, "--preview=1", **environment).wait()
     assert ended.code == 0 and "--data=hub:org/chats: 4 of 4 rows" in ended.out, ended.errors
     assert "tokens are trained on" in ended.out and not (tmp_path / "run").exists()
     assert not any("/test-" in path for _, path, _ in hub.asked)
     downloaded = [token for method, path, token in hub.asked if method == "GET" and "/lfs/" in path]
     assert set(downloaded) == {""} and TOKEN not in ended.out
-    named = [*given[:2], "--data=hub:org/many/b.jsonl", given[3], "--data.preview=1"]
+    named = [*given[:2], "--data=hub:org/many/b.jsonl", given[3], "--preview=1"]
     assert "12 of 12 rows" in start.begin(*named, **environment).wait().out
 
 
@@ -208,11 +208,11 @@ def test_bad_rows_are_refused_by_number_or_left_out_by_a_flag(world, hub, start,
     file = tmp_path / "some.jsonl"
     file.write_bytes((world / "own.jsonl").read_bytes() + json.dumps({"text": "a"}).encode() + b"\n")
     environment = {**hub.environment(tmp_path / "home"), "NO_COLOR": "1"}
-    given = [*arguments(world, tmp_path / "run", data=str(file)), "--data.preview=1"]
+    given = [*arguments(world, tmp_path / "run", data=str(file)), "--preview=1"]
     refused = start.begin(*given, **environment).wait()
     assert "some.jsonl, row 12 (counted from 0): bad_record: it is of no known form; its keys are text" in refused.line
-    assert "--data.skip_bad leaves such rows out" in refused.line
-    kept = start.begin(*given, "--data.skip_bad", **environment).wait()
+    assert "--skip_bad leaves such rows out" in refused.line
+    kept = start.begin(*given, "--skip_bad", **environment).wait()
     assert kept.code == 0 and "12 of 13 rows" in kept.out and "left out: 1 bad_record, such as" in kept.out
-    assert "use bad_schema" in start.begin(*given, "--data.accept=typo", **environment).wait().line
+    assert "use bad_schema" in start.begin(*given, "--accept=typo", **environment).wait().line
     assert os.listdir(tmp_path / "home" / "astra-jax" / "data")

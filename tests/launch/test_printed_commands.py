@@ -44,10 +44,11 @@ STARTED_BY = {
     "launch.serve": ("astra_jax/serving/test_serving_program.py",),
     "launch.sft": ("launch/test_sft_program.py", "launch/test_own_data.py", "launch/test_lora_program.py"),
     "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_executor.py"),
+    "launch.watch": ("launch/test_watch.py",),
 }
 """The tests that start each program as its users do, below tests/."""
 ONLY_TAKEN = {
-    "--rollout_urls=http://a:8000,http://b:8000": "two servers and sixteen chips",
+    "--rollout_url=http://a:8000,http://b:8000": "two servers and sixteen chips",
     "--served_model_name=policy --host=0.0.0.0": "listens for other machines",
     "--write_serving_folder=SERVED": "launch/recipes/local/run.sh does, which tests/launch/test_local_recipe.py runs",
     "--config.personas=personas.jsonl": "models behind endpoints; tests/synthesis/trajectories/test_on_an_endpoint.py",

@@ -141,8 +141,10 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs) -> None:
         self.seen[tag] = self.seen.get(tag, 0) + 1
-        self.loaded += [value for name, value in attrs if name in ("src", "href") and not value.startswith("#")]
-        if tag not in ("meta", "br", "link", "img", "hr", "input"):
+        self.loaded += [
+            value for name, value in attrs if name in ("src", "href") and not value.startswith(("#", "data:"))
+        ]
+        if tag not in ("meta", "br", "link", "img", "hr", "input", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs) -> None:
@@ -159,8 +161,8 @@ def test_the_report_is_one_self_contained_page(finished, summary) -> None:
     html = (finished / "report.html").read_text(encoding="utf-8")
     page = _Page()
     page.feed(html)
-    assert page.open == [] and page.loaded == [] and "script" not in page.seen
-    assert page.seen["svg"] == 3 and page.seen["details"] >= 4 and page.seen["table"] >= 2
+    assert page.open == [] and page.loaded == [] and page.seen["script"] == 1  # which sorts its tables
+    assert page.seen["svg"] >= 3 and page.seen["details"] >= 4 and page.seen["table"] >= 2
     for figures in summary["held_out"].values():
         assert f"{figures['f1']:.3f}" in html and f"{figures['answer_accuracy']:.3f}" in html
 
@@ -173,9 +175,9 @@ def test_the_report_in_a_browser(finished, summary, browser) -> None:
     text = browser.find_element("tag name", "body").text
     assert all(f"{figures['f1']:.3f}" in text for figures in summary["held_out"].values())
     pictures = browser.find_elements("tag name", "svg")
-    assert len(pictures) == 3 and all(min(one.size["width"], one.size["height"]) > 100 for one in pictures)
+    assert len(pictures) >= 3 and all(min(one.size["width"], one.size["height"]) >= 20 for one in pictures)
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-    for title, inside in (("A trajectory", "ol.talk li"), ("An environment", "table")):
+    for title, inside in (("A trajectory", "ol.conversation li"), ("An environment", "table")):
         details = browser.find_element("xpath", f"//h2[.='{title}']/following-sibling::details[1]")
         hidden = details.find_element("css selector", inside)
         assert not hidden.is_displayed()
@@ -193,14 +195,14 @@ def service(tmp_path) -> Iterator[list[str]]:
     token = tmp_path / "token"
     token.write_text("open sesame\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--token_file={token}"],
+        [sys.executable, "-m", "launch.sandbox_server", "--port=0", f"--key_file={token}"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     url = process.stdout.readline().split()[2].rstrip(",")
-    yield [f"--sandbox_url={url}", f"--sandbox_token_file={token}"]
+    yield [f"--sandbox_url={url}", f"--sandbox_key_file={token}"]
     process.terminate()
     assert process.wait(30) == 0
     process.stdout.close()
@@ -307,9 +309,9 @@ def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start,
         ("--config.model.n_layers=7", "says 7"),
         ("--mesh=widht=2", "the axes are data, fsdp, expert, context, tensor"),
         ("--mesh=fsdp=3", "needs 3 devices, there are 1"),
-        ("--rollout_urls=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
+        ("--rollout_url=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
         ("--environments=/none", "/none"),
-        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
+        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host_index"),
     ],
 )
 def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words: str) -> None:
@@ -392,10 +394,10 @@ def test_a_workdir_of_another_run_is_refused(finished, refused) -> None:
 def test_a_sandbox_that_cannot_be_had_is_refused(refused, tmp_path) -> None:
     workdir = tmp_path / "run"
     assert "no sandbox service answers at http://127.0.0.1:9" in refused(workdir, "--sandbox_url=http://127.0.0.1:9")
-    assert "--sandbox_token_file=/none is no file" in refused(
-        workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_token_file=/none"
+    assert "--sandbox_key_file=/none is no file" in refused(
+        workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_key_file=/none"
     )
-    assert "give --sandbox_url too" in refused(workdir, "--sandbox_token_file=/none")
+    assert "give --sandbox_url too" in refused(workdir, "--sandbox_key_file=/none")
 
 
 def test_a_folder_with_other_things_is_refused(refused, tmp_path) -> None:

@@ -159,7 +159,7 @@ def test_every_flag_of_ours_is_there_and_every_job_starts(dry) -> None:
             assert job.rows >= job.config.batch_size
             trained.add(name)
             # They all have the same parts: servers, their keys, where weights are published, sandboxes or a tier here.
-            parts = {"--rollout_urls", "--rollout_key_file", "--rollout_sync_key_file", "--publish_dir", "--workdir"}
+            parts = {"--rollout_url", "--rollout_key_file", "--rollout_sync_key_file", "--publish_dir", "--workdir"}
             assert parts <= given.keys() and given.keys() & {"--sandbox_url", "--sandbox_tier"}, name
     assert trained == {*(name for name in dry if " " not in name), "kubernetes tpu", "kubernetes gpu"}
 

@@ -122,7 +122,7 @@ def test_what_asks_teachers_keeps_their_keys(run: Programs, tmp_path: Path, stat
     [
         ("launch.environments", ("--teacher_model=m", "--judge_own_text", "--teacher_url")),
         ("launch.environments", ("--sandbox_url",)),
-        ("launch.evaluate", ("--suites=environments", "--sources=environments=.", "--model=m", "--endpoint")),
+        ("launch.evaluate", ("--suites=environments", "--sources=environments=.", "--model=m", "--model_url")),
     ],
 )
 def test_a_key_in_an_address_is_refused_and_not_shown(
@@ -139,7 +139,7 @@ def test_what_asks_sandboxes_keeps_their_token(run: Programs, tmp_path: Path) ->
     for status in (401, 503, 200):
         workdir = tmp_path / f"run{status}"
         with echoing() as (server, url):
-            token = f"--sandbox_token_file={planted(tmp_path, 'sandbox')}"
+            token = f"--sandbox_key_file={planted(tmp_path, 'sandbox')}"
             ended = run(f"--workdir={workdir}", *SMALL, f"--sandbox_url={url}/{status}", token, **variables())
             assert any("Bearer plantedsecret-sandbox" in shown for shown in server.seen)
         assert ended.code in (2, 69), ended
@@ -153,8 +153,8 @@ def test_what_evaluates_keeps_the_keys_of_its_endpoints(run: Programs, tmp_path:
         workdir = tmp_path / f"run{status}"
         with echoing() as (server, url):
             ended = run(
-                f"--workdir={workdir}", f"--endpoint={url}/{status}/v1", "--model=m", "--suites=environments",
-                f"--sources=environments={held_out}", f"--key_file={planted(tmp_path, 'evaluated')}",
+                f"--workdir={workdir}", f"--model_url={url}/{status}/v1", "--model=m", "--suites=environments",
+                f"--sources=environments={held_out}", f"--model_key_file={planted(tmp_path, 'evaluated')}",
                 module="launch.evaluate", **variables(),
             )  # fmt: skip
             assert any("Bearer plantedsecret-evaluated" in shown for shown in server.seen)
@@ -170,7 +170,7 @@ def test_what_trains_keeps_the_keys_of_its_servers(run: Programs, tmp_path: Path
         with echoing() as (server, url):
             ended = run(
                 *grpo_flags(tmp_path), f"--workdir={workdir}",
-                f"--rollout_urls={url}/{status}", "--rollout_sync=plugin",
+                f"--rollout_url={url}/{status}", "--rollout_sync=plugin",
                 f"--rollout_key_file={planted(tmp_path, 'rollout')}",
                 f"--rollout_sync_key_file={planted(tmp_path, 'sync')}",
                 module="launch.grpo", **variables(),

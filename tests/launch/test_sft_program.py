@@ -256,7 +256,10 @@ def start_hosts(
     address = f"localhost:{free_port()}"
     more = ("--mesh=fsdp=4", f"--coordinator={address}", f"--hosts={count}", *more)
     last = {} if faults is None else {host: [flag] for host, flag in faults.items()}
-    return [begun(workdir, *more, f"--host={i}", *last.get(i, []), XLA_FLAGS=devices(4 // count)) for i in range(count)]
+    return [
+        begun(workdir, *more, f"--host_index={i}", *last.get(i, []), XLA_FLAGS=devices(4 // count))
+        for i in range(count)
+    ]
 
 
 def assert_trained_like(workdir: Path, whole: Path) -> None:
@@ -361,12 +364,12 @@ def final_state(workdir: Path) -> list[np.ndarray]:
 
 
 def test_preview_shows_the_mask(forked, tmp_path) -> None:
-    plain = forked(tmp_path / "run", "--data.preview=2", NO_COLOR="1").out
+    plain = forked(tmp_path / "run", "--preview=2", NO_COLOR="1").out
     assert plain.count("tokens are trained on") == 2 and not (tmp_path / "run").exists()
     assert "«" in plain and "I look" in plain
     trained = "".join(re.findall("«(.*?)»", plain, re.S))
     assert "I look" in trained and "<tool_call>" in trained and "What is the capital" not in trained
-    colours = forked(tmp_path / "run", "--data.preview=1", NO_COLOR="").out
+    colours = forked(tmp_path / "run", "--preview=1", NO_COLOR="").out
     assert "\x1b[32m" in colours and "«" not in colours
 
 
@@ -385,7 +388,7 @@ def test_bench_writes_a_row(forked, tmp_path) -> None:
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),
-        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host"),
+        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host_index"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(forked, tmp_path, flag: str, words: str) -> None:

@@ -112,7 +112,7 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": {"url": "h:1", "model": "j"}}', "--roles: judge.url is 'h:1': write http://HOST:PORT/v1"),
         ('{"judge": {"url": "http://h/v1"}}', "--roles: judge: RoleSettings.base_url is http://h/v1: give model too"),
         ('{"judge": {"prices": 5}}', "--roles: judge.prices is 5: write two numbers, as [0.5, 2]"),
-        ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is no file with a token on its first line"),
+        ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is no file with a key on its first line"),
         ('{"embedder": {"model": "e"}}', "--roles: embedder has no url"),
         ('{"embedder": [{}, {}]}', "--roles: embedder has 2 models: vectors of two cannot be compared; give one"),
         ('{"embedder": {"url": "http://h/v1", "model": "e", "weight": 1}}', "embedder has no setting 'weight'"),

@@ -479,7 +479,7 @@ async def test_the_program_speaks_https(tmp_path) -> None:
         (["--tls_cert=/nowhere"], "SandboxServiceConfig.tls_cert=/nowhere without tls_key"),
         (["--header_seconds=0"], "header_seconds=0"),
         (["--host=0.0.0.0"], "no token is set"),
-        (["--token_file=/nowhere"], "--token_file=/nowhere is no file with a token"),
+        (["--key_file=/nowhere"], "--key_file=/nowhere is no file with a key"),
         (["--concurrency=9", "--max_slots=2"], "concurrency is 9; use at most max_slots, which is 2"),
     ],
 )

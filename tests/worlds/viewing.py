@@ -18,7 +18,7 @@ INJECTION = "<script>document.title = 'taken'</script><img src=x onerror=alert(1
 
 
 def command(dataset: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "launch.inspect", f"--dataset={dataset}", "--port=0", *more]
+    return [sys.executable, "-m", "launch.inspect", f"--data={dataset}", "--port=0", *more]
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def rows(browser) -> list[Any]:
-    return browser.find_elements("css selector", "table.list tbody tr")
+    return browser.find_elements("css selector", "table.rows tbody tr")
 
 
 def text_of(browser) -> str:

@@ -30,5 +30,5 @@ def make(name: str, context: SuiteContext) -> Suite:
     suite: Suite = getattr(import_module(f"{__name__}.{module}"), cls)(context)
     if missing := sorted(suite.info.needs - context.models.keys()):
         role = missing[0]
-        raise EvaluationError(f"{name} needs a model for the {role}: give --{role}_endpoint and --{role}_model")
+        raise EvaluationError(f"{name} needs a model for the {role}: give --{role}_url and --{role}_model")
     return suite

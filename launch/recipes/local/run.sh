@@ -48,7 +48,7 @@ trap stop_all EXIT
 VLLM_API_KEY=$(cat "$folder/keys/api")
 export VLLM_API_KEY # not on a command line, which others on this machine can read
 read -r port_sandbox port_a port_b < <(free_ports 3)
-start sandbox "$PYTHON" -m launch.sandbox_server --port="$port_sandbox" --token_file="$folder/keys/sandbox"
+start sandbox "$PYTHON" -m launch.sandbox_server --port="$port_sandbox" --key_file="$folder/keys/sandbox"
 for port in "$port_a" "$port_b"; do
   # A thread for each server, on whichever core is free; with a whole machine for each leave these two out.
   start "server-$port" env VLLM_NO_USAGE_STATS=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
@@ -61,7 +61,7 @@ await sandbox "http://127.0.0.1:$port_sandbox/health" 60
 for port in "$port_a" "$port_b"; do await "server-$port" "http://127.0.0.1:$port/health" 600; done
 
 run_to_end "$PYTHON" -m launch.grpo --workdir="$folder/run" "${world[@]}" --publish_dtype="$DTYPE" \
-  --rollout_urls="http://127.0.0.1:$port_a,http://127.0.0.1:$port_b" --rollout_key_file="$folder/keys/api" \
+  --rollout_url="http://127.0.0.1:$port_a,http://127.0.0.1:$port_b" --rollout_key_file="$folder/keys/api" \
   --rollout_sync_key_file="$folder/keys/sync" --publish_dir="$folder/policy" \
-  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_token_file="$folder/keys/sandbox" \
-  --metrics_port="$METRICS_PORT" --metrics_token_file="$folder/keys/metrics"
+  --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_key_file="$folder/keys/sandbox" \
+  --metrics_port="$METRICS_PORT" --metrics_key_file="$folder/keys/metrics"

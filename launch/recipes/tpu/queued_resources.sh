@@ -75,7 +75,7 @@ $docker -d --name=server -v /tmp/served:/served:ro -e ASTRA_SYNC_ROOT=$BUCKET/po
   --worker-extension-cls=astra_vllm.tpu.PolicyWorker --enable-scale-out --logprobs-mode=processed_logprobs
 sudo docker run -d --name=sandbox --net=host --user=\$(id -u) --read-only --cap-drop=ALL \
   --security-opt=no-new-privileges -v /dev/shm/keys/sandbox:/secrets/sandbox:ro $REGISTRY/sandbox:latest python -m launch.sandbox_server --host=0.0.0.0 --port=8700 \
-  --token_file=/secrets/sandbox"
+  --key_file=/secrets/sandbox"
   done
   ended=0
   hosts=()
@@ -85,10 +85,10 @@ sudo docker run -d --name=sandbox --net=host --user=\$(id -u) --read-only --cap-
 sudo docker rm -f trainer >/dev/null 2>&1
 $docker --name=trainer $REGISTRY/trainer:tpu launch/recipes/until_done.sh python -m launch.grpo \
   --config=$CONFIG --workdir=$BUCKET/run --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost \
-  --publish_dir=$BUCKET/policy --rollout_urls=$(IFS=,; echo "${urls[*]}") --rollout_key_file=/secrets/api \
+  --publish_dir=$BUCKET/policy --rollout_url=$(IFS=,; echo "${urls[*]}") --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
-  --sandbox_url=$(IFS=,; echo "${sandboxes[*]}") --sandbox_token_file=/secrets/sandbox \
-  --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_token_file=/secrets/metrics" &
+  --sandbox_url=$(IFS=,; echo "${sandboxes[*]}") --sandbox_key_file=/secrets/sandbox \
+  --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_key_file=/secrets/metrics" &
     hosts+=($!)
   done
   for one in "${hosts[@]}"; do wait "$one" || ended=$?; done

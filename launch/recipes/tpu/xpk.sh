@@ -26,10 +26,10 @@ RESTARTS=${RESTARTS:-20}
 
 command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFIG --workdir=$BUCKET/run \
   --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost --publish_dir=$BUCKET/policy \
-  --rollout_urls=http://servers-0.servers:8000,http://servers-1.servers:8000 --rollout_key_file=/secrets/api \
+  --rollout_url=http://servers-0.servers:8000,http://servers-1.servers:8000 --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
-  --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_token_file=/secrets/sandbox \
-  --sandbox_tier=B --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_token_file=/secrets/metrics"
+  --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_key_file=/secrets/sandbox \
+  --sandbox_tier=B --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_key_file=/secrets/metrics"
 
 xpk workload create --workload=grpo --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$SLICE" --num-slices="$SLICES" --docker-image="$REGISTRY/trainer:tpu" --storage=keys \

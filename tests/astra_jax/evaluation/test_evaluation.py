@@ -277,27 +277,27 @@ async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_e
 
 async def test_the_only_model_is_found_and_others_are_asked_for() -> None:
     async with Scripted(lambda body: Say("Hi.")) as served:
-        assert (await preflight.check(replace(served, model=""), "endpoint")).model == "scripted"
+        assert (await preflight.check(replace(served, model=""), "model_url")).model == "scripted"
         with pytest.raises(EvaluationError, match=r"--user_model=other is not served by .*1 models \(scripted\)"):
-            await preflight.check(replace(served, model="other"), "user_endpoint")
+            await preflight.check(replace(served, model="other"), "user_url")
     async with Scripted(lambda body: Say("Hi."), models=("a", "b")) as served:
         with pytest.raises(EvaluationError, match=r"serves 2 models \(a, b\); name one with --model"):
-            await preflight.check(replace(served, model=""), "endpoint")
-    with pytest.raises(EvaluationError, match=r"--judge_endpoint=.* cannot be reached .*is it up"):
-        await preflight.check(served, "judge_endpoint")
+            await preflight.check(replace(served, model=""), "model_url")
+    with pytest.raises(EvaluationError, match=r"--judge_url=.* cannot be reached .*is it up"):
+        await preflight.check(served, "judge_url")
 
 
 async def test_a_wrong_key_is_said() -> None:
     async with Scripted(lambda body: Say("Hi."), key="open sesame") as served:
         with pytest.raises(EvaluationError, match="refuses the key .401.; give it with --user_key_file"):
-            await preflight.check(served, "user_endpoint")
-        assert (await preflight.check(replace(served, key="open sesame"), "endpoint")).key == "open sesame"
+            await preflight.check(served, "user_url")
+        assert (await preflight.check(replace(served, key="open sesame"), "model_url")).key == "open sesame"
 
 
 async def test_an_endpoint_that_answers_with_errors_is_said() -> None:
     async with Scripted(lambda body: Say("scripted failure", status=500)) as served:
         with pytest.raises(EvaluationError, match="answered 500 .*scripted failure"):
-            await preflight.check(served, "endpoint")
+            await preflight.check(served, "model_url")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def context(folder: Path, served: ModelEndpoint = NOBODY, **changes: Any) -> Sui
 
 
 def test_who_plays_the_user_is_asked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="acebench needs a model for the user: give --user_endpoint"):
+    with pytest.raises(EvaluationError, match="acebench needs a model for the user: give --user_url"):
         make("acebench", context(tmp_path, models={}))
 
 

@@ -432,9 +432,9 @@ async def test_pages_show_episodes(pool, chat_tokenizer, tmp_path):
 
     config = dataclasses.replace(CONFIG, steps=1, episodes_every=1)
     await trained(config, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, script))
-    page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8")
-    assert "How many people live in the capital of France?" in page and "capital_of(" in page
-    assert "&lt;b&gt;no&lt;/b&gt;" in page and "<b>no</b>" not in page and "<script" not in page
+    page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    assert "How many people live in the capital of France?" in page and ">capital_of<" in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page and "<b>no</b>" not in page and page.count("<script") == 1
     assert "Reward 0.67" in page and "Reward 0.00" in page and "train/gradient_norm" in page
 
 

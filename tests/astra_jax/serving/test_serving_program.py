@@ -48,7 +48,7 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
     refused = subprocess.run([*command, "--host=0.0.0.0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2 and "no API key is set" in refused.stderr
     with subprocess.Popen(
-        [*command, f"--api_key_file={tmp_path / 'key'}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [*command, f"--key_file={tmp_path / 'key'}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None

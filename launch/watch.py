@@ -1,0 +1,68 @@
+"""A run as it goes: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir alone.
+
+    python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
+    python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
+
+WORKDIR is that of SFT, GRPO, a synthesis or the quickstart, whether it runs, has finished or was killed. Nothing there
+is written or locked. The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
+the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from absl import flags
+
+from launch.flags import cli, services, shared
+from launch.flags.numbers import number_flag
+from sandbox.settings import Bound
+from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
+
+if TYPE_CHECKING:  # --help does not wait for it
+    from launch.viewer.watched import Watcher
+
+flags.adopt_module_key_flags(services)
+
+_WORKDIR = shared.workdir("on this machine's disk.", required=False)
+_PORT = shared.port(8810)
+_TERMINAL = flags.DEFINE_bool("terminal", False, "Show it in this terminal, until Ctrl-C, in place of a page.")
+_SECONDS = number_flag("refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Between two looks.")
+
+
+def main() -> int:
+    import asyncio
+
+    from launch.viewer import watch_terminal
+    from launch.viewer.watched import Watcher
+
+    if not _WORKDIR.value:
+        raise cli.UsageError("no workdir is given; write python -m launch.watch WORKDIR, or --workdir=WORKDIR")
+    folder = cli.local_folder(_WORKDIR)
+    if not folder.is_dir():
+        raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder; give that of a run")
+    try:
+        watcher = Watcher(folder)
+    except InputError as error:
+        raise cli.UsageError(f"--workdir={_WORKDIR.value}: {error}") from None
+    if _TERMINAL.value:
+        watch_terminal.watch(watcher, _SECONDS.value)
+        return 0
+    return asyncio.run(_serve(watcher))
+
+
+async def _serve(watcher: Watcher) -> int:
+    from launch.viewer.page_service import ViewerConfig
+    from launch.viewer.watch_pages import WatchService
+
+    told = services.told_to_stop()
+    service = WatchService(watcher, services.reached(ViewerConfig, port=_PORT.value), seconds=_SECONDS.value)
+    address = await services.listen(service)
+    say(f"{watcher.workdir} on {address}/")
+    await told.wait()
+    return services.ended(await service.stop(), "requests")
+
+
+if __name__ == "__main__":
+    cli.run(main, argument=_WORKDIR)
