@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import struct
 import time
@@ -30,10 +29,10 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
-import numpy as np
 from absl import logging
 from etils import epath
 
+from astra_jax.grpo.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from astra_jax.rollout.episode import Episode, FinishedTurn
 from astra_jax.rollout.filling import Lengths
 from synthesis.core.datasets import Folder
@@ -88,35 +87,6 @@ class TakenOver(msgspec.Struct):
     anew: int = 0
     dropped: int = 0
     unkept: int = 0
-
-
-class Packed(msgspec.Struct, array_like=True):
-    """An episode or a turn as bytes. What is not numbers is JSON, which holds whatever a policy can say: arguments with
-    integers of any length and lone surrogates, of which msgpack takes neither."""
-
-    token_ids: bytes
-    mask: bytes
-    logprobs: bytes
-    versions: bytes
-    text: bytes
-
-
-def packed(episode: Episode) -> Packed:
-    """See `Packed`."""
-    rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[], versions=[])
-    ids, mask, logprobs = _ints(episode.token_ids), bytes(episode.loss_mask), _floats(episode.logprobs)
-    return Packed(ids, mask, logprobs, _ints(episode.versions), _text(rest))
-
-
-def unpacked(content: Packed) -> Episode:
-    """The episode that was `packed`."""
-    values = {
-        "token_ids": np.frombuffer(content.token_ids, np.int32).tolist(),
-        "loss_mask": list(content.mask),
-        "logprobs": np.frombuffer(content.logprobs, np.float64).tolist(),
-        "versions": np.frombuffer(content.versions, np.int32).tolist(),
-    }
-    return msgspec.convert(json.loads(content.text) | values, Episode)
 
 
 class TakenBatch(msgspec.Struct, frozen=True):
@@ -208,7 +178,7 @@ class BatchJournal:
             if record.place == 0:  # it may have been begun anew
                 self._turns[where] = []
             if record.place == len(self._turns[where]):
-                self._turns[where].append(_turn(record.content))
+                self._turns[where].append(unpacked_turn(record.content))
             else:
                 self.taken.dropped += 1
 
@@ -259,10 +229,7 @@ class BatchJournal:
 
     async def keep_turn(self, group: int, number: int, place: int, turn: FinishedTurn) -> None:
         """Returns when the turn is on the disk."""
-        ids, logprobs = _ints([*turn.token_ids, *turn.observation]), _floats(turn.logprobs)
-        rest = msgspec.structs.replace(turn, token_ids=[], observation=[], logprobs=[], versions=[])
-        content = Packed(ids, b"", logprobs, _ints(turn.versions), _text(rest))
-        await self._keep(_Record(group, number, place, self._elapsed(), content))
+        await self._keep(_Record(group, number, place, self._elapsed(), packed_turn(turn)))
 
     async def keep_episode(self, group: int, number: int, episode: Episode) -> None:
         """Returns when the finished episode is on the disk."""
@@ -483,24 +450,3 @@ def _unframed(data: bytes) -> Iterator[bytes | None]:
             return
         yield content
         at += length
-
-
-def _ints(values: list[int]) -> bytes:
-    return np.asarray(values, np.int32).tobytes()
-
-
-def _floats(values: list[float]) -> bytes:
-    return np.asarray(values, np.float64).tobytes()
-
-
-def _text(value: Episode | FinishedTurn) -> bytes:
-    return json.dumps(msgspec.to_builtins(value)).encode()
-
-
-def _turn(content: Packed) -> FinishedTurn:
-    logprobs = np.frombuffer(content.logprobs, np.float64).tolist()
-    ids = np.frombuffer(content.token_ids, np.int32).tolist()
-    versions = np.frombuffer(content.versions, np.int32).tolist()
-    values = {"token_ids": ids[: len(logprobs)], "observation": ids[len(logprobs) :]}
-    values |= {"logprobs": logprobs, "versions": versions}
-    return msgspec.convert(json.loads(content.text) | values, FinishedTurn)

@@ -14,7 +14,8 @@ import msgspec
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.groups import GroupSampler
-from astra_jax.grpo.journal import BatchJournal, Journals, Packed, packed, unpacked
+from astra_jax.grpo.journal import BatchJournal, Journals
+from astra_jax.grpo.packed import Packed, packed, unpacked
 from astra_jax.rollout.episode import episode_stats
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from astra_jax.rollout.policy import Policy

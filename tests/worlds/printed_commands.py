@@ -24,7 +24,9 @@ import astra_floors
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
-OURS = re.compile(r"(?:python -m (?P<module>(?:launch|benchmarks|docs)\.\w+)|(?:^|[;&|] )astra (?P<name>[a-z_]+) )(?P<rest>.*)")
+OURS = re.compile(
+    r"(?:python -m (?P<module>(?:launch|benchmarks|docs)\.\w+)|(?:^|[;&|] )astra (?P<name>[a-z_]+) )(?P<rest>.*)"
+)
 _BLOCK = re.compile(r"^ *```bash\n(.*?)^ *```$", re.M | re.S)
 _INDENTED = re.compile(r"^    (?:python3?|astra|bash) .*(?:\n        .*)*", re.M)
 _INLINE = re.compile(r"`((?:python -m|astra) [^`]+)`")
