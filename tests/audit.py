@@ -50,6 +50,8 @@ NOT_SECRETS = {
     "poor": "as the last",
     "right": "as the last",
     "of-the-agent": "as the last, of a role",
+    "key_file": "the name of a flag",
+    "astra-keys": "the name of a Kubernetes secret in the recipes",
 }
 PLUGINS = (
     *("ArtifactoryDetector", "AWSKeyDetector", "AzureStorageKeyDetector", "BasicAuthDetector", "CloudantDetector"),

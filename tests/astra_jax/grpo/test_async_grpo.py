@@ -157,7 +157,7 @@ def updated(model, params, groups: list[Group], config: GRPOConfig):
     return jax.device_get(weights), metrics
 
 
-def test_a_token_weighs_what_it_would_weigh_online_and_is_measured_by_its_age(model, params) -> None:
+def test_a_token_counts_as_it_would_online_and_is_measured_by_its_age(model, params) -> None:
     """What drew it is in its logprob; its age is for the metrics alone."""
     groups = groups_of([5, 6, 7])
     online, plain = updated(model, params, groups, SHORT)
