@@ -110,7 +110,7 @@ def main() -> int:
         return 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        stack.enter_context(metrics.shown(first=is_first()))
+        stack.enter_context(metrics.shown(first=is_first))
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()

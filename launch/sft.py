@@ -63,7 +63,7 @@ def main() -> None:
         cli.local_folder(models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        stack.enter_context(metrics.shown(first=is_first()))
+        stack.enter_context(metrics.shown(first=is_first))
         dataset, held_out = data.dataset(data.DATA), data.dataset(data.HELD_OUT)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, sft=models.with_added_tokens(config.sft, tokenizer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,12 @@ _TOKEN_FILE = flags.DEFINE_string("metrics_key_file", None, "File whose first li
 
 
 @contextlib.contextmanager
-def shown(*, first: bool = True) -> Iterator[None]:
+def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Show this process's figures while it is open, if --metrics_port is given.
 
     Args:
-        first: whether this is the host that has any.
+        first: whether this is the host that has any. It is asked only with --metrics_port: the answer wakes the
+            devices, before a run's inputs are looked at.
 
     Raises:
         UsageError: a flag is missing, or the address cannot be had.
@@ -42,7 +43,7 @@ def shown(*, first: bool = True) -> Iterator[None]:
     for flag in (_HOST, _TOKEN_FILE):
         if flag.present and _PORT.value is None:
             raise cli.UsageError(f"--{flag.name} goes with --metrics_port")
-    if _PORT.value is None or not first:
+    if _PORT.value is None or not first():
         yield
         return
     service = _service(FIGURES, _HOST.value or "", _PORT.value, cli.token_of(_TOKEN_FILE))
