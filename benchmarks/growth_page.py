@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from synthesis.core import svg
+
 Row = Mapping[str, Any]
 WIDE = 3
 """Panels beside each other."""
+WIDTH, HEIGHT = 280, 180
+"""Of a panel, pixels."""
 
 
 def newest(found: Sequence[Row]) -> list[Row]:
@@ -31,36 +35,14 @@ def table(found: Sequence[Row]) -> str:
 
 
 def figure(found: Sequence[Row], path: Path) -> None:
-    """A panel for each curve, with its ideal line; both axes logarithmic, but for places that are words."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "astra"  # the same rows, the same file
-    panels = [(row, name, curve) for row in found for name, curve in row["curves"].items()]
-    tall = -(-len(panels) // WIDE)
-    plot, axes = plt.subplots(tall, WIDE, figsize=(3.2 * WIDE, 2.5 * tall), squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
-    for axis, (row, name, curve) in zip(axes.flat, panels, strict=False):
-        at = [str(one) for one in row["at"]]
+    """A panel for each curve, with its ideal line."""
+    charts = []
+    for row in found:
         words = not all(isinstance(one, int) for one in row["at"])
-        places = range(len(at)) if words else row["at"]
-        axis.plot(places, curve["ideal"], color="0.6", ls="--", label="ideal")
-        axis.plot(places, curve["measured"], color="C0", marker="o", ms=3, label="measured")
-        low, high = (bound(bound(side) for side in curve.values()) for bound in (min, max))
-        if words:
-            axis.set(ylim=(0, 1.2 * high))
-        else:
-            axis.set(xscale="log", yscale="log", ylim=(low / 1.5, high * 1.5))  # a tenth more is no cliff
-        axis.set_xticks(places, at, fontsize=7)
-        axis.minorticks_off()
-        axis.set_yticks([low, high], [f"{low:,.4g}", f"{high:,.4g}"])
-        axis.tick_params(axis="y", labelsize=7)
-        axis.set_xlabel(row["axis"], fontsize=8)
-        axis.set_title(name, fontsize=8)
-    axes.flat[0].legend(frameon=False, fontsize=7)
-    plot.tight_layout()
-    plot.savefig(path, metadata={"Date": None})
-    plt.close(plot)
+        places = range(len(row["at"])) if words else row["at"]
+        across = f"{row['axis']}: {', '.join(map(str, row['at']))}" if words else row["axis"]
+        for name, curve in row["curves"].items():
+            lines = {side: list(zip(places, curve[side], strict=True)) for side in ("measured", "ideal")}
+            charts.append((name, svg.curves(name, lines, across=across, low=0, width=WIDTH, height=HEIGHT)))
+    drawn = svg.panels("How cost grows", charts, columns=WIDE, width=WIDTH, height=HEIGHT)
+    path.write_text(svg.standalone(drawn), encoding="utf-8")

@@ -106,9 +106,12 @@ def test_a_planted_key_is_found(tmp_path: Path) -> None:
 
 def test_every_word_that_is_no_secret_is_still_there() -> None:
     """So that the list stays short."""
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in audit.tracked() if path.suffix == ".py"]
+    read = [path for path in audit.tracked() if path.suffix in (".py", ".yaml")]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in read]
     for word in audit.NOT_SECRETS:
-        quoted = sum(text.count(f'"{word}"') + text.count(f":{word}@") for text in texts)
+        quoted = sum(
+            text.count(form) for text in texts for form in (f'"{word}"', f":{word}@", f": {word}\n", f": {word}}}")
+        )
         assert quoted > 1, word  # one is the list's own
 
 

@@ -227,6 +227,23 @@ def ratios(title: str, rows: Sequence[tuple[str, float, float | None]], *, about
     return _drawing(f"{title}. {told}", width, height, parts)
 
 
+def panels(title: str, charts: Sequence[tuple[str, Markup]], *, columns: int, width: int, height: int) -> Markup:
+    """Several charts in one, each with its name above it.
+
+    Args:
+        charts: name and chart of each, all of one size.
+        columns: how many stand beside each other.
+        width, height: of a chart, pixels.
+    """
+    head, gap, parts = _ROW + _GAP, 2 * _ROW, []
+    for index, (name, chart) in enumerate(charts):
+        x, y = index % columns * (width + gap), index // columns * (height + head + _ROW)
+        parts.append(_tag("text", cut(name, width / FONT), x=x, y=y + FONT + 2))
+        parts.append(Markup(str(chart).replace("<svg ", f'<svg x="{x}" y="{y + head}" ', 1)))
+    lines = -(-len(charts) // columns)
+    return _drawing(title, columns * (width + gap) - gap, lines * (height + head + _ROW), parts)
+
+
 def arcs(title: str, names: Sequence[str], weights: Mapping[tuple[str, str], float], *, width: int = 340) -> Markup:
     """Names below each other, and an arc for each pair, as wide as it weighs: down on the right is one way, and back
     (in another colour) the other.
@@ -279,10 +296,20 @@ def _drawing(label: str, width: float, height: float, parts: Sequence[Markup]) -
     return _tag("svg", drawn, kind="drawing", viewBox=box, width=width, height=height, role="img", aria_label=told)
 
 
-_FILE_STYLE = """text{font:12px system-ui,sans-serif;fill:#1d2a2a}.faint{fill:#546565}.middle{text-anchor:middle}
-.end{text-anchor:end}.grid,.base{stroke:#d2dcda;fill:none}.base{stroke:#546565}.bar{fill:#3f8577}.short{fill:#a12c26}
-.goal{stroke:#1d2a2a;stroke-width:2}@media(prefers-color-scheme:dark){text{fill:#dfe7e6}.faint{fill:#a3b3b2}
-.grid{stroke:#344040}.base{stroke:#a3b3b2}.bar{fill:#57a391}.short{fill:#f4a196}.goal{stroke:#dfe7e6}}"""
+_LIGHT = ("#14654f", "#b8520a", "#4656b0", "#97327f", "#6a6a00", "#4a6572")
+_DARK = ("#6fcdb5", "#f0a35e", "#a3b1ff", "#e59ad3", "#d0cf6b", "#a9c2cf")
+"""Of curves, as `page.css` has them."""
+
+
+def _coloured(colours: Sequence[str]) -> str:
+    return "".join(f".curve.s{n}{{stroke:{one}}}.dot.s{n}{{fill:{one}}}" for n, one in enumerate(colours))
+
+
+_FILE_STYLE = f"""text{{font:12px system-ui,sans-serif;fill:#1d2a2a}}.faint{{fill:#546565}}.middle{{text-anchor:middle}}
+.end{{text-anchor:end}}.grid,.base{{stroke:#d2dcda;fill:none}}.base{{stroke:#546565}}.bar{{fill:#3f8577}}
+.short{{fill:#a12c26}}.goal{{stroke:#1d2a2a;stroke-width:2}}.curve{{fill:none;stroke-width:2}}{_coloured(_LIGHT)}
+@media(prefers-color-scheme:dark){{text{{fill:#dfe7e6}}.faint{{fill:#a3b3b2}}.grid{{stroke:#344040}}
+.base{{stroke:#a3b3b2}}.bar{{fill:#57a391}}.short{{fill:#f4a196}}.goal{{stroke:#dfe7e6}}{_coloured(_DARK)}}}"""
 
 
 def standalone(chart: Markup) -> str:

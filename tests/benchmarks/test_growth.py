@@ -46,7 +46,7 @@ def test_the_page_has_the_newest_row_of_each_part(tmp_path) -> None:
     assert found == [newer, words]
     assert "| s | T | 1, 2 | 1, 2 | 1, 2 | 1.00 x | one, 1.5 | 2026-11-25 | 0123456789ab |" in growth_page.table(found)
     growth_page.figure(found, tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text().count("<!-- s -->") == 2
+    assert (tmp_path / "figure.svg").read_text().count(">s</text>") == 2
 
 
 def test_a_step_is_compiled_and_taken() -> None:
