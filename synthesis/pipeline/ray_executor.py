@@ -323,8 +323,7 @@ class _Crew:
         return len(self._slots)
 
     def start(self) -> None:
-        for slot in self._slots:
-            self._start(slot)
+        self._start(*self._slots)
         self._looking = asyncio.create_task(self._look())
 
     def bound(
@@ -391,14 +390,16 @@ class _Crew:
     def _places(self) -> list[WorkerSlot]:
         return [*self._slots, *([] if self._last_resort is None else [self._last_resort])]
 
-    def _start(self, slot: WorkerSlot) -> None:
-        slot.ready, slot.actor, slot.opening = False, None, None
-        where = self._nodes.choose(slot, self._places())
-        if where is None:  # until a machine joins
-            return
-        options = _options(num_cpus=slot.cpus, max_restarts=0, **where)
-        slot.actor = self._ray.remote(_WorkerActor).options(**options).remote(slot.number, self._recipe)
-        slot.opening = asyncio.create_task(self._open(slot, slot.actor))
+    def _start(self, *slots: WorkerSlot) -> None:
+        """Start workers anew; one for which there is no machine waits until one joins."""
+        self._nodes.look()
+        for slot in slots:
+            slot.ready, slot.actor, slot.opening = False, None, None
+            if (where := self._nodes.choose(slot, self._places())) is not None:
+                options = _options(num_cpus=slot.cpus, max_restarts=0, **where)
+                slot.actor = self._ray.remote(_WorkerActor).options(**options).remote(slot.number, self._recipe)
+                slot.opening = asyncio.create_task(self._open(slot, slot.actor))
+        self._tell()
 
     async def _open(self, slot: WorkerSlot, actor: Any) -> None:
         """A worker that no machine has room for yet is waited for here, while others work."""
@@ -417,6 +418,7 @@ class _Crew:
             self._leave_out(slot, error)
         else:
             slot.ready, slot.unready_deaths = True, 0
+            self._tell()
         self._notify()
 
     def _leave_out(self, slot: WorkerSlot, error: Exception) -> None:
@@ -437,13 +439,13 @@ class _Crew:
         """Start workers on machines that have joined, in place of those that have none or beside all there are."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for slot in self._places():
-                if slot.actor is None:
-                    self._start(slot)
-            for _ in range(self._nodes.room() - len(self._slots) if self._grows else 0):
-                self._slots.append(WorkerSlot(len(self._slots), 1))
-                self._start(self._slots[-1])
-            self._notify()
+            self._nodes.look()
+            known = len(self._slots)
+            if self._grows:
+                self._slots += [WorkerSlot(number, 1) for number in range(known, self._nodes.room())]
+            if waiting := [slot for slot in self._places() if slot.actor is None]:
+                self._start(*waiting)
+                self._notify()
 
     def _replace(self, slot: WorkerSlot, dead: Any) -> None:
         if slot.actor is dead:  # else another of its records has been told first
@@ -452,7 +454,10 @@ class _Crew:
                 self._ray.kill(dead)  # it may live, out of reach
             self._start(slot)
 
-    def _notify(self) -> None:
+    def _tell(self) -> None:
+        """Show how many work, when that has changed: a record's end is too often for it."""
         TRAFFIC.workers = f"{sum(slot.ready for slot in self._slots)}/{len(self._slots)}"
+
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -29,11 +29,16 @@ class WorkerSlot:
 
 
 class RayNodes:
-    """The machines of a cluster, and those that workers cannot begin on."""
+    """The machines of a cluster as last looked at, and those that workers cannot begin on."""
 
     def __init__(self, ray: ModuleType) -> None:
         self._ray = ray
         self._left_out: set[str] = set()
+        self.look()
+
+    def look(self) -> None:
+        """Ask the cluster which machines there are, once for all that is started then."""
+        self._known: list[dict[str, Any]] = self._ray.nodes()
 
     def room(self) -> int:
         """For how many workers there is room in all, other programs' aside."""
@@ -61,9 +66,9 @@ class RayNodes:
         if not node or node in self._left_out:
             return None
         self._left_out.add(node)
-        (name, *_) = [one["NodeManagerHostname"] for one in self._ray.nodes() if one["NodeID"] == node] or [""]
+        (name, *_) = [one["NodeManagerHostname"] for one in self._known if one["NodeID"] == node] or [""]
         return f"the machine {name} (node {node})"
 
     def _cpus(self) -> dict[str, int]:
-        alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._left_out]
+        alive = [node for node in self._known if node["Alive"] and node["NodeID"] not in self._left_out]
         return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
