@@ -1,4 +1,5 @@
-"""Pages for people: one look (`page.css`), one base (`page.html.jinja`), parts that several show (`parts.jinja`).
+"""Pages for people: one look (`palette.css`, `charts.css`, `page.css`), one base (`page.html.jinja`), and parts that
+several show (`parts.jinja`).
 
 A page is one file that asks nobody for anything; what a service sends is told so with `served=True`, and fetches
 `STYLE` and `SCRIPT` from there. Charts are in `synthesis.core.charts`.
@@ -17,7 +18,7 @@ import msgspec
 
 _HERE = Path(__file__).parent
 _SEPARATORS = re.compile(r"([-_/.:|>](?=\w))")
-STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
+STYLE = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("palette.css", "charts.css", "page.css"))
 SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8")
 
 

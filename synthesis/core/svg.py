@@ -1,7 +1,7 @@
 """Charts as inline SVG, each with a text alternative: curves, ratios, and arcs between names.
 
-They take their colours from the page (`page.css`: light and dark), and have no style of their own; `standalone` makes a
-file of one. What they are drawn from is escaped.
+They take their style from the page (`palette.css`: light and dark, `charts.css`); `standalone` makes a file of one,
+with the same. What they are drawn from is escaped.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from markupsafe import Markup, escape
 
 from synthesis.core.terminal import printable
 
 FONT = 12
-"""Of a chart's text, pixels; `page.css` has to agree."""
+"""Of a chart's text, pixels; `charts.css` has to agree."""
 _NARROW, _BROAD = frozenset("fijlrtI.,:;'|!()[]{}\"/\\- "), frozenset("mwMW@%&")
 _COLOURS, _MOST_POINTS = 6, 300
 _ROW, _GAP = 20, 6
@@ -296,23 +297,10 @@ def _drawing(label: str, width: float, height: float, parts: Sequence[Markup]) -
     return _tag("svg", drawn, kind="drawing", viewBox=box, width=width, height=height, role="img", aria_label=told)
 
 
-_LIGHT = ("#14654f", "#b8520a", "#4656b0", "#97327f", "#6a6a00", "#4a6572")
-_DARK = ("#6fcdb5", "#f0a35e", "#a3b1ff", "#e59ad3", "#d0cf6b", "#a9c2cf")
-"""Of curves, as `page.css` has them."""
-
-
-def _coloured(colours: Sequence[str]) -> str:
-    return "".join(f".curve.s{n}{{stroke:{one}}}.dot.s{n}{{fill:{one}}}" for n, one in enumerate(colours))
-
-
-_FILE_STYLE = f"""text{{font:12px system-ui,sans-serif;fill:#1d2a2a}}.faint{{fill:#546565}}.middle{{text-anchor:middle}}
-.end{{text-anchor:end}}.grid,.base{{stroke:#d2dcda;fill:none}}.base{{stroke:#546565}}.bar{{fill:#3f8577}}
-.short{{fill:#a12c26}}.goal{{stroke:#1d2a2a;stroke-width:2}}.curve{{fill:none;stroke-width:2}}{_coloured(_LIGHT)}
-@media(prefers-color-scheme:dark){{text{{fill:#dfe7e6}}.faint{{fill:#a3b3b2}}.grid{{stroke:#344040}}
-.base{{stroke:#a3b3b2}}.bar{{fill:#57a391}}.short{{fill:#f4a196}}.goal{{stroke:#dfe7e6}}{_coloured(_DARK)}}}"""
+_STYLE = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("palette.css", "charts.css"))
 
 
 def standalone(chart: Markup) -> str:
     """A chart as a file of its own, as documents show it; light and dark as its reader wants it."""
     head, _, rest = str(chart).partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(_FILE_STYLE)}</style>{rest}\n'
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(_STYLE)}</style>{rest}\n'
