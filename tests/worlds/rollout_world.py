@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import jax
+
+from astra_jax.models.model import Model, Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.tokenizer import ChatTokenizer
@@ -25,6 +28,26 @@ def tiny_model(vocab_size: int, max_positions: int) -> Qwen3Config:
         tie_embeddings=True,
         max_positions=max_positions,
     )
+
+
+def engine_model(vocab_size: int) -> Qwen3Config:
+    """What the engine's tests sample with: several layers, heads that share keys."""
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=16,
+        d_ff=48,
+        tie_embeddings=True,
+        max_positions=256,
+    )
+
+
+def decisive(model: Model, seed: int = 1) -> Params:
+    """Random weights, larger than the usual ones: distributions are far from uniform, greedy draws have one answer."""
+    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, model.init(jax.random.key(seed)))
 
 
 def table_tool(name: str, parameter: str, rows: dict) -> CodeTool:

@@ -67,11 +67,6 @@ def rendered() -> list[Segment]:
     return QWEN3.render(CONVERSATION, [TOOL])
 
 
-def decisive(config: Decoder) -> Params:
-    """Random weights, larger than the usual ones, so that greedy sampling has one clear answer."""
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, config.init(jax.random.key(1)))
-
-
 def by_heart(config: Decoder, tokenizer: ChatTokenizer, conversations: Sequence[Sequence[Segment]]) -> Params:
     """Trained until it says the assistant's turns of all the conversations, rendered."""
     encoded = [tokenizer.encode_segments(list(segments)) for segments in conversations]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedPolicy, call, decisive, make_environment
 from sft_world import starting
 
 from astra_jax.grpo.config import GRPOConfig
@@ -109,7 +109,7 @@ def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule() -> None
 
 async def test_the_engine_samples_from_the_adapted_weights() -> None:
     """Greedy tokens and their logprobs are those of the merged weights, and not the base's."""
-    base = jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+    base = decisive(MODEL, 0)
     joined = adapters.joined(drawn(), base, LORA)
     sampling = Sampling(max_tokens=12, stop_ids=(), seed=0, temperature=0)
     said = {}

@@ -10,32 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rollout_world import decisive, engine_model
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import draw
 from astra_jax.rollout.policy import Completion, Sampling
 
-MODEL = Qwen3Config(
-    vocab_size=61,
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=16,
-    d_ff=48,
-    tie_embeddings=True,
-    max_positions=256,
-)
+MODEL = engine_model(61)
 SHAPES = EngineConfig(slots=5, max_length=128, prefill_chunk=8, decode_chunk=4, min_window=64)
 LENGTH = 128
 
 
 @pytest.fixture(scope="module")
 def params():
-    # Larger than the usual initialisation, so that the distributions are far from uniform.
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+    return decisive(MODEL, 0)
 
 
 @jax.jit

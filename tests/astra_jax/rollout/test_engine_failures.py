@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from serving_world import decisive, model
+from rollout_world import decisive
+from serving_world import model
 
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineError

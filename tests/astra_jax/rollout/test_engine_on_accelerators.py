@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rollout_world import decisive
 
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import make_mesh
@@ -39,7 +40,7 @@ SHAPES = EngineConfig(slots=5, max_length=288, prefill_chunk=128, decode_chunk=4
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+    return decisive(MODEL, 0)
 
 
 def drawn(params) -> tuple[list[Completion], int]:

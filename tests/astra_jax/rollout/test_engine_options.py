@@ -10,25 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rollout_world import decisive, engine_model
 
 from astra_jax.cpu import programs as cpu
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import Shaping, TokenCounts, draw_shaped, said_so_far
 from astra_jax.rollout.policy import ConstraintError, Drawn, RequestFailed, Sampling
 
-MODEL = Qwen3Config(
-    vocab_size=61,
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=16,
-    d_ff=48,
-    tie_embeddings=True,
-    max_positions=256,
-)
+MODEL = engine_model(61)
 SHAPES = EngineConfig(slots=4, max_length=64, prefill_chunk=64, decode_chunk=4, min_window=64)
 PROMPT = [7, 8, 9, 7]
 PENALTIES: dict[str, Any] = {"presence_penalty": 0.4, "frequency_penalty": 0.9, "repetition_penalty": 1.3}
@@ -36,7 +26,7 @@ PENALTIES: dict[str, Any] = {"presence_penalty": 0.4, "frequency_penalty": 0.9, 
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(0)))
+    return decisive(MODEL, 0)
 
 
 def sampling(seed: int = 0, **changes: Any) -> Sampling:

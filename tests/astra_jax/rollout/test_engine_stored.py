@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rollout_world import decisive, engine_model
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import make_mesh
 from astra_jax.models.flops import decoding_bytes
 from astra_jax.models.layers import quantized
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner.decoding import lower_decode
 from astra_jax.planner.hardware import Slice
 from astra_jax.rollout.engine.engine import Engine
@@ -26,23 +26,13 @@ from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError
 
 pytest.importorskip("qwix", reason=f"8 bits want {quantized.INSTALL}")
-MODEL = Qwen3Config(
-    vocab_size=62,
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=16,
-    d_ff=48,
-    tie_embeddings=True,
-    max_positions=256,
-)
+MODEL = engine_model(62)
 SHAPES = EngineConfig(slots=4, max_length=64, prefill_chunk=8, decode_chunk=4, min_window=64, stored="int8")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
 def weights(seed: int):
-    return jax.tree.map(lambda x: x * 3 if x.ndim > 2 else x, MODEL.init(jax.random.key(seed)))
+    return decisive(MODEL, seed)
 
 
 def rounded(params):

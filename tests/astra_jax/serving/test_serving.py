@@ -11,12 +11,12 @@ import urllib.request
 import numpy as np
 import openai
 import pytest
+from rollout_world import decisive
 from serving_world import (
     CONVERSATION,
     KEY,
     Drip,
     by_heart,
-    decisive,
     model,
     on_engine,
     rendered,

@@ -9,7 +9,8 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
-from serving_world import Scripted, decisive, model, on_engine, serving
+from rollout_world import decisive
+from serving_world import Scripted, model, on_engine, serving
 from sft_world import TOOL, make_tokenizer
 from test_serving_strict import SCHEMA, obj
 

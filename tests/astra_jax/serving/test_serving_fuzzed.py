@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_world import decisive, model
+from rollout_world import decisive
+from serving_world import model
 from sft_world import TOOL, make_tokenizer
 
 from astra_jax.rollout.engine.engine import Engine

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from serving_world import KEY, Drip, decisive, model, serving
+from rollout_world import decisive
+from serving_world import KEY, Drip, model, serving
 from sft_world import make_tokenizer
 
 from astra_jax.models.hf_checkpoint import save_hf
