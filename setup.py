@@ -120,6 +120,8 @@ setup(
         "cuda": ["jax[cuda13]>=0.8"],
         # Datasets and runs on Google Cloud Storage.
         "gcs": ["fsspec", "gcsfs", "google-api-core", "google-auth", "google-cloud-storage"],
+        # Synthesis on S3, and on what speaks its protocol.
+        "s3": ["botocore", "fsspec", "s3fs"],
         # Models in llama.cpp's files: launch.convert --from_gguf.
         "gguf": ["gguf>=0.10"],
         # Tokenizers without a tokenizer.json.
@@ -152,6 +154,9 @@ setup(
             "detect-secrets",
             # What the recipes' container files and manifests are read with.
             "dockerfile-parse>=2",
+            # With Flask and its companion the server of moto, without what its other services want.
+            "flask",
+            "flask-cors",
             "gcp-storage-emulator",
             "gcsfs",
             "gguf>=0.10",
@@ -161,6 +166,7 @@ setup(
             # What the check of arguments is compared with.
             "jsonschema>=4.18",
             "kubernetes-validate>=1.34",
+            "moto[s3]>=5.1",
             "mypy",
             "packaging",
             # Reference of the adapters' tests.
@@ -174,6 +180,7 @@ setup(
             "qwix>=0.1.8",
             "ray>=2.60",
             "ruff",
+            "s3fs",
             "selenium",
             # Reference of the parity tests, and the peer of benchmarks/train_step.py: one known minor version.
             "torch>=2.6,<2.14",

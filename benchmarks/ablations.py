@@ -1,7 +1,7 @@
 """The paper's two ablations, in small: what the reward and the irrelevant tools of training are for.
 
 For each seed the quickstart is run to its end (a finished run is not repeated). From the weights after its SFT, GRPO is
-then run again: with recall alone as the reward, with precision alone, and without irrelevant tools in training. All are
+then run again: with recall in F1's place, with precision in it, and without irrelevant tools in training. All are
 evaluated on the same held-out environments, irrelevant tools among theirs. A row for each seed and arm; prints the
 means over seeds, and --figure draws the training curves. What is finished is not run again.
 """
@@ -33,8 +33,8 @@ _FIGURE = flags.DEFINE_string("figure", None, "Write the curves of all arms and 
 
 ARMS: dict[str, Callable[[Any], Any]] = {
     "f1": lambda episode: episode,
-    "recall": lambda episode: replace(episode, reward="recall"),
-    "precision": lambda episode: replace(episode, reward="precision"),
+    "recall": lambda episode: replace(episode, reward=episode.reward.replace("f1", "recall")),
+    "precision": lambda episode: replace(episode, reward=episode.reward.replace("f1", "precision")),
     "no irrelevant tools": lambda episode: replace(episode, distractors_per_band=0),
 }
 """Each changes the quickstart's episodes; `f1` is the quickstart's own GRPO."""

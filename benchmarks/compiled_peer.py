@@ -77,7 +77,8 @@ def _compiled(peer: str, python: str, work: Mapping[str, Any], slice_: Slice) ->
             return common | {"refusal": why, "peak_bytes_per_chip": peak}
         module = read_hlo(file.read_text(encoding="utf-8"))
     by_id = {device.id: device for device in slice_.devices()}
-    network = Torus.of([by_id[number] for number in said["devices"]], slice_.shape, slice_.chip.link_bandwidth)
+    places = [by_id[number] for number in said["devices"]]
+    network = Torus.of(places, slice_.shape, slice_.chip.link_bandwidth, slice_.chip.network_bandwidth)
     schedule = schedule_of(module, slice_.chip, network, said["mesh"])
     return common | {
         "refusal": "",

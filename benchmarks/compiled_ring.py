@@ -94,7 +94,7 @@ def main() -> None:
     slice_, model, tokens = Slice.parse(_TOPOLOGY.value), PRESETS["4b"], _TOKENS.value
     assert tokens is not None
     chip, mesh = slice_.chip, make_mesh(context=slice_.chips, devices=slice_.devices())
-    network = Torus.of(list(mesh.devices.flat), slice_.shape, chip.link_bandwidth, chip.link_bandwidth)
+    network = Torus.of(list(mesh.devices.flat), slice_.shape, chip.link_bandwidth, chip.network_bandwidth)
     heads, places = P(None, "context", None, None), P(None, "context")
 
     def of(shape: tuple[int, ...], spec: P, dtype: str = "bfloat16") -> Any:

@@ -10,6 +10,7 @@ says which figure is which.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -120,6 +121,7 @@ def training_mfu(size: str, kind: str, tokens: int) -> tuple[float, str]:
     return GPU_EFFICIENCY * useful / executed, f"arithmetic: {GPU_EFFICIENCY:.0%} of the peak, a bound"
 
 
+@functools.cache
 def decode_share() -> float:
     """Of the memory's bandwidth, what decoding reaches: the median of the engine's compiled programs."""
     shares = sorted(row["share"] for row in rows.read("compiled_decode"))
@@ -155,15 +157,32 @@ def _server(model: Decoder, chip: Chip, chips: int, mfu: float, assumed: Assumed
     tensor-parallel; None where the weights leave no room for one episode."""
     weights = 2.0 * sum(model.matmul_parameters())
     context = assumed.prompt + (assumed.sampled + assumed.tools) / 2
-    cache = 2.0 * 2 * model.n_layers * model.n_kv_heads * model.head_dim * context
+    cache = cache_bytes(model) * context
     room = chips * chip.hbm_bytes * MEMORY_SHARE - weights
     if (sequences := min(MOST_SEQUENCES, int(room / cache))) < 1:
         return None
-    memory = (weights + sequences * cache) / (chips * chip.hbm_bandwidth * decode_share())
-    compute = sequences * weights / (chips * chip.flops * mfu)  # 2 flops a parameter of 2 bytes
+    memory, compute = decode_seconds(model, chip, chips, mfu, sequences, sequences * context)
     bound = "memory: the cache" if sequences * cache > weights else "memory: the weights"
     seconds = max(memory, compute) * chips / sequences
     return seconds, chips, sequences, "arithmetic" if compute > memory else bound
+
+
+def decode_seconds(
+    model: Decoder, chip: Chip, chips: int, mfu: float, sequences: int, cached: float
+) -> tuple[float, float]:
+    """What a step of a server takes that draws a token of each sequence: (for its memory, for its arithmetic).
+
+    Args:
+        cached: tokens that are read of all caches.
+    """
+    weights = 2.0 * sum(model.matmul_parameters())
+    memory = (weights + cached * cache_bytes(model)) / (chips * chip.hbm_bandwidth * decode_share())
+    return memory, sequences * weights / (chips * chip.flops * mfu)  # 2 flops a parameter of 2 bytes
+
+
+def cache_bytes(model: Decoder) -> float:
+    """Of a token in the cache, in bfloat16."""
+    return 2.0 * 2 * model.n_layers * model.n_kv_heads * model.head_dim
 
 
 def planned_slice(size: str, kind: str) -> tuple[str, int]:
@@ -348,10 +367,14 @@ def _longer(every: dict[str, dict[str, Work]], assumed: Assumed) -> str:
     return _table(["size", "chip", "updates, rollouts: chip-hours", "twice as long"], lines)
 
 
-def main() -> None:
+def assumed() -> Assumed:
+    """What the flags say."""
     given = (_CONVERSATION, _PROMPT, _SAMPLED, _TOOLS, _VALID, _GROUP)
-    assumed = Assumed(*(flag.value for flag in given))
-    PAGE.write_text(page(assumed, prices(_PRICES.value)), encoding="utf-8")
+    return Assumed(*(flag.value for flag in given))
+
+
+def main() -> None:
+    PAGE.write_text(page(assumed(), prices(_PRICES.value)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens a second of the embedded engine, transformers' `generate` and vLLM, on the same CPU with random weights.
 
-Each side is a process with the same shapes, prompts, lengths and threads, float32, sampling at temperature 1. They take
+Each side is a process with the same shapes, prompts, lengths, threads and dtype, sampling at temperature 1. They take
 turns, and those that wait are stopped, so that a noisy machine is noisy for all. Prompts are new each time. vLLM takes
 part where its environment is (`launch/vllm_cpu.sh .venv-vllm`). Prints a row for each model and batch.
 
@@ -18,7 +18,7 @@ from absl import flags
 
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, SMOLLM2, dtype_of, is_llama
 from benchmarks.sides import Side
 from launch.flags import cli
 from launch.flags.numbers import number_flag, numbers_of
@@ -28,7 +28,9 @@ SIDES = ("engine", "transformers", "vllm")
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
 VLLM_PYTHON = rows.ROOT / ".venv-vllm" / "vllm" / "bin" / "python"
 
-_CASES = flags.DEFINE_list("case", ["1m", "30m"], f"Of {', '.join(SHAPES)}.")
+CASES = {**SHAPES, "135m": SMOLLM2}
+
+_CASES = flags.DEFINE_list("case", ["1m", "30m"], f"Of {', '.join(CASES)}.")
 _BATCHES = flags.DEFINE_list("batches", ["1", "16", "64"], "Requests at once.")
 _SIDES = flags.DEFINE_list("sides", list(SIDES), f"Of {', '.join(SIDES)}.")
 _ROUNDS = number_flag("rounds", 5, Count, "Turns of each side with each batch.")
@@ -38,7 +40,7 @@ _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/
 
 def start(name: str, case: str, batches: list[int], threads: int) -> Side:
     work = {
-        "shape": vars(SHAPES[case]),
+        "shape": vars(CASES[case]),
         "batches": batches,
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
@@ -48,7 +50,7 @@ def start(name: str, case: str, batches: list[int], threads: int) -> Side:
     # with that, 1,350 without.
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     if name == "engine":
-        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | environment)
+        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | environment, large=is_llama(work["shape"]))
     if name == "vllm":
         environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     python = str(VLLM_PYTHON) if name == "vllm" else sys.executable
@@ -77,8 +79,8 @@ def compare(case: str, names: list[str], batches: list[int], threads: int, round
         found.append(
             {
                 "case": case,
-                "shapes": vars(SHAPES[case]),
-                "dtype": "float32",
+                "shapes": vars(CASES[case]),
+                "dtype": dtype_of(vars(CASES[case])),
                 "threads": threads,
                 "batch": batch,
                 "prompt_tokens": PROMPT_TOKENS,
@@ -93,7 +95,7 @@ def compare(case: str, names: list[str], batches: list[int], threads: int, round
 
 
 def main() -> None:
-    for flag, known in ((_CASES, SHAPES), (_SIDES, SIDES)):
+    for flag, known in ((_CASES, CASES), (_SIDES, SIDES)):
         for name in flag.value:
             if name not in known:
                 raise cli.UsageError(f"--{flag.name}={name}: use some of {', '.join(known)}")

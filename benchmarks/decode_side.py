@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import hf_config
+from benchmarks.shapes import dtype_of, hf_class, hf_config, is_llama, our_model
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts], list[int]]
@@ -30,12 +30,11 @@ def engine(work: dict[str, Any]) -> Generate:
 
     import jax
 
-    from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.rollout.policy import Sampling
 
-    model = Qwen3Config(**work["shape"], tie_embeddings=True)
+    model = our_model(work["shape"])
     length = work["prompt_tokens"] + work["new_tokens"]
     shapes = EngineConfig(slots=max(work["batches"]), max_length=length)
     loop = asyncio.new_event_loop()
@@ -56,11 +55,12 @@ def engine(work: dict[str, Any]) -> Generate:
 def transformers(work: dict[str, Any]) -> Generate:
     """A static batch with a KV cache."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    import transformers as library
 
     torch.set_num_threads(work["threads"])
-    model = AutoModelForCausalLM.from_config(Qwen3Config(**hf_config(work["shape"])), attn_implementation="sdpa")
-    model = model.float().eval()
+    config = getattr(library, hf_class(work["shape"]))(**hf_config(work["shape"]))
+    model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = model.to(getattr(torch, dtype_of(work["shape"]))).eval()
     new = work["new_tokens"]
 
     def answer(prompts: Prompts) -> list[int]:
@@ -87,11 +87,16 @@ def vllm(work: dict[str, Any]) -> Generate:
 
     length = work["prompt_tokens"] + work["new_tokens"]
     folder = Path(tempfile.mkdtemp())
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 2 * length}
+    family = "Llama" if is_llama(work["shape"]) else "Qwen3"
+    config = {
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
+        "max_position_embeddings": 2 * length,
+    }
     (folder / "config.json").write_text(json.dumps(config | hf_config(work["shape"])), encoding="utf-8")
     llm = LLM(
         str(folder),
-        dtype="float32",
+        dtype=dtype_of(work["shape"]),
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=length,

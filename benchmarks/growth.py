@@ -9,6 +9,12 @@ synthesis, sandbox           requests of a stage a second, calls a second, by ho
                              endpoint's latency; the first point for each core
 ray                          environments a minute in Ray's workers on this machine, their start counted. Ideal: as many
                              as without Ray, whose sandboxes have all cores too
+cluster                      records a second of a stage that asks an endpoint which answers after a second, by Ray's
+                             workers: as many machines whose work is elsewhere. Ideal: the first point for each worker
+asking                       processor ms of such a record before a fast endpoint, asked by two of Ray's workers, with
+                             all that Ray does, by how many each works on. Ideal: this process, with as many in all
+records                      memory that a run's process holds, its processor ms and the journal's bytes, by the records
+                             of two stages and a dataset. Ideal: an index of INDEX_BYTES a record; the first point
 restart                      seconds to the first step, of a run and of the one that goes on. Ideal: its imports
 
     python -m benchmarks.growth --save
@@ -18,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,6 +50,14 @@ SIZES: Mapping[str, tuple[str, str, Sequence[int]]] = {
 IN_FLIGHT = (1, 8, 64, 256)
 CALLERS = (1, 2, 4, 16, 64)
 WORKERS = (1, 2)
+CLUSTER = (1, 4, 16)
+EACH, IN_WORK = 320, 32
+"""Records of each worker, and how many of them it works on at a time."""
+TURNS, ASKED, ASKERS = 3, 8_000, 2
+"""Measurements of a fast endpoint, of which the median is taken, records in each, and Ray's workers."""
+AT_A_TIME = (32, 256, 1_024)
+RECORDS = (1_000, 10_000, 100_000)
+INDEX_BYTES = 200
 LATENCY = 0.1
 """Of the endpoint, seconds."""
 
@@ -122,6 +137,42 @@ def ray() -> tuple[str, list[Any], Curves]:
     return "Ray's workers", list(WORKERS), {"environments a minute": curve(found, [here] * len(WORKERS))}
 
 
+def cluster() -> tuple[str, list[Any], Curves]:
+    of_each = [("benchmarks.ray_side", str(count), str(count * EACH), str(IN_WORK), "1.0") for count in CLUSTER]
+    found = [told(*command)["records_per_second"] for command in of_each]
+    ideal = [found[0] * count for count in CLUSTER]
+    return "Ray's workers", list(CLUSTER), {"records a second": curve(found, ideal)}
+
+
+def asking() -> tuple[str, list[Any], Curves]:
+    found: dict[tuple[int, int], list[float]] = {(workers, each): [] for each in AT_A_TIME for workers in (0, ASKERS)}
+    for _ in range(TURNS):
+        for (workers, each), spent in found.items():
+            in_work = each if workers else each * ASKERS
+            given = told("benchmarks.ray_side", str(workers), str(ASKED), str(in_work), "0.0")
+            spent.append(given["processor_ms_a_record"])
+    here, there = ([statistics.median(found[workers, each]) for each in AT_A_TIME] for workers in (0, ASKERS))
+    return "records of a worker at a time", list(AT_A_TIME), {"processor ms a record": curve(there, here)}
+
+
+def records() -> tuple[str, list[Any], Curves]:
+    points = [told("benchmarks.record_side", str(count)) for count in RECORDS]
+    first = points[0]
+
+    def of(name: str, unit: float = 1.0) -> list[float]:
+        return [point[name] * unit for point in points]
+
+    held = of("held_kib", 1 / 1024)
+    index = [held[0] + (count - RECORDS[0]) * INDEX_BYTES / 2**20 for count in RECORDS]
+    names = ("processor_ms_a_record", "journal_bytes_a_record")
+    flat = {name: curve(of(name), [first[name]] * len(points)) for name in names}
+    return "records", list(RECORDS), {
+        "MiB held": curve(held, index),
+        "processor ms a record": flat[names[0]],
+        "journal bytes a record": flat[names[1]],
+    }  # fmt: skip
+
+
 def restart() -> tuple[str, list[Any], Curves]:
     with tempfile.TemporaryDirectory() as folder:
         command = ("benchmarks.growth_side", "start", folder)
@@ -145,6 +196,9 @@ PARTS: Mapping[str, Callable[[], tuple[str, list[Any], Curves]]] = {
     "synthesis": synthesis,
     "sandbox": sandbox,
     "ray": ray,
+    "cluster": cluster,
+    "asking": asking,
+    "records": records,
     "restart": restart,
 }
 

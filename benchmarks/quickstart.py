@@ -20,9 +20,8 @@ from launch.flags import cli
 from launch.flags.numbers import numbers_of
 from sandbox.settings import Seed
 
-SFT_GAIN = {"pretrained": 0.30}
-"""Of F1, where it is not 0.25."""
-GRPO_GAIN = 0.10
+SFT_GAIN, GRPO_GAIN = 0.30, {"pretrained": 0.10}
+"""Of F1 on held-out environments; GRPO's is 0.12 where no other is said."""
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Parent folder of the runs; finished ones are not run again.", required=True
@@ -40,7 +39,7 @@ CURVES = {
 
 def main() -> None:
     reached, metrics = [], []
-    sft_gain = SFT_GAIN.get(_PROFILE.value, 0.25)
+    grpo_gain = GRPO_GAIN.get(_PROFILE.value, 0.12)
     for seed in numbers_of(_SEEDS, Seed):
         workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
         command = [f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
@@ -56,6 +55,10 @@ def main() -> None:
                 "seed": seed,
                 "f1": f1,
                 "answer_accuracy": answers,
+                "full_reward_accuracy": {
+                    name: None if (share := result["full_reward_accuracy"]) is None else round(share, 4)
+                    for name, result in summary["held_out"].items()
+                },
                 **{name: round(gain, 4) for name, gain in gains.items()},
                 "episodes": summary["held_out"]["grpo"]["episodes"],
                 "seconds": round(summary["seconds"]),
@@ -63,8 +66,8 @@ def main() -> None:
             },
         )
         metrics.append(workdir / "grpo" / "metrics")
-        reached.append(gains["sft_gain"] >= sft_gain and gains["grpo_gain"] >= GRPO_GAIN)
-    print(f"{sum(reached)} of {len(reached)} seeds gain at least {sft_gain} by SFT and {GRPO_GAIN} more by GRPO")
+        reached.append(gains["sft_gain"] >= SFT_GAIN and gains["grpo_gain"] >= grpo_gain)
+    print(f"{sum(reached)} of {len(reached)} seeds gain at least {SFT_GAIN} by SFT and {grpo_gain} more by GRPO")
     if _FIGURE.value:
         curves.draw({"mean": metrics}, CURVES, Path(_FIGURE.value))
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from absl import flags
 
 from benchmarks import rows
+from benchmarks.processes import descendants
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox import Sandbox, SandboxConfig, SandboxPool
@@ -108,7 +109,7 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
 def _cpu_seconds_below() -> float:
     """User and system time of this process's descendants, with that of those which they have reaped: the calls."""
     ticks = 0
-    for fields in _descendants().values():
+    for fields in descendants().values():
         ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -332,29 +333,10 @@ async def fleet() -> dict[str, Any]:
     }
 
 
-def _descendants() -> dict[int, list[str]]:
-    """What /proc says of each process below this one, from its state on, by its id."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[int(path.parent.name)] = fields
-    below = {}
-    for pid, fields in found.items():
-        above = pid
-        while above in found and above != os.getpid():
-            above = int(found[above][1])
-        if above == os.getpid() != pid:
-            below[pid] = fields
-    return below
-
-
 def _descendants_pss() -> int:
     """Bytes of this process's descendants, shared pages counted once."""
     total = 0
-    for pid in _descendants():
+    for pid in descendants():
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
             total += 1024 * int(text.partition("\nPss:")[2].split()[0])

@@ -1,8 +1,8 @@
-"""The models that benchmarks compare: Qwen3 in float32 with a tied embedding."""
+"""The models that benchmarks compare, with a tied embedding: Qwen3 in float32, and a Llama in bfloat16."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -26,9 +26,38 @@ SHAPES = {
 }
 """`1m` is the quickstart's; `vocabulary` has Qwen3's own vocabulary."""
 
+SMOLLM2 = Shape(49_280, 576, 30, 9, 3, 64, 1_536)
+"""SmolLM2-135M's, a Llama, with rows for the tokens of tools."""
+
+
+def is_llama(shape: dict[str, int]) -> bool:
+    """Whether a `Shape`, as a dictionary that may say more, is of the Llama, which computes in bfloat16."""
+    sizes = asdict(SMOLLM2)
+    return {name: shape[name] for name in sizes} == sizes
+
+
+def dtype_of(shape: dict[str, int]) -> str:
+    """What all sides of a comparison multiply in."""
+    return "bfloat16" if is_llama(shape) else "float32"
+
+
+def our_model(shape: dict[str, int]) -> Any:
+    """As the project computes it; with float32 weights."""
+    from astra_jax.models.llama.presets import LlamaConfig
+    from astra_jax.models.qwen3.presets import Qwen3Config
+
+    family = LlamaConfig if is_llama(shape) else Qwen3Config
+    sizes = {name: shape[name] for name in asdict(SMOLLM2)}
+    return family(**sizes, tie_embeddings=True, dtype=dtype_of(shape))
+
+
+def hf_class(shape: dict[str, int]) -> str:
+    """The name of transformers' configuration, for `hf_config`."""
+    return "LlamaConfig" if is_llama(shape) else "Qwen3Config"
+
 
 def hf_config(shape: dict[str, int]) -> dict[str, Any]:
-    """The settings of transformers' `Qwen3Config`; `shape` is a `Shape` as a dictionary, and may say more."""
+    """The settings of transformers' configuration; `shape` is a `Shape` as a dictionary, and may say more."""
     return {
         "vocab_size": shape["vocab_size"],
         "hidden_size": shape["d_model"],

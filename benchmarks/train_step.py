@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
 
 from absl import flags
 
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks.shapes import SHAPES, SMOLLM2, Shape, dtype_of, is_llama
 from benchmarks.sides import Side, train_in_turns
 from launch.flags import cli
 from launch.flags.numbers import number_flag
@@ -36,28 +36,40 @@ class Case(Shape):
         steps: of a turn. Of short ones many: the first after a pause takes up to three times as long.
         micro_batches: of a step of ours, each side as it is fastest: PyTorch takes the rows at once (with
             two micro-batches the 1m case took it 1 to 12 % longer).
+        torch_narrow: of a case in bfloat16: whether PyTorch casts to it in each product, and keeps weights and
+            statistics in float32 as we do, or has all in it.
     """
 
     rows: int
     tokens: int
     steps: int
     micro_batches: int = 1
+    torch_narrow: Literal["autocast", "weights"] = "autocast"
 
 
 CASES = {
     "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, micro_batches=2),
     "30m": Case(**vars(SHAPES["30m"]), rows=4, tokens=512, steps=3),
     "vocabulary": Case(**vars(SHAPES["vocabulary"]), rows=4, tokens=512, steps=3),
+    "135m": Case(**vars(SMOLLM2), rows=2, tokens=1_024, steps=1, micro_batches=2),
 }
 
-_CASES = flags.DEFINE_list("case", list(CASES), f"Of {', '.join(CASES)}.")
+_CASES = flags.DEFINE_list("case", ["1m", "30m", "vocabulary"], f"Of {', '.join(CASES)}.")
 _ROUNDS = number_flag("rounds", 7, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns of each side.")
 _THREADS = number_flag("threads", os.cpu_count(), Count, "Threads of each side.")
+_NARROW = flags.DEFINE_enum(
+    "torch_narrow",
+    "autocast",
+    ["autocast", "weights"],
+    "PyTorch's side of a case in bfloat16: in its products, or weights and statistics too. Report the faster one.",
+)
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/train_step.jsonl.")
 
 
 def start(name: str, case: Case, threads: int) -> Side:
-    environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(threads)}
+    large = is_llama(asdict(case))
+    environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ, large=large)
+    environment["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-m", "benchmarks.train_step_side", name, json.dumps(asdict(case)), str(threads)]
     return Side(command, environment)
 
@@ -74,7 +86,7 @@ def compare(case: Case, threads: int, rounds: int) -> dict:
     return {
         "shapes": asdict(case),
         "parameters": got.parameters,
-        "dtype": "float32",
+        "dtype": dtype_of(asdict(case)),
         "threads": threads,
         **got.rounded(),
         "speed_ratio": round(best / got.seconds["jax"], 3),
@@ -86,7 +98,8 @@ def main() -> None:
     for name in _CASES.value:
         if name not in CASES:
             raise cli.UsageError(f"--case={name}: use one of {', '.join(CASES)}")
-        row = {"case": name, **compare(CASES[name], _THREADS.value, _ROUNDS.value)}
+        case = replace(CASES[name], torch_narrow=_NARROW.value)
+        row = {"case": name, **compare(case, _THREADS.value, _ROUNDS.value)}
         rows.report("train_step", row, save=_SAVE.value)
 
 

@@ -15,10 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TextIO
 
-from benchmarks.shapes import Shape, hf_config
+from benchmarks.shapes import dtype_of, hf_class, hf_config, our_model
 
 Step = Callable[[], float]
 Multiply = Callable[[], None]
@@ -39,7 +38,6 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     import jax
     import numpy as np
 
-    from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.batch import PackedBatch, to_device
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.config import SFTConfig
@@ -47,8 +45,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     from astra_jax.sft.step import sft_optimizer, train_step
 
     del threads  # XLA takes a thread a core
-    shape = {field.name: case[field.name] for field in fields(Shape)}
-    model = Qwen3Config(**shape, tie_embeddings=True)
+    model = our_model(case)
     data = DataConfig(seq_len=case["tokens"])
     rows = {"batch_size": case["rows"], "micro_batch_size": case["rows"] // case["micro_batches"]}
     config = SFTConfig(data=data, **rows, learning_rate=LEARNING_RATE, **OPTIMIZER)
@@ -65,19 +62,24 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 
-    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL))
-    product = jax.jit(jax.numpy.matmul)
-    return step, lambda: product(square, square).block_until_ready(), count
+    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), model.dtype)
+    product = jax.jit(jax.numpy.matmul, static_argnames="preferred_element_type")
+    return step, lambda: product(square, square, preferred_element_type="float32").block_until_ready(), count
 
 
 def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[Step, Multiply, int]:
+    """In bfloat16 as `case["torch_narrow"]` says: under autocast, with float32 weights and statistics as ours have, or
+    all of it, which needs less memory and loses small updates."""
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**hf_config(case), use_cache=False)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
+    config = getattr(transformers, hf_class(case))(**hf_config(case), use_cache=False)
+    narrow = dtype_of(case) == "bfloat16"
+    autocast = narrow and case["torch_narrow"] == "autocast"
+    kept, computed = (torch.bfloat16 if one else torch.float32 for one in (narrow and not autocast, narrow))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(kept).train()
     forward = torch.compile(model) if compiled else model
     betas = (OPTIMIZER["b1"], OPTIMIZER["b2"])
     optimizer = torch.optim.AdamW(
@@ -87,13 +89,14 @@ def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[S
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(input_ids=ids, labels=ids).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = forward(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return float(loss.detach())
 
-    square = torch.randn(MATMUL, MATMUL)
+    square = torch.randn(MATMUL, MATMUL, dtype=computed)
     return step, lambda: torch.matmul(square, square), sum(p.numel() for p in model.parameters())
 
 

@@ -1,29 +1,41 @@
-"""A sync of a vLLM server from the trainer's Orbax checkpoint, beside vLLM's own reload of safetensors, interleaved.
+"""A sync of a vLLM server from the trainer's Orbax checkpoint, beside vLLM's own reload of safetensors, interleaved;
+and what brings weights there through files, beside what does out of the trainer's memory, interleaved too.
 
-    python -m benchmarks.weight_sync [--save]
+    python -m benchmarks.weight_sync [--part=reload|memory] [--save]
 
 One real server on the CPU with the plugin and vLLM's development endpoints; a Qwen3 of 445 million random bfloat16
 parameters in 28 layers (0.9 GB), published in both forms. Files are in the page cache for both. The reload is timed
 with the pause and resume that it needs, and checks nothing of what it loads. What a sync reads from the disk is
 measured once more with the files out of the cache; the temporary folder must be on a disk for that.
+
+The second part is publishing by the trainer and reading by the plugin's own code in another process, without a model
+that loads them, which is the same work either way. Every number of the weights is another one each time, so that memory
+has no changes to send instead; what those come to is measured beside it: float32 weights of which each moves by 1e-6,
+published in bfloat16. Processor seconds are both processes'.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import mmap
+import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
@@ -32,23 +44,33 @@ from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound
 
+if TYPE_CHECKING:
+    from astra_jax.models.decoder import Decoder
+
+PLUGIN = rows.ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"
+
 _VLLM = flags.DEFINE_string("vllm", ".venv-vllm/vllm/bin/vllm", "vLLM's program, with our plugin beside it.")
 _ROUNDS = number_flag("rounds", 7, Annotated[int, Bound(least=3, most=2**31 - 1)], "Syncs of each kind.")
+_PART = flags.DEFINE_enum("part", None, ["reload", "memory"], "Only this one; by default both.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/weight_sync.jsonl.")
+
+
+def model() -> Decoder:
+    from astra_jax.models.qwen3.presets import PRESETS
+
+    return dataclasses.replace(PRESETS["0.6b"], vocab_size=2048, tie_embeddings=False)
 
 
 def publish(folder: Path) -> tuple[int, dict[str, Path]]:
     """Writes the weights twice; returns their bytes and where they are."""
     import jax
 
-    from astra_jax.models.qwen3.presets import PRESETS
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 
-    model = dataclasses.replace(PRESETS["0.6b"], vocab_size=2048, tie_embeddings=False)
-    params = dataclasses.replace(model, param_dtype="bfloat16").init(jax.random.key(0))
+    params = dataclasses.replace(model(), param_dtype="bfloat16").init(jax.random.key(0))
     found = {}
     for name, kind in (("orbax", Publisher), ("safetensors", FolderPublisher)):
-        publisher = kind(folder / name, model)
+        publisher = kind(folder / name, model())
         found[name] = publisher.publish(params, 1)
         publisher.close()
     return 2 * sum(leaf.size for leaf in jax.tree.leaves(params)), found
@@ -162,9 +184,112 @@ def measure(folder: Path) -> dict[str, Any]:
     }
 
 
+def hand_over(folder: Path) -> dict[str, Any]:
+    """Files beside memory, and what a small step comes to. Seconds and processor seconds are medians."""
+    import jax
+
+    from astra_jax.rollout.vllm.direct import DirectPublisher
+    from astra_jax.rollout.vllm.publishing import Publisher
+
+    key = secrets.token_hex(16)
+    negated = jax.jit(lambda tree: jax.tree.map(lambda x: -x, tree), donate_argnums=0)
+    stepped = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1e-6, tree), donate_argnums=0)
+    params = dataclasses.replace(model(), param_dtype="float32").init(jax.random.key(1))
+    files = Publisher(folder / "files", model())
+    memory = DirectPublisher(model(), key=key, run="benchmark", host="127.0.0.1")
+    publishers: dict[str, Publisher | DirectPublisher] = {"files": files, "memory": memory, "step": memory}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in publishers}
+    spawned = multiprocessing.get_context("spawn")  # a fork would have JAX's threads
+    ours, theirs = spawned.Pipe()
+    reader = spawned.Process(target=_read, args=(theirs, str(folder), key, tensor_shapes()))
+    reader.start()
+    for number in range(_ROUNDS.value + 1):  # the first of each warms up
+        params = negated(params)
+        for place, (name, publisher) in enumerate(publishers.items()):
+            params = jax.block_until_ready(stepped(params) if name == "step" else params)
+            version = 3 * number + place
+            started, spent = time.perf_counter(), time.process_time()
+            item = publisher.publish(params, version)
+            publisher.wait()
+            published = time.perf_counter()
+            ours.send((str(item), f"benchmark:{version}"))
+            answer = ours.recv()
+            answer["publish_seconds"] = published - started
+            answer["seconds"] = time.perf_counter() - started
+            answer["processor_seconds"] = answer.pop("processor_seconds") + time.process_time() - spent
+            found[name].append(answer)
+    ours.send(None)
+    reader.join()
+    for publisher in (files, memory):
+        publisher.close()
+    kept = {name: each[1:] for name, each in found.items()}
+
+    def ratio(what: str, name: str) -> float:
+        pairs = zip(kept[name], kept["files"], strict=True)
+        return round(statistics.median(one[what] / files[what] for one, files in pairs), 3)
+
+    return {
+        **{
+            name: {what: round(statistics.median(one[what] for one in each), 4) for what in each[0]}
+            for name, each in kept.items()
+        },
+        "ratio": ratio("seconds", "memory"),
+        "processor_ratio": ratio("processor_seconds", "memory"),
+        "step_ratio": ratio("seconds", "step"),
+        "step_processor_ratio": ratio("processor_seconds", "step"),
+    }
+
+
+def _read(pipe: Connection, root: str, key: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A server's part of it, as its API process does it, in the plugin's own code; nothing is loaded into a model."""
+    sys.path.insert(0, str(PLUGIN))
+    from astra_vllm.access import SyncRoot
+    from astra_vllm.checkpoint import PolicyCheckpoint
+    from astra_vllm.stream import PolicyStream
+
+    buffer, parts = None, {}
+    while (asked := pipe.recv()) is not None:
+        item, version = asked
+        started, spent = time.perf_counter(), time.process_time()
+        of_memory = item.startswith("tcp://")
+        source = PolicyStream(item, version, key) if of_memory else PolicyCheckpoint(item, SyncRoot(root))
+        source.compare(shapes, {}, "bfloat16")
+        buffer = buffer or memoryview(mmap.mmap(-1, source.bytes))  # kept, as a server keeps it
+        source.read(buffer, parts)
+        pipe.send(
+            {
+                "read_seconds": time.perf_counter() - started,
+                "read_share": source.read_bytes / source.bytes,
+                "processor_seconds": time.process_time() - spent,
+            }
+        )
+
+
+def tensor_shapes() -> dict[str, tuple[int, ...]]:
+    """Of Hugging Face's tensors of the model, by name."""
+    import jax
+
+    from astra_jax.rollout.vllm.publishing import stacked_hf_tensors
+
+    found = {}
+    stacked = jax.eval_shape(
+        lambda tree: stacked_hf_tensors(tree, model=model(), dtype="bfloat16"), model().abstract_params()
+    )
+    for name, leaf in stacked.items():
+        axes = name.count("{}")
+        for place in itertools.product(*map(range, leaf.shape[:axes])):
+            found[name.replace("{}", "%d") % place] = leaf.shape[axes:]
+    return found
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        rows.report("weight_sync", measure(Path(folder)), save=_SAVE.value)
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        if _PART.value != "memory":
+            figures |= measure(Path(name))
+        if _PART.value != "reload":
+            figures["direct"] = hand_over(Path(name))
+    rows.report("weight_sync", figures, save=_SAVE.value)
 
 
 if __name__ == "__main__":

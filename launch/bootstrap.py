@@ -23,8 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 COMMANDS = ("quickstart", "test")
 
-TWO_AT_ONCE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
-"""Test files: what a file's tests share is made once. In the order of tests/conftest.py, the longest first."""
+BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
+"""What a file's tests share is made once. Files come in the order of tests/conftest.py, the longest first."""
+AT_ONCE, GIB_EACH = 3, 5
+"""Test files on two cores, as memory allows: they wait for servers, hosts and sandboxes a part of their time. A fourth
+gained nothing."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +50,9 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         return fail(f"{' '.join(map(str, error.cmd))} failed ({error.returncode}); see its output above")
     if command == "test":
-        program = [python, "-m", "pytest", *TWO_AT_ONCE, *rest]
+        gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        workers = min(AT_ONCE, max(1, int(gib // GIB_EACH)))
+        program = [python, "-m", "pytest", f"--numprocesses={workers}", *BY_FILE, *rest]
     else:
         named = any(argument.split("=")[0] in ("--workdir", "--help", "--helpfull") for argument in rest)
         program = [python, "-m", "launch.quickstart", *rest, *([] if named else ["--workdir=runs/quickstart"])]

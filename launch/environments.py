@@ -35,7 +35,7 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = shared.workdir()
+_WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
 _CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as environments:paper.")
 _SEED = shared.seed()
 
@@ -51,19 +51,20 @@ def main() -> int:
 
 
 async def _synthesize(config: EnvironmentsConfig) -> int:
+    from synthesis.core.mirror import mirrored
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked
     from synthesis.environments.pipeline import synthesize
     from synthesis.environments.statistics import table_rows
 
-    workdir = cli.local_folder(_WORKDIR)
     if previews.PREVIEW.value is not None:
-        return await _preview(config, previews.PREVIEW.value, workdir)
+        return await _preview(config, previews.PREVIEW.value, cli.local_folder(_WORKDIR))
+    workdir = cli.folder(_WORKDIR, written=True, s3=True)
     with locked(workdir), metrics.shown():
-        async with executors.executor_from_flags(workdir) as executor:
-            with Journal(workdir / "journal.sqlite") as journal:
+        async with mirrored(workdir) as folder, executors.executor_from_flags(folder) as executor:
+            with Journal(folder / "journal.sqlite") as journal:
                 summary = await synthesize(
-                    config, executor=executor, journal=journal, out_dir=workdir, seed=_SEED.value,
+                    config, executor=executor, journal=journal, out_dir=folder, seed=_SEED.value,
                     replace=executors.REPLACE.value,
                 )  # fmt: skip
     for split, statistics in summary.statistics.items():

@@ -6,10 +6,12 @@
 
 Without --rollout_url the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-SIGTERM saves and ends with 0. A run to which no batch of valid groups comes any more says why, and ends with 1. How the
-servers are started is in docs/vllm.md.
+SIGTERM saves and ends with 0, on several hosts with 75 on each. A run to which no batch of valid groups comes any more
+says why, and ends with 1. How the servers are started is in docs/vllm.md.
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
+    --config.grpo.dump_batches=true      write what is trained on to WORKDIR/batches
+    --replay=DIR/batches                 train on it again, to the bit, without environments, servers or sandbox
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
     --write_serving_folder=DIR           write what the run's servers start from, and stop
 
@@ -25,7 +27,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from absl import flags
 
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
+    from astra_jax.grpo.replay import Replay
     from astra_jax.grpo.train import GRPOResult
-    from astra_jax.models.model import Params
+    from astra_jax.models.model import Model, Params
     from astra_jax.rollout.vllm.policy import VLLMConfig
+    from astra_jax.rollout.vllm.sync import AnyPublisher, Way
     from astra_jax.run.model_card import TrainedOn
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
@@ -52,7 +56,12 @@ flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
-_URLS = flags.DEFINE_list("rollout_url", [], "vLLM servers, separated by commas; by default the embedded engine.")
+_URLS = flags.DEFINE_list(
+    "rollout_url",
+    [],
+    "vLLM servers, separated by commas; @FILE of them, or dns+http://NAME:PORT, is read again while a run goes on. By "
+    "default the embedded engine.",
+)
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
 _SYNC_KEY_FILE = flags.DEFINE_string(
     "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
@@ -63,7 +72,10 @@ _CA_FILE = flags.DEFINE_string(
     "PEM file of whoever signed the servers' certificates; by default the system's authorities.",
 )
 _SYNC = flags.DEFINE_enum(
-    "rollout_sync", "plugin", ["plugin", "reload"], "How weights get there: our plugin, or vLLM's reload of a folder."
+    "rollout_sync",
+    "plugin",
+    ["plugin", "direct", "reload"],
+    "How weights get there: our plugin, from files or the trainer's memory; or vLLM's reload of a folder.",
 )
 _MIN_SERVERS = number_flag(
     "rollout_min_servers", 1, Count, "So many servers must be there at the start, and have an update's weights."
@@ -78,6 +90,12 @@ _PATIENCE_SECONDS = number_flag(
 )
 _PUBLISH = flags.DEFINE_string(
     "publish_dir", None, "Where weights are published, under a path that the servers have too; by default in --workdir."
+)
+_PUBLISH_ADDRESS = flags.DEFINE_string(
+    "publish_address",
+    "",
+    "HOST:PORT or :PORT of this host, where servers take weights with --rollout_sync=direct; by default the address "
+    "that its packets to them have, and a port of the system's choice.",
 )
 _PUBLISH_DTYPE = flags.DEFINE_enum(
     "publish_dtype", "bfloat16", ["bfloat16", "float32"], "Of the published weights, which the servers compute in."
@@ -105,6 +123,10 @@ def main() -> int:
             raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
+    if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
+        raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
+    if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
+        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
     if _SERVING.value:
         _write_serving_folder(config)
         return 0
@@ -114,8 +136,11 @@ def main() -> int:
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
-        given = environments.GivenEnvironments()
-        if (known := given.known()) is not None:
+        replay = environments.replayed()
+        if replay is not None and _URLS.value:
+            raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+        given = None if replay is not None else environments.GivenEnvironments()
+        if given is not None and (known := given.known()) is not None:
             check_rewards(select_environments(known, config.grpo), config.grpo.episode)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, grpo=models.with_added_tokens(config.grpo, tokenizer))
@@ -123,7 +148,7 @@ def main() -> int:
         published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
-        if jax.process_count() > 1 and not _URLS.value:
+        if jax.process_count() > 1 and not _URLS.value and replay is None:
             raise cli.UsageError("several hosts want --rollout_url")
         mesh = models.mesh()
         servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
@@ -139,7 +164,8 @@ def main() -> int:
                 config=config,
                 given=given,
                 tokenizer=tokenizer,
-                sandbox=None if given.records is None else sandbox,
+                replay=replay,
+                sandbox=None if given is None or given.records is None else sandbox,
                 servers=servers,
                 workdir=workdir,
                 published=published,
@@ -147,12 +173,12 @@ def main() -> int:
             )
         )
         if not is_first():
-            return 0
+            return models.ended(result.stopped)
         models.write_card(workdir, "GRPO", config, [trained_on])
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
         say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
-        return int(result.stopped == "exhausted")
+        return models.ended(result.stopped)
 
 
 def _write_serving_folder(config: GRPORun) -> None:
@@ -176,24 +202,40 @@ def _write_serving_folder(config: GRPORun) -> None:
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """The rollout servers of the flags, for a run of this id. Raises `UsageError` and `SettingError`."""
+    """The rollout servers of the flags, for a run of this id. Raises `Refusal` and `SettingError`."""
+    from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.policy import VLLMConfig
-    from astra_jax.rollout.vllm.sync import Way
 
-    way: Way = "reload" if _SYNC.value == "reload" else "plugin"
     config = VLLMConfig(
         urls=tuple(_URLS.value),
         api_key=cli.token_of(_KEY_FILE),
         sync_key=cli.token_of(_SYNC_KEY_FILE),
         ca_file=cli.certificates_of(_CA_FILE),
-        sync=way,
+        sync=cast("Way", _SYNC.value),
         min_servers=_MIN_SERVERS.value,
         request_seconds=_REQUEST_SECONDS.value,
         stall_seconds=_STALL_SECONDS.value,
         sync_seconds=_SYNC_SECONDS.value,
         patience_seconds=_PATIENCE_SECONDS.value,
     )
+    Addresses(config.urls, config.sync).of_files()
     return config if run is None else dataclasses.replace(config, run_id=run)
+
+
+def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
+    """What the servers read. Raises `Refusal` and `SettingError`: it cannot be served from this host."""
+    from astra_jax.rollout.vllm.addresses import Addresses
+    from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address
+    from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+
+    dtype = _PUBLISH_DTYPE.value
+    if servers.sync == "direct":
+        assert servers.sync_key is not None
+        looked_up = [one for one in servers.urls if one.startswith("dns+")]
+        sources = [*Addresses(servers.urls, servers.sync).of_files(), *looked_up]
+        host, port = listening_address(sources, _PUBLISH_ADDRESS.value)
+        return DirectPublisher(model, key=servers.sync_key, run=servers.run_id, host=host, port=port, dtype=dtype)
+    return (FolderPublisher if servers.sync == "reload" else Publisher)(published, model, dtype=dtype)
 
 
 async def _train(
@@ -201,7 +243,8 @@ async def _train(
     mesh: Mesh | None,
     *,
     config: GRPORun,
-    given: GivenEnvironments,
+    given: GivenEnvironments | None,
+    replay: Replay | None,
     tokenizer: ChatTokenizer,
     sandbox: AbstractAsyncContextManager[Sandbox] | None,
     servers: VLLMConfig | None,
@@ -211,15 +254,14 @@ async def _train(
 ) -> tuple[GRPOResult, TrainedOn]:
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMPolicy
-    from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+    from astra_jax.run.model_card import trained_on
 
     async with contextlib.AsyncExitStack() as stack:
         opened = None if sandbox is None else await stack.enter_async_context(sandbox)
-        environments = await stack.enter_async_context(given.open())
+        environments = () if given is None else await stack.enter_async_context(given.open())
         policy = None
         if servers is not None:
-            publishes = FolderPublisher if servers.sync == "reload" else Publisher
-            publisher = publishes(published, config.model, dtype=_PUBLISH_DTYPE.value)
+            publisher = _publisher(servers, config.model, published)
             stack.callback(publisher.close)
             episode = config.grpo.episode
             longest = episode.max_prompt_tokens + episode.max_response_tokens
@@ -233,7 +275,10 @@ async def _train(
             )
         arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
         origin = models.origin(config.grpo, config.model)
-        result = await grpo.train(*arguments, policy=policy, origin=origin, mesh=mesh, profile=profile)
+        result = await grpo.train(*arguments, policy=policy, replay=replay, origin=origin, mesh=mesh, profile=profile)
+        if replay is not None:
+            return result, trained_on("batches", replay.folder)
+        assert given is not None
         return result, given.trained_on(environments)
 
 

@@ -1,7 +1,9 @@
-"""A local page that shows a dataset: trajectories, an evaluation's results, or environments, whose tools it runs.
+"""A local page that shows a dataset: trajectories, an evaluation's results, what GRPO was trained on, or environments,
+whose tools it runs.
 
     python -m launch.inspect DIR
     python -m launch.inspect WORKDIR/results
+    python -m launch.inspect WORKDIR/batches
     python -m launch.inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
 
 The dataset's card says which records it holds; /card shows the card. Whoever opens the page of environments can run the
@@ -28,7 +30,7 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(services)
 
 _DATA = flags.DEFINE_string(
-    "data", None, "Dataset: of trajectories, of tool environments, or of an evaluation's results."
+    "data", None, "Dataset: of trajectories, of tool environments, of an evaluation's results, or a GRPO run's batches."
 )
 _PORT = shared.port(8800)
 
@@ -65,6 +67,8 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     Raises:
         UsageError: it holds other records, or two of one id.
     """
+    from astra_jax.grpo.dump import DumpedBatches
+    from launch.viewer.batch_pages import BatchPages
     from launch.viewer.catalogue import Catalogue
     from launch.viewer.conversations import Conversations
     from launch.viewer.environment_pages import EnvironmentPages
@@ -79,11 +83,14 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
             return TrajectoryPages(Conversations(path)), ""
         if kind == "ItemResult":
             return ResultPages(Evaluated(path)), ""
+        if kind == "DumpedGroup":
+            return BatchPages(DumpedBatches(path)), ""
         if kind == "ToolEnvironment":
             catalogue = Catalogue(read_dataset(path, ToolEnvironment))
         else:
             raise InputError(
-                f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records"
+                f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records, or "
+                "a GRPO run's batches"
             )
     except InputError as error:
         raise cli.UsageError(f"--data={path}: {error}") from None

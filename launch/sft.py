@@ -37,7 +37,7 @@ _PREVIEW = number_flag("preview", None, Count, "Show so many records, and stop; 
 _BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 
-def main() -> None:
+def main() -> int:
     from functools import partial
     from pathlib import Path
 
@@ -57,7 +57,7 @@ def main() -> None:
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)
-        return
+        return 0
     profile = models.profiled_steps()
     if _BENCH.value:
         cli.local_folder(models.WORKDIR)
@@ -79,7 +79,7 @@ def main() -> None:
             row = bench.run(config.sft, config.model, start, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
             if is_first():
                 say(row)
-            return
+            return 0
         assert dataset is not None
         arguments = (config.sft, config.model, start, dataset, tokenizer, workdir)
         origin = models.origin(config.sft, config.model)
@@ -93,6 +93,7 @@ def main() -> None:
                 f"{len(stats.lengths)} examples, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
                 f"{jax.default_backend()}"
             )
+        return models.ended(result.stopped)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = shared.workdir()
+_WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
 _CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as trajectories:paper.")
 _SEED = shared.seed()
 
@@ -50,29 +50,32 @@ def main() -> int:
 
 
 async def _synthesize(config: TrajectoriesConfig) -> int:
+    from synthesis.core.mirror import mirrored
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked
     from synthesis.trajectories.pipeline import synthesize
     from synthesis.trajectories.statistics import table_rows
 
-    workdir = cli.local_folder(_WORKDIR)
     if previews.PREVIEW.value is not None:
-        return await _preview(config, previews.PREVIEW.value, workdir)
-    journal_file = workdir / "journals" / "trajectories.sqlite"
-    if old := sorted(one for one in journal_file.parent.glob("*.sqlite") if one != journal_file):
-        raise cli.UsageError(
-            f"{old[0]} is the journal of a version before, which named it after its settings: go on with that version, "
-            "or give another --workdir (its datasets can still be read, and --teacher_recording names its answers)"
-        )
+        return await _preview(config, previews.PREVIEW.value, cli.local_folder(_WORKDIR))
+    workdir = cli.folder(_WORKDIR, written=True, s3=True)
     with locked(workdir), metrics.shown():
-        async with executors.executor_from_flags(workdir) as executor:
-            with Journal(journal_file) as journal:
-                summary = await synthesize(
-                    config, executor=executor, journal=journal, out_dir=workdir, workdir=workdir, seed=_SEED.value,
-                    replace=executors.REPLACE.value,
-                )  # fmt: skip
-    for name, folder in summary.datasets.items():
-        say(f"{folder}: {summary.counts[name]:,}")
+        async with mirrored(workdir) as folder:
+            journal_file = folder / "journals" / "trajectories.sqlite"
+            if old := sorted(one for one in journal_file.parent.glob("*.sqlite") if one != journal_file):
+                raise cli.UsageError(
+                    f"{old[0]} is the journal of a version before, which named it after its settings: go on with that "
+                    "version, or give another --workdir (its datasets can still be read, and --teacher_recording names "
+                    "its answers)"
+                )
+            async with executors.executor_from_flags(folder) as executor:
+                with Journal(journal_file) as journal:
+                    summary = await synthesize(
+                        config, executor=executor, journal=journal, out_dir=folder, workdir=folder, seed=_SEED.value,
+                        replace=executors.REPLACE.value,
+                    )  # fmt: skip
+    for name, count in summary.counts.items():
+        say(f"{workdir / name}: {count:,}")
     say()
     cli.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value or "")
     say()

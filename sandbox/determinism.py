@@ -85,7 +85,11 @@ def install() -> None:
     os.getpid = lambda: 2
     os.getppid = lambda: 1
     _reseed_default(_entropy.seed)  # not again in each call: that changes a page
-    _thread.get_native_id = lambda: 2  # where `threading`, not loaded yet, takes it from
+    _thread.get_native_id = lambda: 2  # where `threading`, if it is not loaded yet, takes it from
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:  # loaded by `sysconfig`, from Python 3.12 on
+        threading.get_native_id = _thread.get_native_id
+        threading.main_thread()._set_native_id()
 
 
 def begin_call(seed: int, now: int | None) -> None:

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -27,9 +27,12 @@ from sandbox.settings import SettingError
 
 _MOST_MODULES = 1024  # whose digests a client remembers
 _GREETING_SECONDS = 30.0  # for each of two answers
+_LOOKS = 3  # in a row that a service does not answer, and what it has of calls is lost
 _JSON = {"Content-Type": "application/json"}
 _FIELDS = {field.name for field in fields(CallResult)}
 _KINDS = set(Outcome)
+
+_T = TypeVar("_T")
 
 LOST = "connection"
 """What has ended a call whose answer never came."""
@@ -54,6 +57,8 @@ class RemotePool:
         connections: at most, at once; further calls wait here.
         patience_seconds: how long a call may be put off by a full queue before it ends with `open_failed`.
         answer_seconds: how long to wait for an answer; above the service's wall limit and its queue.
+        look_seconds: between two looks at a service that has calls under way, and for its answer to one. A machine
+            that hangs, or cannot be reached any more, resets no connection: its calls are lost after three looks.
         minimum_tier: weakest isolation accepted there, as `SandboxConfig.minimum_tier`.
         allow_unisolated: accept tier D there, whatever the minimum.
         ca_file: PEM file of whoever signed the service's certificate; by default the system's authorities.
@@ -71,6 +76,7 @@ class RemotePool:
         connections: int = 256,
         patience_seconds: float = 300.0,
         answer_seconds: float = 300.0,
+        look_seconds: float = 10.0,
         minimum_tier: str = "C",
         allow_unisolated: bool = False,
         ca_file: str | None = None,
@@ -88,6 +94,9 @@ class RemotePool:
         self._patience = patience_seconds
         self._timeout = aiohttp.ClientTimeout(total=answer_seconds)
         self._session: aiohttp.ClientSession | None = None
+        self._look_seconds, self._under_way = look_seconds, 0
+        self._silent: asyncio.Future[None] | None = None  # done when it is
+        self._looking: asyncio.Task[None] | None = None
         self._sent: OrderedDict[str, str] = OrderedDict()  # digests by source
 
     async def __aenter__(self) -> RemotePool:
@@ -140,6 +149,9 @@ class RemotePool:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
 
     async def call(
         self,
@@ -181,10 +193,7 @@ class RemotePool:
             if isinstance(request, CallResult):
                 return request
             try:
-                asked = session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
-                async with asked as response:
-                    body = json.loads(await read_answer(response))
-                    status, later = response.status, response.headers.get("Retry-After", "1")
+                status, body, later = await self._while_it_answers(self._post(session, request))
             except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
                 if session.closed:
                     return CLOSED
@@ -207,6 +216,49 @@ class RemotePool:
                 return CallResult(Outcome.OPEN_FAILED, error=text, ended_by="queue")
             await asyncio.sleep(pause)
         return CLOSED
+
+    async def _post(self, session: aiohttp.ClientSession, request: bytes) -> tuple[int, Any, str]:
+        """Status, body, and when to come again."""
+        asked = session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
+        async with asked as response:
+            return response.status, json.loads(await read_answer(response)), response.headers.get("Retry-After", "1")
+
+    async def _while_it_answers(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What it comes to. Raises `TimeoutError` when the service has answered no look for some time."""
+        if self._silent is None or self._silent.done():
+            self._silent = asyncio.get_running_loop().create_future()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name=f"look at {self.url}")
+        task, silent = asyncio.ensure_future(work), self._silent
+        self._under_way += 1
+        try:
+            either: set[asyncio.Future[Any]] = {task, silent}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise TimeoutError(f"{_LOOKS} looks in a row were not answered, {self._look_seconds:g} s apart")
+        finally:
+            self._under_way -= 1
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """As long as calls are under way; on a connection of its own, which no call keeps waiting."""
+        limit, missed = aiohttp.ClientTimeout(total=self._look_seconds), 0
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._tls or True), timeout=limit
+        ) as session:
+            while self._under_way:
+                await asyncio.sleep(self._look_seconds)
+                try:
+                    async with session.get(f"{self.url}/health", allow_redirects=False):
+                        missed = 0
+                except (aiohttp.ClientError, TimeoutError):
+                    missed += 1
+                if missed >= _LOOKS and self._silent is not None and not self._silent.done():
+                    self._silent.set_result(None)
+                    missed = 0
 
     def _note_sent(self, code: str) -> None:
         if code in self._sent:

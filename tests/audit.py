@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageMetadata
 from pathlib import Path
+from typing import Any
 
 from detect_secrets import SecretsCollection
 from detect_secrets.settings import transient_settings
@@ -85,7 +85,7 @@ def installed(project: str = PROJECT) -> dict[str, importlib.metadata.Distributi
     return found
 
 
-def licence_of(metadata: PackageMetadata) -> str:
+def licence_of(metadata: Any) -> str:
     """A package's licence, by the newest of the fields that it may be in; empty if in none."""
     if expression := metadata.get("License-Expression"):
         return expression
@@ -102,7 +102,7 @@ def is_permissive(licence: str) -> bool:
     return any(all(name.strip().lower() in PERMISSIVE for name in names) for names in choices)
 
 
-def licence_findings(metadata: Mapping[str, PackageMetadata], listed: Mapping[str, str]) -> list[str]:
+def licence_findings(metadata: Mapping[str, Any], listed: Mapping[str, str]) -> list[str]:
     """Packages, by name, whose licence is neither permissive nor listed; lines of the list that nothing needs."""
     others = {name: licence_of(one) for name, one in metadata.items() if not is_permissive(licence_of(one))}
     found = [f"{name}: its licence is {it or 'unknown'!r}" for name, it in others.items() if name not in listed]

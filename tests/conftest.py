@@ -6,10 +6,12 @@ Most of a short run's time is XLA's, and many tests, and the processes that they
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no chip that two processes could want
 
-COMPILED_FAST = (
-    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_prefer_vector_width=256"
+_OLDER = [*map(int, version("jaxlib").split(".")[:3])] < [0, 11, 1]
+"""Later ones have one kind of emitters, and end at a flag that they do not know."""
+COMPILED_FAST = " ".join(
+    [
+        *(["--xla_cpu_use_fusion_emitters=false"] if _OLDER else []),
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_prefer_vector_width=256",
+    ]
 )
-"""XLA's older emitters and none of LLVM's passes. Tests run a program once or twice, and most of their time was the
-compiler's: an update of GRPO over a mesh took 24 processor seconds, now 9. As users have them compiled,
-`tests/launch/test_quickstart.py` goes through all stages. And XLA's own width of vectors, which programs change as they
-start: what one process compiled would be of no use to another."""
+"""XLA's older emitters where there are such, and none of LLVM's passes. Tests run a program once or twice, and most of
+their time was the compiler's: an update of GRPO over a mesh took 24 processor seconds, now 9. As users have them
+compiled, `tests/launch/test_quickstart.py` goes through all stages. And XLA's own width of vectors, which programs
+change as they start: what one process compiled would be of no use to another."""
 
 _compiled = pytest.StashKey[str]()
 _TESTS = Path(__file__).parent
@@ -45,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     xdist's workers have it from the process that starts them. JAX reads again, and compiles, what is half written.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and all programs under test
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
@@ -84,7 +94,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--quick` the others are left out. What takes longest comes first, so that two workers end together."""
+    """With `--quick` the others are left out. What takes longest comes first, so that the workers end together."""
     if config.getoption("--quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
         chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
@@ -98,7 +108,7 @@ def _name(path: Path) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Of two workers, which alone are told by `SECONDS` what to begin with."""
+    """Of several workers, which alone are told by `SECONDS` what to begin with."""
     seconds: Counter[str] = Counter()
     for report in [one for reports in terminalreporter.stats.values() for one in reports if hasattr(one, "duration")]:
         seconds[_name(config.rootpath / report.nodeid.partition("::")[0])] += report.duration

@@ -11,6 +11,7 @@ import pytest
 
 import astra_floors
 from configs.training import PRESETS
+from docs.notebooks import cells
 from docs.site import links, pages, reference
 from docs.site.build import build
 from launch.flags import settings_list
@@ -35,7 +36,7 @@ absl.app:
 
 def test_links_of_a_page_lead_to_what_the_site_has() -> None:
     text = """[a](../README.md#what-works) [b](sft.md) [c](../synthesis/core/reward.py) [d](#here)
-[e](../benchmarks/results/decode.jsonl) [f](https://example.org/a.py) [g](../synthesis/facts/)
+[e](../benchmarks/results/decode.jsonl) [f](https://example.org/a.py) [g](../synthesis/facts/) [i](notebooks/a.ipynb)
 ```bash
 cat [h](../README.md)
 ```
@@ -43,6 +44,7 @@ cat [h](../README.md)
     there = pages.adapted(text, "docs/page.md")
     assert "[a](overview.md#what-works) [b](sft.md) [c](reference/modules/synthesis.core.reward.md) [d](#here)" in there
     assert "[e](rows/decode.jsonl) [f](https://example.org/a.py) [g](reference/modules/index.md#synthesis)" in there
+    assert "[i](notebook_a.md)" in there
     assert "cat [h](../README.md)" in there
     with pytest.raises(InputError, match=r"docs/page.md links to tests/conftest.py"):
         pages.adapted("[x](../tests/conftest.py)", "docs/page.md")
@@ -88,6 +90,7 @@ def test_every_page_has_its_place_in_the_menu() -> None:
     text = (pages.ROOT / "docs" / "site" / "zensical.toml").read_text("utf-8")
     menu = set(re.findall(r'= "([^"]+\.md)"', text))
     written = {page.name for page in (pages.ROOT / "docs").glob("*.md")} | set(pages.OF_THE_ROOT.values())
+    written |= {pages.notebook_page(file.stem) for file in cells.files()}
     assert menu == written | {f"reference/{kind}/index.md" for kind in ("programs", "settings", "modules")}
 
 
@@ -108,6 +111,7 @@ def test_the_site_is_built_whole(tmp_path) -> None:
     assert built >= {f"reference/programs/{name}" for name in astra_floors.programs()}
     assert built >= {f"reference/settings/{name}" for name in reference.SETTINGS}
     assert built >= {Path(name).stem for name in pages.OF_THE_ROOT.values()} | {"glossary", "comparison", "sandbox"}
+    assert built >= {Path(pages.notebook_page(file.stem)).stem for file in cells.files()}
     reward = (tmp_path / "site" / "reference" / "modules" / "synthesis.core.reward" / "index.html").read_text("utf-8")
     assert 'id="synthesis.core.reward.' in reward and "Raises" in reward
     assert len(json.loads((tmp_path / "site" / "search.json").read_text("utf-8"))["items"]) > 1000

@@ -6,6 +6,7 @@ A floor is made of rooms: its folders, and the files at its top. The common ones
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -62,28 +63,49 @@ def room_of(module: str) -> str:
     return "/".join(module.split(".")[:2])
 
 
+Imports = tuple[ast.Import | ast.ImportFrom, ...]
+
+
+@functools.cache
+def statements(path: Path) -> Imports:
+    """The imports of a file anywhere, also inside functions and for types alone. No expression holds one."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    left: list[ast.AST] = [ast.parse((ROOT / path).read_text(encoding="utf-8"))]
+    while left:
+        for node in ast.iter_child_nodes(left.pop()):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.append(node)
+            elif not isinstance(node, ast.expr):
+                left.append(node)
+    return tuple(found)
+
+
 def imports(path: Path) -> set[str]:
-    """Our modules that a file imports anywhere, also inside functions and for types alone."""
+    """Our modules that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        elif node.module is not None:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found.update(name if name in MODULES else node.module for name in names)
     return found & MODULES.keys()
 
 
-IMPORTS = {module: imports(path) - {module} for module, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def imports_of() -> dict[str, set[str]]:
+    """By module, the others of ours that it imports: read by the worker that runs these tests, not as they are
+    collected."""
+    return {module: imports(path) - {module} for module, path in MODULES.items()}
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level packages that a file imports anywhere, also inside functions."""
+    """Top-level packages that a file imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path.relative_to(ROOT)):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: write imports absolutely"
             names.add((node.module or "").split(".")[0])
     return names
@@ -102,23 +124,23 @@ def check_no_circle(graph: Mapping[str, set[str]]) -> None:
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
-def test_modules_do_not_import_each_other_in_circles() -> None:
-    check_no_circle(IMPORTS)
+def test_modules_do_not_import_each_other_in_circles(imports_of) -> None:
+    check_no_circle(imports_of)
 
 
-def test_packages_do_not_import_each_other_in_circles() -> None:
+def test_packages_do_not_import_each_other_in_circles(imports_of) -> None:
     graph: defaultdict[str, set[str]] = defaultdict(set)
-    for module, others in IMPORTS.items():
+    for module, others in imports_of.items():
         package = package_of(module)
         graph[package] |= {package_of(other) for other in others} - {package}
     check_no_circle(graph)
 
 
 @pytest.mark.parametrize("floor", COMMON)
-def test_a_room_imports_only_its_own_and_common_rooms(floor: str) -> None:
+def test_a_room_imports_only_its_own_and_common_rooms(imports_of, floor: str) -> None:
     """So `trajectories` and `environments` do not import each other, nor do `sft` and `grpo`."""
     common = COMMON[floor]
-    for module, others in IMPORTS.items():
+    for module, others in imports_of.items():
         here = room_of(module)
         name = here.partition("/")[2]
         if module == floor or not here.startswith(f"{floor}/"):
@@ -129,8 +151,8 @@ def test_a_room_imports_only_its_own_and_common_rooms(floor: str) -> None:
             assert beside != floor or room in allowed, f"{module} imports {other}: {here} may use {sorted(allowed)}"
 
 
-def test_training_knows_the_common_room_of_synthesis_alone() -> None:
-    for module, others in IMPORTS.items():
+def test_training_knows_the_common_room_of_synthesis_alone(imports_of) -> None:
+    for module, others in imports_of.items():
         if module.startswith("astra_jax"):
             beside = {one for one in others if one.startswith("synthesis") and room_of(one) != "synthesis/core"}
             assert beside == FROM_SYNTHESIS.get(module, set()), module
@@ -170,7 +192,7 @@ def test_the_sandbox_needs_nothing_but_the_standard_library() -> None:
 def test_no_library_is_used_behind_its_back() -> None:
     """Their private modules change without notice; the standard library's own, which slots need, are Python's."""
     for path in FILES:
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for node in statements(path):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -203,6 +225,22 @@ def test_what_families_share_knows_none_of_them_and_they_not_each_other() -> Non
         text = path.read_text(encoding="utf-8")
         found = [name for name in others if re.search(rf"import\b.*\b{name}\b|from astra_jax.models.{name}\b", text)]
         assert not found, f"{path} imports {found[0]}"
+
+
+def test_no_test_imports_a_program() -> None:
+    """Two programs with a flag of one name meet where two tests share a process; `benchmark_world.program` may."""
+    flags = re.compile(r"^_[A-Z_]+ = (flags\.DEFINE_|number_flag\()", re.MULTILINE)
+    files = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "launch").glob("*.py")]
+    programs = {f"{path.parent.name}.{path.stem}" for path in files if flags.search(path.read_text(encoding="utf-8"))}
+    faults = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in statements(path.relative_to(ROOT)):
+            if isinstance(node, ast.ImportFrom):
+                names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            else:
+                names = {alias.name for alias in node.names}
+            faults += [f"{path.name}: {name}" for name in names & programs]
+    assert len(programs) > 30 and not faults, "import them by benchmark_world.program"
 
 
 def test_importing_the_package_imports_no_jax() -> None:

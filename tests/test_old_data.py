@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from programs_world import HEAVY, SYNTHESIS, Ended, Programs, programs
+from programs_world import Ended, Programs, programs
 
 from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.run.metrics import read_metrics
@@ -46,7 +46,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=(*HEAVY, *SYNTHESIS)) as made:
+    with programs("launch.sft", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 

@@ -72,7 +72,7 @@ def written() -> tuple[dict[str, re.Pattern[str]], set[str]]:
             if not str(name).startswith(ELSEWHERE):
                 names = vars(importlib.import_module(".".join(name.with_suffix("").parts)))
             for node in ast.walk(ast.parse(text)):
-                if is_call_of(node, "re", FUNCTIONS):
+                if isinstance(node, ast.Call) and is_call_of(node, "re", FUNCTIONS):
                     try:
                         found[f"{name}:{node.lineno}"] = compiled(node, names)
                     except NameError:

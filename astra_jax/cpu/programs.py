@@ -8,10 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from astra_jax.mesh import AnyMesh, platform_of
 
 Array = jax.Array
+
+PRODUCT = "product"
+"""What a product is called for `jax.checkpoint`, where its policies cannot see that it is one."""
 
 UNROLLED = 2
 """Up to so many layers are written out in training."""
@@ -64,7 +69,59 @@ def in_halves(attend: Callable[..., Array], platform: str) -> Callable[..., Arra
 def turned_apart(*arrays: Array) -> tuple[Array, ...]:
     """The last two axes swapped, in an operation of its own: multiplying is twice as fast with this small operand
     turned around than with the scores turned in the matmul. Other backends lose nothing, so it is done for all."""
-    return jax.lax.optimization_barrier(tuple(x.swapaxes(-1, -2) for x in arrays))
+
+    def turned(*arrays: Array, lie: Callable[[Array], Array] = lambda x: x) -> tuple[Array, ...]:
+        return jax.lax.optimization_barrier(tuple(lie(x.swapaxes(-1, -2)) for x in arrays))
+
+    if arrays[0].dtype != jnp.bfloat16:
+        return turned(*arrays)
+    return jax.lax.platform_dependent(*arrays, cpu=functools.partial(turned, lie=_in_rows), default=turned)
+
+
+def product(x: Array, y: Array, over: tuple[range, range], mesh: AnyMesh | None) -> Array:
+    """`x` times `y` over these axes of both, in their dtype; without a gradient, it is of those that are spelled out.
+
+    XLA multiplies bfloat16 numbers on a processor's matrix unit (AMX) only where the product is asked for in float32
+    (1,024 x 576 x 1,536: 1,499 GFLOP/s against 273; float32 has 298). Sums are float32 either way.
+    """
+    numbers = ((tuple(over[0]), tuple(over[1])), ((), ()))
+    if x.dtype != jnp.bfloat16 or platform_of(mesh) != "cpu":
+        return jax.lax.dot_general(x, y, numbers)
+    # What `jax.checkpoint` keeps of it goes by the name: its policies do not look into the product, and would keep the
+    # float32 sums too.
+    return checkpoint_name(_narrow_product(x, y, numbers), PRODUCT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _narrow_product(x: Array, y: Array, numbers: Any) -> Array:
+    def plainly(x: Array, y: Array) -> Array:
+        return jax.lax.dot_general(x, y, numbers)
+
+    def summed_in_float32(x: Array, y: Array) -> Array:
+        return jax.lax.dot_general(x, y, numbers, preferred_element_type=jnp.float32).astype(x.dtype)
+
+    # A program of no mesh may be compiled for another device than this process has.
+    return jax.lax.platform_dependent(x, y, cpu=summed_in_float32, default=plainly)
+
+
+def _no_gradient(*_: Any) -> Any:
+    raise TypeError("a product has no gradient; take `linear`'s")
+
+
+_narrow_product.defvjp(_no_gradient, _no_gradient)
+
+
+def in_float32(function: Callable[..., Any], *arrays: Array) -> Any:
+    """`function`, elementwise, of `arrays`, in their dtype. What is bfloat16 XLA would round after each operation, and
+    widen before the next (silu(x) * y of 1,024 x 1,536: 2.9 ms against 1.3)."""
+
+    def wide(*arrays: Array) -> Any:
+        out = function(*(x.astype(jnp.float32) for x in arrays))
+        return jax.tree.map(lambda x: x.astype(arrays[0].dtype), out)
+
+    if arrays[0].dtype != jnp.bfloat16:
+        return function(*arrays)
+    return jax.lax.platform_dependent(*arrays, cpu=wide, default=function)
 
 
 def product_over_rows(product: Callable[[Array, Array], Array], rows: int, dtype: Any, x: Array, dy: Array) -> Array:
@@ -85,6 +142,16 @@ def _turned_product(rows: int, dtype: Any, x: Array, dy: Array) -> Array:
         out = dy.ndim - rows
         dw = jax.lax.optimization_barrier(_turned_product(rows, dtype, dy, x))
         return dw.transpose(*range(out, dw.ndim), *range(out))
-    turned = jax.lax.optimization_barrier(x.transpose(*range(rows, x.ndim), *range(rows)))
+    turned = x.transpose(*range(rows, x.ndim), *range(rows))
+    narrow = x.dtype == jnp.bfloat16
+    turned = jax.lax.optimization_barrier(_in_rows(turned) if narrow else turned)
     over = (tuple(range(x.ndim - rows, x.ndim)), tuple(range(rows)))
-    return jax.lax.dot_general(turned, dy, (over, ((), ())), preferred_element_type=dtype)
+    dw = jax.lax.dot_general(turned, dy, (over, ((), ())), preferred_element_type=dtype)
+    return _in_rows(dw) if narrow else dw
+
+
+def _in_rows(x: Array) -> Array:
+    """`x` as it lies in memory: its last axis together. The matrix unit's products want it so of both operands and of
+    what comes of them; else XLA makes float32 of the operands first (1,024 x 576 x 1,536: 13 ms against 3), or refuses
+    the product."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

@@ -21,6 +21,9 @@ from synthesis.core.refusals import InputError
 from synthesis.core.rewards import answers, played
 from synthesis.core.stages import rng_for
 
+_FULL = 0.999
+"""The paper's F1 of calls that are all right is a little below 1: its denominators have an epsilon."""
+
 
 @dataclass(frozen=True)
 class EvalConfig(Settings):
@@ -50,6 +53,8 @@ class EvalResult:
         f1_interval: 95 %, of the mean over environments: episodes of one environment are not independent.
         answer_accuracy: share whose final answer says the expected one, see `answers_rightly`. The reward does not ask.
         answer_interval: 95 %, as `f1_interval`.
+        full_reward: share whose calls found all that was asked and nothing else.
+        full_reward_accuracy: of those, the share whose final answer is right; None where there are none.
         irrelevant_share: of all calls, those to tools that the question does not need.
         by_structure: F1 by question structure.
         voided: episodes that infrastructure ended; in no mean.
@@ -61,6 +66,8 @@ class EvalResult:
     precision: float
     answer_accuracy: float
     answer_interval: tuple[float, float]
+    full_reward: float
+    full_reward_accuracy: float | None
     episodes: int
     voided: int
     mean_calls: float
@@ -171,6 +178,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         raise InputError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
     f1 = [s.f1 for _, _, s in scored]
     answered = [float(answers_rightly(episode, by_id[id])) for id, episode, _ in scored]
+    of_full = [right for right, value in zip(answered, f1, strict=True) if value >= _FULL]
     ids = [id for id, _, _ in scored]
     by_structure: dict[str, list[float]] = defaultdict(list)
     for environment_id, value in zip(ids, f1, strict=True):
@@ -183,6 +191,8 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         precision=float(np.mean([s.precision for _, _, s in scored])),
         answer_accuracy=float(np.mean(answered)),
         answer_interval=_interval(ids, answered),
+        full_reward=len(of_full) / len(scored),
+        full_reward_accuracy=float(np.mean(of_full)) if of_full else None,
         episodes=len(scored),
         voided=len(episodes) - len(scored),
         mean_calls=float(np.mean([s.calls for _, _, s in scored])),

@@ -58,6 +58,8 @@ class GRPOConfig(TrainingConfig):
         checkpoint_every: updates between full checkpoints; the last update is always saved.
         keep_params: ours: 5, of which one is 59 GB at 14B in float32; None keeps all, 14 of 140 updates.
         episodes_every: updates between pages of sampled episodes in `workdir/episodes`; 0 writes none.
+        dump_batches: write each batch that is trained on to `workdir/batches`, a dataset that `launch.grpo --replay`
+            trains on again and `launch.inspect` shows; up to 8 bytes a token before compression, and the texts.
         seed: of environment order, distractors and sampling.
     """
 
@@ -83,7 +85,12 @@ class GRPOConfig(TrainingConfig):
     checkpoint_every: Count = 10
     keep_params: Count | None = 5
     episodes_every: CountOrZero = 10
+    dump_batches: bool = False
     seed: Seed = 0
+
+    of_the_host = (*TrainingConfig.of_the_host, "group_size", "mini_batches", "delta", "surplus_max_age", "oversample",
+                   "concurrent_groups", "deadline_seconds", "max_groups_per_step", "solve_rates", "stored", "order",
+                   "row_buckets", "episodes_every", "seed")  # fmt: skip
 
     @property
     def most_groups(self) -> int:

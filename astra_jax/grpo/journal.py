@@ -405,6 +405,11 @@ class Journals:
                 path.unlink(missing_ok=True)
 
 
+def kept_bytes(folder: epath.Path) -> int:
+    """Of all journals there."""
+    return sum(path.stat().length for path in _segments(folder, None))
+
+
 def _stem(update: int) -> str:
     return f"update_{update:08}"
 

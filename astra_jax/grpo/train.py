@@ -30,15 +30,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jax.sharding import Mesh
 
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.dump import FOLDER as BATCHES
+from astra_jax.grpo.dump import BatchDump, DumpedUpdate
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.episode_pages import write_episodes
 from astra_jax.grpo.journal import FOLDER as JOURNALS
-from astra_jax.grpo.journal import Journals
+from astra_jax.grpo.journal import Journals, kept_bytes
 from astra_jax.grpo.packing import bucket_for
+from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import abstract_arguments, accumulate, grpo_optimizer, take_step, update_step
 from astra_jax.mesh import check_batch
@@ -59,10 +63,14 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment, fingerprint
+from synthesis.core.files import location
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.refusals import InputError
 
-_FREE = ("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds")
+_FREE = (
+    *("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds"),
+    "dump_batches",
+)
 """May change when a run goes on, beside what may in every loop."""
 
 
@@ -95,6 +103,7 @@ async def train(
     workdir: Folder,
     *,
     policy: TrainablePolicy | None = None,
+    replay: Replay | None = None,
     origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
@@ -115,6 +124,8 @@ async def train(
             the batch under way. All hosts share it.
         policy: who samples; by default an embedded engine is made and closed here. On several hosts only the first
             one's samples; the others' `update` takes part in publishing weights.
+        replay: the batches of a run that wrote them, which are trained on instead: then nothing is sampled, and
+            environments and sandbox are not used.
         origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices of the update; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
@@ -129,24 +140,29 @@ async def train(
     """
     config = on_mesh(config, mesh)
     longest = _check(config, model, tokenizer, mesh)
+    if replay is not None:
+        policy, environments = NoPolicy(), ()
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     slots = config.concurrent_groups * config.group_size
     if policy is None:
         check_room(model, slots, longest, mesh, config.stored)
-    given, environments = len(environments), select_environments(environments, config)
-    if is_first():
-        if progress and len(environments) < given:
-            kept = f"{len(environments)} of {given} environments"
-            say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
-        await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
+    if replay is None:
+        given, environments = len(environments), select_environments(environments, config)
+        if is_first():
+            if progress and len(environments) < given:
+                kept = f"{len(environments)} of {given} environments"
+                say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
+            await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
     settings = settings_of(config, free=_FREE)
     identity = run_identity(
         grpo=settings,
         model=model_settings(model),
-        environments=_digest(environments),
+        environments=_digest(environments) if replay is None else replay.environments,
         tokenizer=tokenizer.digest,
     )
+    if replay is not None:
+        replay.check(identity, config.steps)
 
     async with AsyncExitStack() as stack:
         shell = TrainingRun(
@@ -155,8 +171,9 @@ async def train(
             model,
             workdir,
             steps=config.steps,
-            identity=identity,
+            identity=identity if replay is None else identity | {"replay": replay.run},
             origin=origin,
+            kept=lambda: kept_bytes(location(workdir) / JOURNALS),
             profile=profile,
             progress=progress,
         )
@@ -173,13 +190,20 @@ async def train(
                 of_policy(params), model, EngineConfig(slots=slots, max_length=longest, stored=config.stored)
             )
             stack.push_async_callback(policy.close)
-        journals = Journals(run.folder / JOURNALS, run_id(run.folder), digest_of_json(identity)) if is_first() else None
+        journals = None
+        if is_first() and replay is None:
+            journals = Journals(run.folder / JOURNALS, run_id(run.folder), digest_of_json(identity))
         kind = AsyncRollouts if config.async_steps else Rollouts
-        rollouts = kind(policy, sandbox, environments, tokenizer, config, journals)
+        rollouts = replay or kind(policy, sandbox, environments, tokenizer, config, journals)
         stack.push_async_callback(rollouts.close)
         if extra is not None:
             rollouts.load(extra["rollouts"])
         copies = bool(config.async_steps) and policy.samples_with_given_arrays
+        dump: BatchDump | None = None
+        if config.dump_batches and is_first():
+            id = run_id(run.folder)
+            dump = BatchDump(run.folder / BATCHES, run=id, identity=identity, tokenizer=tokenizer)
+            dump.begin(step)
 
         async def fill(step: int) -> None:
             def told(missing: int) -> None:
@@ -212,9 +236,18 @@ async def train(
             if is_first():
                 await rollouts.follow(step, weights)
 
-        async def sync(step: int) -> Exception | None:
+        async def dumped(update: int, batch: GroupBatch) -> DumpedUpdate | None:
+            if dump is None:
+                return None
+            return await asyncio.to_thread(dump.write, update, batch.groups, msgspec.to_builtins(batch.filling))
+
+        async def committed(written: Awaitable[DumpedUpdate | None], before: str, after: str) -> None:
+            if (line := await written) is not None and dump is not None:
+                await asyncio.to_thread(dump.commit, line, before, after)
+
+        async def sync(step: int, weights: str) -> Exception | None:
             """Have the policy sample with what is trained, and rollouts know of it; what that failed of."""
-            failure = await failed(follow(step, run.digest(params)))
+            failure = await failed(follow(step, weights))
             return failure or await failed(policy.update(of_policy(params, copies), step))
 
         async def or_kept(work: Awaitable[Any]) -> None:
@@ -223,8 +256,10 @@ async def train(
                 raise failure
 
         filling: asyncio.Task[None] | None = None
-        stack.push_async_callback(lambda: _cancelled(filling))
-        if (failure := await sync(step)) is not None:
+        writing: asyncio.Task[DumpedUpdate | None] | None = None
+        stack.push_async_callback(lambda: _cancelled(filling, writing))
+        weights = run.digest(params)
+        if (failure := await sync(step, weights)) is not None:
             raise failure
         while step < config.steps and run.stopped is None:
             started = time.perf_counter()
@@ -238,6 +273,7 @@ async def train(
                 run.stopped = "exhausted"
                 run.log(step + 1, rollouts.exhausted_row())
                 break
+            writing = asyncio.create_task(dumped(step, batch))  # beside the update
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
             run.meter.start()
             with run.traced(step + 1):
@@ -260,13 +296,17 @@ async def train(
             run.check(step, metrics)
             run.settle()
             run.notice(step)
-            start_of_publish, failure = time.perf_counter(), None  # raised when the step is logged and saved
+            before, weights = weights, run.digest(params)
+            if (failure := await failed(committed(writing, before, weights))) is not None:
+                raise failure  # nothing is saved: the next start has the batch from its journal, and writes it
+            # What fails from here on is raised when the step is logged and saved.
+            start_of_publish = time.perf_counter()
             if run.stopped is None:
                 failure = await failed(policy.prepare(of_policy(params), step))
             seconds_of_publish = time.perf_counter() - start_of_publish
             start_of_sync = time.perf_counter()
             if run.stopped is None and failure is None:
-                failure = await sync(step)
+                failure = await sync(step, weights)
             now = time.perf_counter()
             seconds = {"rollout": batch.filling.seconds, "update": seconds_of_update, "wait": waited}
             seconds |= {"publish": seconds_of_publish, "sync": now - start_of_sync, "step": now - started}
@@ -292,10 +332,11 @@ async def train(
         )
 
 
-async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
+    for task in tasks:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mesh | None) -> int:

@@ -1,44 +1,109 @@
-"""Initial weights that make copying easy to learn, for tiny models that are trained from scratch.
+"""Initial weights that copy, for tiny models that are trained from scratch.
 
-From random weights, a small transformer must see each token in many copies before its value and output matrices pass
-that token on. Copying in general needs only that they are each other's inverse: then whatever a head attends to, the
-tied output head reads off again, also tokens that were hardly seen. So the first layer and the last begin like that
-(Trockman and Kolter, "Mimetic initialization of self-attention layers", 2023, with the sign that copies), and the last
-layer's queries equal its keys, which attends to equal tokens; training makes the rest.
+Calling a tool is mostly copying: the argument is in the question, the answer in the tool's output, token after token.
+A transformer copies with two heads of two layers (Olsson et al., "In-context Learning and Induction Heads", 2022): one
+notes at each token which token stood before it, the other looks for the place whose note is the token at hand, and
+passes on what stands there. From random weights both must form at once, in tens of millions of tokens; here the model
+begins with them, as Trockman and Kolter's initial weights begin as what attention tends to become ("Mimetic
+initialization of self-attention layers", 2023). Where to start copying, and when to stop, is left to learn.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from astra_jax.models.layers.sizes import Sizes
 from astra_jax.models.model import Params
 from synthesis.core.refusals import InputError
 
-_EMBEDDING_SCALE = 3.5
-_MLP_SCALE = 0.3
+_EMBEDDING_SCALE, _FINAL_NORM = 14.0, 0.35
+"""Tokens are as long in the residual stream as what heads add to it, and logits as flat as they were."""
+_MARK = 4.0
+"""The embedding's first dimension, in units of the others' size: it is the same for all tokens."""
+_NOTE = 0.6
+"""How long a note is, beside the token that it stands at."""
+_QUIET, _MLP_SCALE = 0.1, 0.1
+"""What heads and MLPs that have no task yet add at first."""
+_SHARP_PREVIOUS, _SHARP_MATCH = 1.5, 1.2
+"""The norms of queries and keys: how sharply a head attends."""
+_FAST, _SLOW = 5 / 16, 3 / 8
+"""Of the rotary embedding's pairs: those before the first share turn so fast that they tell places apart, those from
+the second on so slowly that what is compared by them may be apart."""
 
 
 def copying_params(params: Params, model: Sizes) -> Params:
-    """The weights of `Model.init` with value and output matrices that copy, in the first layer and in the last.
+    """The weights of `Model.init` with an induction head: the same shapes and dtypes.
 
-    With n_kv_heads * head_dim = d_model the two are inverse; below, they project onto that many dimensions. The
-    embedding becomes 3.5 times as large and the MLPs' outputs 0.3 times, so that the residual stream keeps the tokens.
+    In the first layer the first head attends to the token before; in the last layer the first head attends to what
+    follows an earlier copy of the token at hand, and all heads' values and outputs are each other's inverse (with
+    n_kv_heads * head_dim = d_model; below, they project onto that many dimensions): whatever they attend to, the tied
+    output head reads off again.
 
     Raises:
-        ValueError: n_kv_heads * head_dim is above d_model.
+        ValueError: the model has fewer than two layers, no norm of queries and keys, or n_kv_heads * head_dim is
+            above d_model.
     """
     d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
     if k * h > d:
         raise InputError(f"n_kv_heads * head_dim is {k * h}; copying needs at most d_model ({d})")
-    attention, mlp = dict(params["layers"]["attention"]), dict(params["layers"]["mlp"])
-    group = n // k
-    for layer in {0, model.n_layers - 1}:
-        orthonormal_dkh = jnp.linalg.qr(attention["v_dkh"][layer].reshape(d, k * h))[0].reshape(d, k, h)
-        output_nhd = jnp.repeat(jnp.moveaxis(orthonormal_dkh, 0, 2), group, axis=0) / group
-        attention["v_dkh"] = attention["v_dkh"].at[layer].set(orthonormal_dkh)
-        attention["o_nhd"] = attention["o_nhd"].at[layer].set(output_nhd)
-    attention["q_dnh"] = attention["q_dnh"].at[-1].set(jnp.repeat(attention["k_dkh"][-1], group, axis=1))
+    if model.n_layers < 2:
+        raise InputError(f"n_layers is {model.n_layers}; copying needs two layers, one to note and one to look")
+    if not model.qk_norm:
+        raise InputError("the model has no norm of queries and keys, by which copying says how sharply heads attend")
+    attention = {name: np.array(x, np.float32) for name, x in params["layers"]["attention"].items()}
+    mlp = dict(params["layers"]["mlp"])
+
+    embed_vd = np.array(params["embed_vd"], np.float32) * _EMBEDDING_SCALE
+    embed_vd[:, 0] = _MARK * np.sqrt(np.mean(embed_vd**2))
+
+    # Two random subspaces, without the mark: what a head reads of a token, and where it writes its note.
+    read_dh, note_dh = _orthonormal(attention["v_dkh"][0, :, 0]), _orthonormal(attention["o_nhd"][0, 0].T)
+    _attend_to_previous(attention, model)
+    attention["v_dkh"][0, :, 0] = read_dh
+    attention["o_nhd"][0] *= _QUIET
+    attention["o_nhd"][0, 0] = _NOTE * note_dh.T
+
+    # The note of a place is compared with the token at hand, by the pairs that hardly turn.
+    pairs = np.arange(int(_SLOW * h / 2), h // 2)
+    slow = np.concatenate([pairs, pairs + h // 2])
+    mixed_hc = np.linalg.qr(attention["q_dnh"][-1, :h, 0])[0][:, : len(slow)]
+    for name, subspace_dh in (("q_dnh", read_dh), ("k_dkh", note_dh)):
+        attention[name][-1, :, 0] *= 0.02
+        attention[name][-1, :, 0][:, slow] += subspace_dh @ mixed_hc
+    copied_dkh = _orthonormal(attention["v_dkh"][-1].reshape(d, k * h)).reshape(d, k, h)
+    attention["v_dkh"][-1] = copied_dkh
+    attention["o_nhd"][-1] = np.repeat(np.moveaxis(copied_dkh, 0, 2), n // k, axis=0) / (n // k)
+
+    for name in ("q_norm_h", "k_norm_h"):
+        attention[name][0], attention[name][-1] = _SHARP_PREVIOUS, _SHARP_MATCH
     mlp["down_fd"] = mlp["down_fd"] * _MLP_SCALE
-    layers = {**params["layers"], "attention": attention, "mlp": mlp}
-    return {**params, "embed_vd": params["embed_vd"] * _EMBEDDING_SCALE, "layers": layers}
+    dtype = params["embed_vd"].dtype
+    arrays = {name: jnp.asarray(x, dtype) for name, x in attention.items()}
+    return {
+        **params,
+        "embed_vd": jnp.asarray(embed_vd, dtype),
+        "final_norm_d": params["final_norm_d"] * _FINAL_NORM,
+        "layers": {**params["layers"], "attention": arrays, "mlp": mlp},
+    }
+
+
+def _attend_to_previous(attention: dict[str, NDArray[np.float32]], model: Sizes) -> None:
+    """Queries and keys of the first layer's first head: the same for all tokens, and a place apart by their turning."""
+    half = model.head_dim // 2
+    fast = np.arange(int(_FAST * half))
+    turn = -(model.rope_theta ** (-fast / half))
+    query_h, key_h = np.zeros(model.head_dim), np.zeros(model.head_dim)
+    key_h[fast] = 1.0
+    query_h[fast], query_h[fast + half] = np.cos(turn), np.sin(turn)
+    for name, of_mark_h in (("q_dnh", query_h), ("k_dkh", key_h)):
+        attention[name][0, :, 0] *= 0.05
+        attention[name][0, 0, 0] = of_mark_h
+
+
+def _orthonormal(x_dc: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Orthonormal columns of what random ones span; nothing is read of the mark, or written to it."""
+    columns_dc = np.linalg.qr(x_dc)[0]
+    columns_dc[0] = 0.0
+    return columns_dc

@@ -47,7 +47,7 @@ from synthesis.core.refusals import InputError
 Array = jax.Array
 
 _SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names(RESIDUALS)
-_SAVE_PRODUCTS = jax.checkpoint_policies.save_only_these_names(RESIDUALS, quantized.PRODUCT)
+_SAVE_PRODUCTS = jax.checkpoint_policies.save_only_these_names(RESIDUALS, cpu.PRODUCT)
 
 
 def _save_dots(primitive: Any, *operands: Any, **options: Any) -> Any:

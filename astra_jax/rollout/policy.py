@@ -171,7 +171,8 @@ class Policy(Protocol):
         Args:
             token_ids: the whole sequence so far, never empty.
             session: names an episode. Turns of one session extend one sequence, so a policy keeps what it knows of it
-                (KV cache, server) until `release`; an empty name keeps nothing.
+                (KV cache, server) until `release`; an empty name keeps nothing. Of names that are alike up to their
+                last dot the sequences begin alike: episodes of one group.
 
         Raises:
             ValueError: the sequence does not fit the policy's context.

@@ -72,7 +72,7 @@ class Program:
     """A jitted function whose compiler options go by the devices that its first argument is on.
 
     `jax.jit` wants them where it is called, and knows the devices only when the function is. A keyword argument
-    `config` with `compiler_options` adds a run's own.
+    `config` with `compiler_options` adds a run's own; the function gets it as `TrainingConfig.of_programs` gives it.
     """
 
     def __init__(self, function: Callable[..., Any], *, own: Sequence[str] = (), **of_jit: Any) -> None:
@@ -81,15 +81,18 @@ class Program:
         self._jitted: dict[Options, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = _bare(kwargs)
         return self._told(args, kwargs)(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Have it compiled for arguments like these, of which shapes, types and places are looked at: a call with such
         compiles nothing."""
+        kwargs = _bare(kwargs)
         self._told(args, kwargs).lower(*args, **kwargs).compile()
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of `jax.jit`."""
+        kwargs = _bare(kwargs)
         return self._for(args, kwargs)[0].lower(*args, **kwargs)
 
     def cache_size(self) -> int:
@@ -111,6 +114,11 @@ class Program:
             jitted = jax.jit(self._function, compiler_options=dict(options) or None, **self._of_jit)
             self._jitted.setdefault(options, jitted)  # two threads may be here at once
         return self._jitted[options], options
+
+
+def _bare(kwargs: dict[str, Any]) -> dict[str, Any]:
+    config = kwargs.get("config")
+    return kwargs if config is None else kwargs | {"config": config.of_programs()}
 
 
 def program(**of_jit: Any) -> Callable[[Callable[..., Any]], Program]:

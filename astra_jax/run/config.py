@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, OneOf, SettingError, Settings
+from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
 
 TrackerName = Literal["wandb", "mlflow", "trackio"]
 """See `astra_jax.run.trackers`."""
@@ -35,6 +36,20 @@ def todays_name(setting: str) -> str:
         if setting == former or setting.endswith(f".{former}"):
             return setting.removesuffix(former) + name
     return setting
+
+
+class _OfTheHost:
+    """In place of a setting that no program may depend on; whoever looks at it is told so."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("a compiled program reads a setting that is in `of_the_host`: take it out there")
+
+    __bool__ = __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __int__ = __float__ = __index__ = __iter__ = _refuse
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = _refuse
+    __hash__ = object.__hash__
+
+
+_OF_THE_HOST: Any = _OfTheHost()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +86,8 @@ class TrainingConfig(Settings):
         checkpoint_every: steps between checkpoints; the last step is always saved.
         keep_states: full training states that are kept (paper: the last one or two).
         keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
+        max_faults: starts in a row that may end with a fault and without progress; the next one is refused, so that
+            whatever starts the run again gives it up. 0: any number.
         log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.
     """
 
@@ -95,7 +112,23 @@ class TrainingConfig(Settings):
     checkpoint_every: Count = 100
     keep_states: Count = 2
     keep_params: Count | None = None
+    max_faults: CountOrZero = 10
     log_to: tuple[TrackerName, ...] = ()
+
+    of_the_host: ClassVar[tuple[str, ...]] = ("batch_size", "micro_batch_size", "steps", "on_nonfinite",
+                                              "checkpoint_every", "keep_states", "keep_params", "max_faults",
+                                              "log_to")  # fmt: skip
+    """Settings that no compiled program depends on, but by its arguments."""
+
+    def of_programs(self) -> Self:
+        """These settings without `of_the_host`: runs that differ in nothing else share their compiled programs.
+
+        A program that reads one of those while it is traced raises `TypeError`.
+        """
+        bare = copy.copy(self)
+        for name in self.of_the_host:
+            object.__setattr__(bare, name, _OF_THE_HOST)
+        return bare
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +143,7 @@ FREE = (
     "checkpoint_every",
     "keep_states",
     "keep_params",
+    "max_faults",
     "remat",
     "micro_batch_size",
     "on_nonfinite",

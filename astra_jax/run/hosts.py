@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ _SAID = 500
 _PULSE_SECONDS = 1.0
 _BEATS = 10
 """Signs of life within the deadline."""
+_ENDING_SECONDS = 0.2
+"""Between two looks at who has not come to its end yet."""
 
 
 def is_first() -> bool:
@@ -46,6 +50,18 @@ def from_first(value: bytes) -> bytes:
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(value))))
     content = np.frombuffer(value, np.uint8) if is_first() else np.zeros(size, np.uint8)
     return multihost_utils.broadcast_one_to_all(content).astype(np.uint8).tobytes()
+
+
+def from_every(value: bytes, most: int) -> list[bytes]:
+    """Each process's `value`, in their order; all must call it.
+
+    Args:
+        value: of up to `most` bytes, the last of which is not zero.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    every = multihost_utils.process_allgather(np.frombuffer(value.ljust(most, b"\0"), np.uint8))
+    return [line.tobytes().rstrip(b"\0") for line in np.asarray(every).astype(np.uint8)]
 
 
 def host_is_preempted() -> bool:
@@ -66,9 +82,9 @@ def failure_of_any(error: Exception | None) -> Exception | None:
     if jax.process_count() == 1:
         return error
     said = b"" if error is None else f"{type(error).__name__}: {first_line(error)}".encode()[:_SAID]
-    every = np.asarray(multihost_utils.process_allgather(np.frombuffer(said.ljust(_SAID, b"\0"), np.uint8)))
-    for host, line in enumerate(every.astype(np.uint8)):
-        if error is None and (text := line.tobytes().rstrip(b"\0").decode(errors="replace")):
+    every = from_every(said, _SAID)
+    for host, line in enumerate(every):
+        if error is None and (text := line.decode(errors="replace")):
             return Refusal(f"host {host} of {len(every)} failed: {text}")
     return error
 
@@ -141,6 +157,10 @@ class Roll:
         if place != self._places[host]:
             self._places[host], self._moved[host] = place, now
 
+    def all_ended(self) -> bool:
+        """Whether every host has come to its end."""
+        return all(said.split(" ", 4)[-1] == _ENDED for said in self._said.values())
+
     def verdict(self, now: float) -> str | None:
         """Why this run cannot go on, if it cannot."""
         states = {host: said.split(" ", 4)[-1] for host, said in self._said.items()}
@@ -198,7 +218,9 @@ class HostWatch:
 
     def __enter__(self) -> HostWatch:
         if jax.process_count() > 1:
-            threading.Thread(target=self._watch, name="hosts", daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
+            self._thread.start()
+            atexit.register(self._wait_for_all)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -215,6 +237,15 @@ class HostWatch:
         self._say(f"{_FAILED}{type(error).__name__}: {first}")
         # At exit JAX would wait for hosts that wait for this one.
         self._gave_up = time.monotonic() + self._deadline / 2
+
+    def _wait_for_all(self) -> None:
+        """At exit, before JAX waits for the others without watching them.
+
+        And the thread has ended when Python does: Python 3.11 ends one that is in a call of C++ by an exception, which
+        aborts the process (exit code -6 of a run that was finished).
+        """
+        if self._state == _ENDED:
+            self._thread.join()
 
     def _say(self, state: str) -> None:
         self._state = state
@@ -242,8 +273,10 @@ class HostWatch:
                 self._leave(reason)
             if now > self._gave_up:
                 os._exit(1)
+            if (ended := self._state == _ENDED) and roll.all_ended():
+                return
             beats += 1
-            self._changed.wait(self._deadline / _BEATS)
+            self._changed.wait(min(_ENDING_SECONDS, self._deadline / _BEATS) if ended else self._deadline / _BEATS)
             self._changed.clear()
 
     def _leave(self, reason: str) -> None:
@@ -255,13 +288,18 @@ class HostWatch:
         os._exit(1)
 
 
+_STATUS = re.compile(r"(?:ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
+"""With which XLA's messages begin, of what a host that is gone makes others fail of."""
+
+
 def _of_a_collective(error: BaseException | None) -> bool:
     """Whether it, or what it was raised over, is what JAX raises when a host is gone.
 
-    What is closed on the way out may fail too, and then is what is raised.
+    That is a bare `ValueError` where the collective fails before it is begun. What is closed on the way out may fail
+    too, and then is what is raised.
     """
     while error is not None:
-        if isinstance(error, JaxRuntimeError):
+        if isinstance(error, JaxRuntimeError) or isinstance(error, ValueError) and _STATUS.match(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

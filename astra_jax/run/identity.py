@@ -69,14 +69,18 @@ def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: F
     Raises:
         WorkdirError: they differ.
     """
+    if said := differences(saved, ours):
+        raise WorkdirError(f"{workdir} belongs to another run: {said}. Use those settings, or another --workdir")
+
+
+def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """In what an identity that was saved differs from this run's, for people; "" where in nothing."""
     saved, ours = _comparable(saved), _comparable(ours)
     ours = {name: value for name, value in ours.items() if name in saved or not name.endswith(_LATER)}
     names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
-    if names:
-        names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first
-        shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
-        differences = "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
-        raise WorkdirError(f"{workdir} belongs to another run: {differences}. Use those settings, or another --workdir")
+    names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first
+    shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
+    return "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:

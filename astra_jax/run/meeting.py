@@ -2,7 +2,7 @@
 
 JAX's own meeting says nothing while it waits, and aborts with a trace of C++ that names no host. Here the first host
 listens where JAX's service will be, the others come and say which of how many they are, and wait. When all are there
-they are told to go on; at the deadline those who came are told who did not.
+each is asked whether it still is, and then they are told to go on; at the deadline those who came are told who did not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import say
 
-_HELLO, _GO, _NO = "astra-host", "go", "no "
+_HELLO, _READY, _GO, _NO = "astra-host", "ready", "go", "no "
 _LINE = 512
 """Bytes of a line."""
 _HELLO_SECONDS = 5.0
@@ -96,7 +96,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
         except OSError as error:
             raise MeetingError(f"port {port}, where the hosts are to meet, cannot be had here: {error}") from None
         try:
-            while missing := sorted(set(range(1, count)) - {one for one, came in there.items() if _stands(came)}):
+            while missing := _missing(count, there):
                 left = until - time.monotonic()
                 if left <= 0:
                     raise HostsMissing(f"{_named(missing, count)} did not come within {seconds:g} s")
@@ -140,6 +140,23 @@ def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -
     there[host] = came
 
 
+def _missing(count: int, there: dict[int, socket.socket]) -> list[int]:
+    """Who is not there, or has gone again. That a connection stands says little: its end may be on the way."""
+    missing = [host for host in range(1, count) if host not in there or not _stands(there[host])]
+    if not missing and (missing := sorted(host for host, came in there.items() if not _is_ready(came))):
+        for host in missing:  # it may come again
+            there.pop(host).close()
+    return missing
+
+
+def _is_ready(came: socket.socket) -> bool:
+    _say(came, _READY)
+    try:
+        return _line(came, _HELLO_SECONDS) == _READY
+    except OSError:
+        return False
+
+
 def _come(
     name: str, port: int, count: int, host: int, seconds: float, until: float, tell: Callable[[str], None]
 ) -> None:
@@ -152,7 +169,8 @@ def _come(
             with socket.create_connection((name, port), timeout=min(left, _HELLO_SECONDS)) as there:
                 _say(there, f"{_HELLO} {host} {count}")
                 why = "it is there, and waits for others"
-                said = _line(there, left)
+                while (said := _line(there, max(0.0, until - time.monotonic()))) == _READY:
+                    _say(there, _READY)
         except OSError as error:
             why = why if isinstance(error, TimeoutError) else str(error)
             time.sleep(min(0.2, max(0.0, left)))

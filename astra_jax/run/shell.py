@@ -38,12 +38,13 @@ from astra_jax.run.checkpoints import Checkpointer, named
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.digests import digest_of_json, digests_of
 from astra_jax.run.goodput import Goodput
-from astra_jax.run.hosts import from_first, is_first, reached
+from astra_jax.run.hosts import failure_of_any, from_first, is_first, reached
 from astra_jax.run.identity import check_same_run
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import abstract_state, all_finite, initial_state
 from astra_jax.run.preemption import Preemption
+from astra_jax.run.starts import Starts, is_fault
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
 from synthesis.core.progress import progress_bar
@@ -70,6 +71,8 @@ class TrainingRun:
         steps: that the run has in all.
         identity: what a checkpoint must share with this run, see `identity.run_identity`.
         origin: where the weights to start from come from; with adapters it is kept beside the checkpoints.
+        kept: how much is done since the last checkpoint that survives a fault, in whatever unit; looked at at the
+            start.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         progress: whether to show a bar.
 
@@ -96,6 +99,7 @@ class TrainingRun:
         steps: int,
         identity: Mapping[str, Any],
         origin: frozen.Origin | None = None,
+        kept: Callable[[], int] = lambda: 0,
         profile: tuple[int, int] | None = None,
         progress: bool = True,
     ) -> None:
@@ -111,6 +115,7 @@ class TrainingRun:
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
         self._origin, self._frozen = origin, frozen.Frozen(config.lora, origin, model.param_dtype, {})
         self._unchecked: list[tuple[int, Any, Any, Any]] = []
+        self._starts, self._kept = Starts(self.folder, config.max_faults), kept
         self._tracing = False
         self._saving_seconds = 0.0
         self._started = time.time()
@@ -130,8 +135,15 @@ class TrainingRun:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._stack.__exit__(kind, error, trace)
+        except BaseException as failed:  # the last checkpoint, for instance
+            error = failed
+            raise
+        finally:
+            if is_first() and not is_fault(error):
+                self._starts.take_back()
 
     def begin(
         self, start: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh | None
@@ -148,9 +160,11 @@ class TrainingRun:
             (steps done, params, optimizer state, what was saved with them, or None).
 
         Raises:
+            FaultsError: too many starts have ended with a fault and without progress.
             WeightsError: the adapters of the checkpoint were trained on other weights than those of `start`.
             NonFiniteError: a weight is not finite: nothing that is made of them can be saved.
         """
+        self._count()
         model, lora = self.model, self.config.lora
         trained, shardings = adapters.abstract_trained(model, lora), adapters.trained_shardings(model, lora, mesh)
         step, extra = 0, None
@@ -189,6 +203,17 @@ class TrainingRun:
         self.meter.start()
         reached(step)
         return step, params, opt_state, extra
+
+    def _count(self) -> None:
+        """Note this start. Raises `FaultsError`, on several hosts on each."""
+        failure: Exception | None = None
+        try:
+            if is_first():
+                self._starts.begin(self.checkpointer.latest() or 0, self._kept())
+        except Exception as error:
+            failure = error
+        if (failure := failure_of_any(failure)) is not None:
+            raise failure
 
     def _laid_down(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:
         """The frozen weights, on their devices; read once."""

@@ -49,6 +49,9 @@ class SFTConfig(TrainingConfig):
     samples: Count = 4
     sample_tokens: Length = 256
 
+    of_the_host = (*TrainingConfig.of_the_host, "data", "epochs", "log_every", "eval_every", "eval_batches",
+                   "sample_every", "samples", "sample_tokens")  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.batch_size % self.rows_at_once:

@@ -30,7 +30,7 @@ from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import NotInFormat, Segment
-from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_file
+from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_files
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 _AHEAD = 256
@@ -276,12 +276,13 @@ class _Source:
     """
 
     def __init__(self, path: Folder, config: DataConfig) -> None:
-        count = check_dataset(path, Trajectory)["count"]
+        card = check_dataset(path, Trajectory)
+        count = card["count"]
         self.path, self._config, self._records = path, config, None
         self._places_e2: np.ndarray | None = None  # (record, round) of each example; None: each record is one
         if count:  # an ArrayRecord without any has no footer that the reader accepts
             with reading(path):
-                self._records = grain.sources.ArrayRecordDataSource(records_file(path))
+                self._records = grain.sources.ArrayRecordDataSource(records_files(path, card))
                 found = len(self._records)
             if found != count:
                 raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")

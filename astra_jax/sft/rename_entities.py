@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from synthesis.core.records import Message, Trajectory
+from synthesis.core.tool_results import value_text
 
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwz"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -57,9 +58,9 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
 def _rename_message(message: Message, renamed: Any) -> Message:
     content = message.content
     if message.role == "tool":
-        # Only the values of a JSON output are entities; its keys belong to the tool.
+        # Only the values of a JSON output are entities; its keys are the tool's. It is spelled as rollouts spell it.
         document = _json(content)
-        content = renamed(content) if document is None else json.dumps(renamed(document), ensure_ascii=False)
+        content = renamed(content) if document is None else value_text(renamed(document))
     else:
         content = renamed(content)
     calls = [msgspec.structs.replace(call, arguments=renamed(call.arguments)) for call in message.tool_calls]

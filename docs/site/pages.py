@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from docs.notebooks import cells
 from synthesis.core.refusals import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,7 @@ FLOORS = ("configs", "astra_jax", "synthesis", "sandbox")
 """Those that are called from Python; programs have pages of their own."""
 COPIED = {"benchmarks/results/": "rows/", "launch/recipes/": "recipe_files/"}
 """Folders whose files pages link to, and what they are on the site."""
+NOTEBOOKS = "docs/notebooks/"
 _LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^ *```")
 
@@ -29,6 +31,15 @@ _FENCE = re.compile(r"^ *```")
 def module_page(module: str) -> str:
     """Where the page of a module lies."""
     return f"reference/modules/{module}.md"
+
+
+def notebook_page(name: str) -> str:
+    """Where the page of a notebook lies.
+
+    Args:
+        name: the file's, without its folder and ending.
+    """
+    return f"notebook_{name}.md"
 
 
 def write(folder: Path) -> None:
@@ -49,6 +60,14 @@ def write(folder: Path) -> None:
     for source, target in (named | OF_THE_ROOT).items():
         text = (ROOT / source).read_text(encoding="utf-8")
         (folder / target).write_text(adapted(text, source), encoding="utf-8")
+    (folder / "notebooks").mkdir()
+    for file in cells.files():
+        shutil.copy(file, folder / "notebooks")
+        page = adapted(cells.page(cells.read(file)), f"{NOTEBOOKS}{file.name}")
+        download = (
+            f"The cells are those of [a notebook](notebooks/{file.name}), which the tests run as they are printed."
+        )
+        (folder / notebook_page(file.stem)).write_text(f"{page}\n{download}\n", encoding="utf-8")
 
 
 def adapted(text: str, source: str) -> str:
@@ -81,6 +100,8 @@ def on_site(path: str, source: str) -> str:
         return "license.txt"
     if path.startswith("docs/") and "/" not in path[5:]:
         return path[5:]
+    if path.startswith(NOTEBOOKS) and path.endswith(".ipynb"):
+        return notebook_page(path.removeprefix(NOTEBOOKS).removesuffix(".ipynb"))
     for folder, there in COPIED.items():
         if path.startswith(folder) and (ROOT / path).is_file():
             return f"{there}{path.removeprefix(folder)}"

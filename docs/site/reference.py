@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,7 @@ def write(folder: Path) -> None:
 
 def _write_programs(folder: Path) -> None:
     names = list(astra_floors.programs())
-    with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(_help, names))
+    told = _helps(names)
     listed = [
         "# Command line\n",
         "`astra NAME` and `python -m launch.NAME` are the same. How programs end:",
@@ -59,9 +59,27 @@ def _write_programs(folder: Path) -> None:
     (folder / "index.md").write_text("\n".join(listed) + "\n", encoding="utf-8")
 
 
-def _help(name: str) -> str:
-    asked = [sys.executable, "-m", f"launch.{name}", "--help"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+_FORKS = """
+import astra_jax.sft.train, astra_jax.grpo.train, synthesis.environments.pipeline, synthesis.trajectories.pipeline
+import os, runpy, sys
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), 1)
+        sys.argv = [f"launch.{name}", "--help"]
+        runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"launch.{name} --help fails")
+"""
+"""Most of what a program takes that is asked for help is its imports: forks of one process have them."""
+
+
+def _helps(names: Sequence[str]) -> list[str]:
+    """What each program says to `--help`."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "ASTRA_CPU": "set"}
+        subprocess.run([sys.executable, "-c", _FORKS, *names], cwd=folder, env=environment, check=True)
+        return [(Path(folder) / name).read_text(encoding="utf-8") for name in names]
 
 
 def program_page(name: str, told: str) -> str:
@@ -73,12 +91,12 @@ def program_page(name: str, told: str) -> str:
 
 
 def flags_of(told: str) -> Iterator[tuple[str, str]]:
-    """(flag, what it says) of the flags of `--help`, by name; those of absl itself are left out."""
+    """(flag, what it says) of the flags of `--help`, by name; those of libraries are left out."""
     found: dict[str, str] = {}
     name, kept = "", True
     for line in told.splitlines():
         if section := _SECTION.match(line):
-            kept, name = not section[1].startswith("absl."), ""
+            kept, name = "launch" in re.split(r"[./]", section[1]), ""
         elif flag := _FLAG.match(line):
             name = flag[1]
             if kept:

@@ -235,19 +235,21 @@ def certificates_of(flag: flags.FlagHolder[str | None]) -> str | None:
     return path
 
 
-def folder(flag: flags.FlagHolder[str | None], *, written: bool = False) -> epath.Path:
+def folder(flag: flags.FlagHolder[str | None], *, written: bool = False, s3: bool = False) -> epath.Path:
     """The folder of a flag, on disk (absolute) or in a bucket.
 
     Args:
         written: a run's files go there; a bucket is tried out.
+        s3: it may be `s3://BUCKET/FOLDER` too.
 
     Raises:
         UsageError: it is neither, or cannot be used.
     """
-    from synthesis.core.files import StorageError, check_writable, location
+    from synthesis.core.buckets import check_writable
+    from synthesis.core.files import StorageError, location
 
     try:
-        found = location(flag.value or "")
+        found = location(flag.value or "", s3=s3)
         if written:
             endings.note_folder(flag.name, flag.value or "")
             check_writable(found)

@@ -2,6 +2,7 @@
 
 2     refused: the line names what, and the remedy. So are errors of a disk, which name the path.
 69    refused for now: a server, a host or a bucket is away, and may come back. (EX_UNAVAILABLE of sysexits.h.)
+75    told to stop, and saved; on several hosts, of which only one need have had the signal. (EX_TEMPFAIL.)
 4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
 141   nobody reads what it says any more (`astra sft --help_config | head`): nothing, as a shell's own programs.
@@ -27,7 +28,7 @@ from absl import logging
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable, say
 
-REFUSED, AWAY, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 4, 130, 141, 1
+REFUSED, AWAY, TOLD, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 75, 4, 130, 141, 1
 
 _DISK = {
     errno.ENOSPC: "make room there",

@@ -22,6 +22,7 @@ from launch.flags.numbers import number_flag
 from sandbox.settings import Count
 
 if TYPE_CHECKING:
+    from astra_jax.grpo.replay import Replay
     from astra_jax.run.model_card import TrainedOn
     from synthesis.core.environment import AnyEnvironment
 
@@ -31,9 +32,32 @@ _ENVIRONMENTS = flags.DEFINE_string(
     "environments",
     None,
     "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL.",
-    required=True,
+)
+_REPLAY = flags.DEFINE_string(
+    "replay", None, "Instead of environments: WORKDIR/batches of a run with dump_batches, to train on again."
+)
+flags.register_validator(
+    _ENVIRONMENTS,
+    lambda value: value is not None or _REPLAY.value is not None,
+    "Flag --environments must have a value other than None.",  # as absl says it of flags that are always needed
 )
 _COUNT = number_flag("environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server.")
+
+
+def replayed() -> Replay | None:
+    """The batches of --replay, if it is given.
+
+    Raises:
+        UsageError: it is given beside environments, or is no folder.
+        DatasetError: there are no batches.
+    """
+    from astra_jax.grpo.replay import Replay
+
+    if _REPLAY.value is None:
+        return None
+    if _ENVIRONMENTS.value is not None:
+        raise cli.UsageError("--replay samples nothing from --environments; give one of the two")
+    return Replay(cli.folder(_REPLAY))
 
 
 class GivenEnvironments:
@@ -53,7 +77,7 @@ class GivenEnvironments:
         from synthesis.core.references import is_reference, referred
         from synthesis.servers.mcp_environment import read_tasks
 
-        self.name: str = _ENVIRONMENTS.value
+        self.name: str = _ENVIRONMENTS.value or ""
         self.records: Sequence[ToolEnvironment] | None = None
         self._made: Sequence[AnyEnvironment] | None = None
         self._kind, _, self._place = self.name.partition(":")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from launch.flags import cli, hub, meshes, shared
+from launch.flags import cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Seconds
 from synthesis.core.terminal import say
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from astra_jax.run.config import TrainingConfig
     from astra_jax.run.frozen import Origin
     from astra_jax.run.model_card import TrainedOn
+    from astra_jax.run.shell import Stopped
     from astra_jax.tokenizer import ChatTokenizer
 
 Config = TypeVar("Config", bound="TrainingConfig")
@@ -216,6 +217,16 @@ def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
     from astra_jax.run import model_card
 
     model_card.complete(workdir / model_card.CHECKPOINTS, tokenizer, tokenizer_folder())
+
+
+def ended(stopped: Stopped) -> int:
+    """The exit code of a run. Of several hosts one alone may have been told to stop, by whom the others are seen too:
+    none of them is to look as if the run were finished."""
+    import jax
+
+    if stopped == "preempted" and jax.process_count() > 1:
+        return endings.TOLD
+    return int(stopped == "exhausted")
 
 
 def write_card(workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn]) -> None:

@@ -37,14 +37,16 @@ print(*(one.getsockname()[1] for one in held))' "$1"
 
 STARTED=()
 
-# start NAME COMMAND...: in the background, with its output in $LOGS/NAME.log; started again when it ends, five times.
+# start NAME COMMAND...: in the background, with its output in $LOGS/NAME.log; started again when it ends, until five
+# starts in a row have ended within STEADY_SECONDS.
 start() {
   local name=$1
   shift
   # A session of its own, so that `stop_all` ends what it starts, too.
   # shellcheck disable=SC2016 # expanded by the inner shell
-  setsid bash -c 'for ((i = 0; i < 6; i++)); do "$@"; echo "ended with $?"; sleep 2; done' "$name" "$@" \
-    >>"$LOGS/$name.log" 2>&1 &
+  STEADY_SECONDS=${STEADY_SECONDS:-600} PAUSE_SECONDS=${PAUSE_SECONDS:-2} setsid bash -c 'for ((i = 0; i < 6; i++)); do
+    SECONDS=0; "$@"; echo "ended with $?"; if ((SECONDS >= STEADY_SECONDS)); then i=-1; fi; sleep "$PAUSE_SECONDS"
+  done' "$name" "$@" >>"$LOGS/$name.log" 2>&1 &
   STARTED+=($!)
 }
 

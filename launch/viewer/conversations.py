@@ -243,6 +243,12 @@ def turns(trajectory: Trajectory) -> list[Turn]:
     return arranged([_said(message) for message in trajectory.messages], _results(trajectory))
 
 
+def turns_of_messages(messages: Sequence[Message]) -> list[Turn]:
+    """A conversation of which nothing else is known."""
+    results = {index: result_of(one.content) for index, one in enumerate(messages) if one.role == "tool"}
+    return arranged([_said(message) for message in messages], results)
+
+
 def arranged(messages: Sequence[Said], results: Mapping[int, Result]) -> list[Turn]:
     """A conversation. A result belongs to a call of the message that it follows: ids may repeat in later turns.
 

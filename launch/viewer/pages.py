@@ -16,9 +16,9 @@ CALL = "/call"
 
 def page(name: str, status: int = 200, **values: Any) -> web.Response:
     """A template of this folder, filled in; all that is filled in is escaped."""
-    return web.Response(
-        text=template(name, HERE).render(served=True, **values), status=status, content_type="text/html"
-    )
+    text = template(name, HERE).render(served=True, **values)
+    body = text.encode("utf-8", "replace")  # of a lone surrogate, which a model can write
+    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8")
 
 
 def short(text: str) -> str:

@@ -1,7 +1,7 @@
 """The service of `launch.inspect`: the pages of a dataset, and its card.
 
 GET  /            the list, by the dataset's kind; what else there is by kind: `environment_pages.py`,
-                  `trajectory_pages.py`, `result_pages.py`
+                  `trajectory_pages.py`, `result_pages.py`, `batch_pages.py`
 GET  /card        the dataset's card
 """
 

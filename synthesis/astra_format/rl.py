@@ -153,7 +153,7 @@ async def import_dataset(
         concurrency=concurrency,
         description="astra_rl: import",
     )
-    return Imported(result.outputs, result.rejected, result.details, found, len(rows))
+    return Imported(list(result.outputs), result.rejected, result.details, found, len(rows))
 
 
 async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchConfig | None = None) -> ToolEnvironment:

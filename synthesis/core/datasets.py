@@ -1,5 +1,7 @@
 """Datasets: a folder with `records.array_record` and `dataset_card.json`, written whole or not at all.
 
+Behind `SHARD_BYTES` the records go on in `records-00001.array_record` and so on.
+
 The card holds the schema version, the record kind, the count and a content digest, next to what the writer adds
 (statistics, resolved config, seed). Readers check all of it: nothing half-written or foreign is ever read as whole.
 
@@ -27,6 +29,9 @@ from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
+SHARD_BYTES = 1 << 30
+"""Of encoded records in a file; what comes after them is in the next one."""
+_MOST_SHARDS = 100_000
 _AGAIN = "delete {} and run its stage again"
 _AT_ONCE = 1024
 """Records that are held as bytes while a dataset is read."""
@@ -37,6 +42,11 @@ Folder = str | os.PathLike[str]
 
 class DatasetError(Refusal):
     """A dataset is missing, corrupt or of another kind or schema; the message says which and how to mend it."""
+
+
+class BinaryRecord(msgspec.Struct, frozen=True):
+    """A record that holds arrays as bytes, and is stored as MessagePack, which keeps them as they are; all other
+    records are JSON."""
 
 
 def write_dataset(
@@ -63,37 +73,77 @@ def write_dataset(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     digest, count = hashlib.sha256(), 0
-    # group_size:1 makes every record readable on its own, which Grain's data source requires.
-    with _writing(path):
-        writer = array_record_module.ArrayRecordWriter(str(partial / RECORDS_FILE), "group_size:1")
-    try:
+    with _Shards(path, partial) as shards:
         for record in records:
             if not isinstance(record, kind):
                 found = type(record).__name__
                 raise TypeError(f"write_dataset({path.name!r}): record {count} is a {found}, not a {kind.__name__}")
-            data = encode(record)
+            data = msgspec.msgpack.encode(record) if isinstance(record, BinaryRecord) else encode(record)
             digest.update(len(data).to_bytes(8, "big") + data)
-            with _writing(path):
-                writer.write(data)
+            shards.write(data)
             count += 1
-    finally:
-        with _writing(path):
-            writer.close()
-    full_card = {
-        **card,
-        "kind": kind.__name__,
-        "schema_version": SCHEMA_VERSION,
-        "count": count,
-        "digest": digest.hexdigest(),
-    }
-    text = json.dumps(full_card, indent=2, ensure_ascii=False, sort_keys=True)
+    if shards.count > 1:
+        card = {**card, "shards": shards.count}
     with _writing(path), open(partial / CARD_FILE, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(card_text(kind, count, digest.hexdigest(), card))
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
     return digest.hexdigest()
+
+
+def card_text(kind: type[msgspec.Struct], count: int, digest: str, card: Mapping[str, Any]) -> str:
+    """What a card's file holds.
+
+    Args:
+        count, digest: of its records.
+        card: what else it says; must be JSON.
+    """
+    whole = {**card, "kind": kind.__name__, "schema_version": SCHEMA_VERSION, "count": count, "digest": digest}
+    return json.dumps(whole, indent=2, ensure_ascii=False, sort_keys=True)
+
+
+class _Shards:
+    """The files of a dataset that is being written.
+
+    Args:
+        path: of the dataset, for errors.
+        folder: gets the files.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+        self.count = 0
+        self._begin()
+
+    def write(self, data: bytes) -> None:
+        """Append a record. Raises `DatasetError`."""
+        with _writing(self._path):
+            if self._bytes >= SHARD_BYTES:
+                self._writer.close()
+                self._begin()
+            self._writer.write(data)
+        self._bytes += len(data)
+
+    def _begin(self) -> None:
+        self._bytes = 0
+        with _writing(self._path):
+            # group_size:1 makes every record readable on its own, which Grain's data source requires.
+            file = str(self._folder / _shard_name(self.count))
+            self._writer = array_record_module.ArrayRecordWriter(file, "group_size:1")
+        self.count += 1
+
+    def __enter__(self) -> _Shards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _writing(self._path):
+            self._writer.close()
+
+
+def _shard_name(number: int) -> str:
+    return f"records-{number:05}.array_record" if number else RECORDS_FILE
 
 
 class _writing:
@@ -143,6 +193,8 @@ def read_card(path: Folder) -> dict[str, Any]:
     for name, wanted in (("kind", str), ("count", int), ("digest", str)):
         if not isinstance(card.get(name), wanted):
             raise DatasetError(f"{folder / CARD_FILE} has no {name}; {_AGAIN.format(path)}")
+    if not isinstance(shards := card.get("shards", 1), int) or not 0 < shards <= _MOST_SHARDS:
+        raise DatasetError(f"{folder / CARD_FILE}: shards is {shards!r:.40}, no number of files; {_AGAIN.format(path)}")
     return card
 
 
@@ -153,14 +205,19 @@ def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
         DatasetError: it is missing, of another kind or schema, or has no records beside its card.
     """
     card = _card_of(path, kind)
-    if not epath.Path(records_file(path)).exists():
-        raise DatasetError(f"no dataset at {path}: {RECORDS_FILE} is missing; {_AGAIN.format(path)}")
+    for file in records_files(path, card):
+        if not epath.Path(file).exists():
+            raise DatasetError(f"no dataset at {path}: {os.path.basename(file)} is missing; {_AGAIN.format(path)}")
     return card
 
 
-def records_file(path: Folder) -> str:
-    """Where the records are; for readers of ArrayRecord."""
-    return os.fspath(epath.Path(path) / RECORDS_FILE)
+def records_files(path: Folder, card: Mapping[str, Any]) -> list[str]:
+    """Where the records are, in their order; for readers of ArrayRecord.
+
+    Args:
+        card: of the dataset (`read_card`).
+    """
+    return [os.fspath(epath.Path(path) / _shard_name(number)) for number in range(card.get("shards", 1))]
 
 
 def read_dataset(path: Folder, kind: type[Record]) -> list[Record]:
@@ -182,7 +239,7 @@ def each_record(path: Folder, kind: type[Record]) -> Iterator[Record]:
     card = _card_of(path, kind)
     digest, count = hashlib.sha256(), 0
     # An ArrayRecord without any record has no footer that the reader accepts.
-    for data in _read_bytes(path) if card["count"] else ():
+    for data in _read_bytes(path, card) if card["count"] else ():
         digest.update(len(data).to_bytes(8, "big") + data)
         yield _decoded(path, kind, count, data)
         count += 1
@@ -199,10 +256,12 @@ def read_record(path: Folder, kind: type[Record], index: int) -> Record:
     Raises:
         DatasetError: the dataset is missing, of another kind, or has no such record; or the record is corrupt.
     """
-    count = _card_of(path, kind)["count"]
-    if not 0 <= index < count:
-        raise DatasetError(f"{path} has no record {index}; it holds {count}, counted from 0")
-    return _decoded(path, kind, index, next(_read_bytes(path, index)))
+    card = _card_of(path, kind)
+    if not 0 <= index < card["count"]:
+        raise DatasetError(f"{path} has no record {index}; it holds {card['count']}, counted from 0")
+    for data in _read_bytes(path, card, index):
+        return _decoded(path, kind, index, data)
+    raise DatasetError(f"{path} is corrupt: its files end before record {index}; {_AGAIN.format(path)}")
 
 
 def _card_of(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -214,7 +273,7 @@ def _card_of(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _decoded(path: Folder, kind: type[Record], index: int, data: bytes) -> Record:
     try:
-        record = decode(data, kind)
+        record = msgspec.msgpack.decode(data, type=kind) if issubclass(kind, BinaryRecord) else decode(data, kind)
     except msgspec.MsgspecError as error:
         raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
     for tool in _callable_tools(record):
@@ -247,17 +306,23 @@ def reading(path: Folder) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise DatasetError(f"{records_file(path)} cannot be read ({error}); {_AGAIN.format(path)}") from None
+        raise DatasetError(f"{path}/{RECORDS_FILE} cannot be read ({error}); {_AGAIN.format(path)}") from None
 
 
-def _read_bytes(path: Folder, only: int | None = None) -> Iterator[bytes]:
+def _read_bytes(path: Folder, card: Mapping[str, Any], only: int | None = None) -> Iterator[bytes]:
     """The encoded records, or the one at `only`."""
-    with reading(path):
-        reader = array_record_module.ArrayRecordReader(records_file(path))
-        try:
-            total = reader.num_records()
-            places = range(0, total, _AT_ONCE) if only is None else (only,)
-            for start in places:
-                yield from reader.read(start, min(start + _AT_ONCE, total) if only is None else start + 1)
-        finally:
-            reader.close()
+    before = 0
+    for file in records_files(path, card):
+        with reading(path):
+            reader = array_record_module.ArrayRecordReader(file)
+            try:
+                total = reader.num_records()
+                if only is None:
+                    for start in range(0, total, _AT_ONCE):
+                        yield from reader.read(start, min(start + _AT_ONCE, total))
+                elif only - before < total:
+                    yield from reader.read(only - before, only - before + 1)
+                    return
+                before += total
+            finally:
+                reader.close()

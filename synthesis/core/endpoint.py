@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from sandbox.answers import AnswerTooLarge, read_answer, without_keys
+from synthesis.core.endpoint_limits import BYTES_PER_TOKEN, AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.progress import TRAFFIC
-from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, TokenBucket, Usage, backoff, retry_after
+from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff, retry_after
 from synthesis.core.recording import Recording
 from synthesis.core.stages import Stopped
 
@@ -139,10 +140,8 @@ class _Line:
 
     loop: asyncio.AbstractEventLoop
     session: Any
-    slots: asyncio.Semaphore
+    limits: EndpointLimits
     judging: asyncio.Lock
-    requests: TokenBucket | None
-    tokens: TokenBucket | None
 
 
 class Endpoint:
@@ -151,15 +150,13 @@ class Endpoint:
     Args:
         recording: keeps what was spent; without it a restart counts from zero.
         budget: that other endpoints share; None: one of its own, as the settings say.
+        limits: that other processes share, in whose books requests are then; None: its own, as the settings say.
 
     Attributes:
         spent: in all, on this model.
         spent_by_stage: of it, by `rate_limits.STAGE`.
         watch: called with each request that was answered, its reply, and what it cost in money.
     """
-
-    BYTES_PER_TOKEN = 4
-    """Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
 
     TRANSIENT = frozenset({408, 409, 425, 429})
     """Statuses below 500 that another try may mend."""
@@ -174,8 +171,9 @@ class Endpoint:
     """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
 
     def __init__(
-        self, config: OpenAITeacherConfig, recording: Recording | None = None, budget: Budget | None = None
-    ) -> None:
+        self, config: OpenAITeacherConfig, recording: Recording | None = None, budget: Budget | None = None,
+        limits: EndpointLimits | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.spent = recording.spent(config.model) if recording else Spent()
         self.spent_by_stage = recording.spent_by_stage(config.model) if recording else {}
@@ -188,9 +186,9 @@ class Endpoint:
         self._headers = {"Authorization": f"Bearer {config.api_key}", "Content-Type": "application/json"}
         self._proxy = _proxy_of(config.base_url)
         self._opened: _Line | None = None
-        self._mean: dict[str, float] = {}
+        self._limits = limits
+        self._lengths = AnswerLengths(config.max_tokens)
         self._densest = 0.0  # most prompt tokens a byte of an answered request
-        self._paused_until = 0.0
         self._answered = 0.0
         self._probed = 0.0
         self._refusal: _Refusal | None = None
@@ -238,7 +236,7 @@ class Endpoint:
             pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
             if failure.wait is not None:
                 # It speaks for the endpoint, not for the request: nobody asks before.
-                self._paused_until = max(self._paused_until, now + failure.wait)
+                self._line().limits.pause(failure.wait)
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
                 raise RequestRefused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
@@ -252,6 +250,10 @@ class Endpoint:
                 )
             await asyncio.sleep(pause)
 
+    def limits(self) -> EndpointLimits:
+        """Those of the event loop that runs."""
+        return self._line().limits
+
     async def close(self) -> None:
         """Hang up; also done when nobody uses the endpoint any more."""
         if self._opened is not None:
@@ -259,52 +261,42 @@ class Endpoint:
             self._opened = None
 
     async def _try(self, kind: str, body: bytes, timeout_seconds: float | None = None) -> EndpointReply:
-        line = self._line()
-
-        def expected() -> Usage:
-            """Asked anew while waiting: the first answer of its kind tells the length of the others."""
-            return Usage(len(body) // self.BYTES_PER_TOKEN, round(self._mean.get(kind, self.config.max_tokens)))
-
-        async with line.slots:
+        limits = self._line().limits
+        async with limits.slot():
             if self._refusal is not None:
                 raise self._refuses(self._refusal)
-            reserved = await self._budget.reserve(expected, self._prices)
+            permit = await limits.reserve(TokenEstimate(kind, len(body), lambda: self._at_most(body), STAGE.get()))
             used: Usage | None = None
+            answered = False
             try:
-                while (wait := self._paused_until - time.monotonic()) > 0:
+                while (wait := limits.paused()) > 0:
                     await asyncio.sleep(wait)
-                if line.requests is not None:
-                    await line.requests.take(lambda: 1)
-                taken = 0.0 if line.tokens is None else await line.tokens.take(lambda: expected().tokens)
+                await limits.take(permit)
                 try:
                     reply = await self._send(body, timeout_seconds)
-                    used = reply.usage
+                    used, answered = reply.usage, True
                 except _Failure as failure:
                     used = failure.used or (self._at_most(body) if failure.lost else None)
                     raise
                 except asyncio.CancelledError:
                     used = self._at_most(body)
                     raise
-                finally:
-                    if line.tokens is not None:
-                        line.tokens.give_back(taken - (used.tokens if used else 0))
             finally:
                 if used is not None:
-                    self._book(used)
-                self._budget.settle(reserved, self._prices)
+                    self.book(used, permit.estimate.stage)
+                limits.settle(permit, used, answered=answered)
         self._densest = max(self._densest, used.prompt / len(body))
         if self.watch is not None:
             self.watch(body, reply, self._prices.of(used))
         self._answered = time.monotonic()
         TRAFFIC.tokens += used.tokens
-        seen = self._mean.get(kind, float(used.completion))
-        self._mean[kind] = seen + (used.completion - seen) / 32
         return reply
 
-    def _book(self, used: Usage) -> None:
+    def book(self, used: Usage, stage: str) -> None:
+        """Count what a request used, for a stage of the run."""
         money = self._prices.of(used)
         self.spent.add(used, money)
-        self.spent_by_stage.setdefault(STAGE.get(), Spent()).add(used, money)
+        self.spent_by_stage.setdefault(stage, Spent()).add(used, money)
         if self._recording is not None:
             self._recording.touch()
 
@@ -358,8 +350,8 @@ class Endpoint:
         counts = completion.usage or _Counts()
         prompt, written = counts.prompt_tokens, counts.completion_tokens
         used = Usage(
-            len(body) // self.BYTES_PER_TOKEN if prompt is None else prompt,
-            len(text.encode()) // self.BYTES_PER_TOKEN if written is None else written,
+            len(body) // BYTES_PER_TOKEN if prompt is None else prompt,
+            len(text.encode()) // BYTES_PER_TOKEN if written is None else written,
         )
         return EndpointReply(text, choice.finish_reason or "", used, choice.message)
 
@@ -433,18 +425,12 @@ class Endpoint:
 
             config = self.config
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
+                connector=aiohttp.TCPConnector(limit=0),  # `EndpointLimits.slot` is the limit
                 timeout=aiohttp.ClientTimeout(total=config.timeout_seconds),
             )
             weakref.finalize(self, _hang_up, session)
-            self._opened = _Line(
-                loop,
-                session,
-                asyncio.Semaphore(config.concurrency),
-                asyncio.Lock(),
-                TokenBucket(config.requests_per_minute) if config.requests_per_minute else None,
-                TokenBucket(config.tokens_per_minute) if config.tokens_per_minute else None,
-            )
+            own = self._limits or OwnLimits(config, self._budget, self._lengths)
+            self._opened = _Line(loop, session, own, asyncio.Lock())
         return self._opened
 
 

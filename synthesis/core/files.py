@@ -1,4 +1,4 @@
-"""Files of a run, on disk or in a bucket of Google Cloud Storage: each is there whole or not at all.
+"""Files of a run, on disk or in a bucket: each is there whole or not at all.
 
 A bucket's objects come into being whole, and cannot be appended to. What only knows folders on disk writes into one,
 and its files are copied up (`copy_files`).
@@ -11,7 +11,6 @@ import gzip
 import importlib.util
 import os
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -21,10 +20,10 @@ from etils import epath
 from synthesis.core.datasets import Folder
 from synthesis.core.refusals import InputError, Refusal
 
-_BUCKETS = "gs://"
-_PATIENCE = 60.0
-"""Seconds; by itself tensorstore tries for much longer."""
-
+GCS, S3 = "gs://", "s3://"
+"""Google Cloud Storage, which everything knows; and S3 with what speaks its protocol, where synthesis works."""
+_CLIENTS = {GCS: ("gcsfs", "gcs"), S3: ("s3fs", "s3")}
+"""The package that a kind of bucket wants, the extra that brings it; fsspec names its settings as the latter."""
 
 MOST_BYTES = 2 << 30
 """Of a file that is read whole."""
@@ -46,73 +45,41 @@ def may_be_storage(error: Exception, folder: Folder) -> bool:
 
 
 def in_bucket(path: Folder) -> bool:
-    """Whether it is `gs://BUCKET/...`."""
-    return os.fspath(path).startswith(_BUCKETS)
+    """Whether it is `gs://BUCKET/...` or `s3://BUCKET/...`."""
+    return os.fspath(path).startswith((GCS, S3))
 
 
-def location(path: Folder) -> epath.Path:
+def location(path: Folder, *, s3: bool = False) -> epath.Path:
     """A folder or file: on disk, absolute, or in a bucket.
 
+    Args:
+        s3: it may be `s3://BUCKET/...`. Checkpoints, and datasets where training reads them, may not.
+
     Raises:
-        ValueError: it is a URL of another kind, names no folder in its bucket, or gcsfs is not installed.
+        ValueError: it is a URL of another kind, names no folder in its bucket, or its client is not installed.
     """
     text = os.fspath(path)
     if "://" not in text:
         return epath.Path(Path(text).absolute())
-    if not in_bucket(text):
-        raise InputError(f"{text} is neither a folder nor {_BUCKETS}BUCKET/FOLDER; give one of these")
-    if importlib.util.find_spec("gcsfs") is None:
-        raise InputError(f"{text} wants gcsfs, which is not installed: pip install 'astra-jax[gcs]'")
-    if not all(text.removeprefix(_BUCKETS).partition("/")[::2]):
-        raise InputError(f"{text} names no folder in a bucket; write {_BUCKETS}BUCKET/FOLDER")
+    kind = next((one for one in _CLIENTS if text.startswith(one)), None)
+    if kind is None or (kind == S3 and not s3):
+        kinds = f"{GCS}BUCKET/FOLDER nor {S3}BUCKET/FOLDER" if s3 else f"{GCS}BUCKET/FOLDER"
+        raise InputError(f"{text} is neither a folder nor {kinds}; give one of these")
+    package, extra = _CLIENTS[kind]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{text} wants {package}, which is not installed: pip install 'astra-jax[{extra}]'")
+    if not all(text.removeprefix(kind).partition("/")[::2]):
+        raise InputError(f"{text} names no folder in a bucket; write {kind}BUCKET/FOLDER")
     import fsspec
 
     # Other hosts write there too, and so does tensorstore: a listing that is kept hides what they wrote.
-    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    fsspec.config.conf.setdefault(extra, {})["use_listings_cache"] = False
     return epath.Path(text)
 
 
 def user_cache(name: str) -> Path:
     """A folder of what can be made again, in the user's cache; it need not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astra-jax" / name
-
-
-def check_writable(folder: epath.Path) -> None:
-    """See that a run can keep its files in a bucket, with all three clients that will; a folder on disk always passes.
-
-    Raises:
-        StorageError: it cannot.
-    """
-    if not in_bucket(folder):
-        return
-    import tensorstore
-    from google.api_core.exceptions import NotFound
-    from google.auth.exceptions import DefaultCredentialsError
-    from google.cloud import storage
-
-    bucket, mark = folder.parts[2], folder / f".writable-{uuid.uuid4().hex}"
-    try:
-        storage.Client().get_bucket(bucket)  # Orbax asks for its kind
-        store = tensorstore.KvStore.open(f"{folder}/").result()
-        store.write(mark.name, b"writable").result(timeout=_PATIENCE)  # as arrays are written
-        if mark.read_bytes() != b"writable" or mark not in folder.iterdir():  # as all else is
-            raise OSError(f"{mark} was written and is not there")
-        mark.unlink()
-    except NotFound:
-        raise StorageError(
-            f"{folder}: there is no bucket {bucket}; make it (gcloud storage buckets create {_BUCKETS}{bucket}), or "
-            "give another"
-        ) from None
-    except DefaultCredentialsError as error:
-        raise StorageError(
-            f"{folder}: there are no credentials ({first_line(error)}); run gcloud auth application-default login, or "
-            "name a key's file in GOOGLE_APPLICATION_CREDENTIALS"
-        ) from None
-    except Exception as error:  # of three libraries, without a common base
-        raise StorageError(
-            f"{folder} cannot be used ({first_line(error)}); see that the service can be reached from here, and that "
-            "the account has roles/storage.objectUser and roles/storage.legacyBucketReader on the bucket"
-        ) from error
 
 
 def unpacked(path: Path) -> IO[bytes]:

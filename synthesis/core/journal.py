@@ -8,7 +8,9 @@ import contextlib
 import sqlite3
 import time
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +18,13 @@ from synthesis.core.refusals import InputError, Refusal
 
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""
+
+_AT_ONCE = 64
+"""Rows that are held while a stage's are read."""
+_PACKED = b"\x78"
+"""How zlib's streams begin, and no JSON does: journals of older versions have that."""
+_WORTH = 256
+"""Bytes; smaller rows are not packed."""
 
 _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -46,6 +55,7 @@ class Store:
     NOUN: ClassVar[str] = "store"
     REMEDY: ClassVar[str] = "delete it to begin anew"
     TABLES: ClassVar[tuple[str, ...]] = ()
+    PAGE_BYTES: ClassVar[int] = 4096
     CAUSE: ClassVar[bool] = False
     """Committed before any store that is none: a result must not outlive what it was made of."""
 
@@ -55,6 +65,7 @@ class Store:
         try:
             with self._naming():
                 self._db = sqlite3.connect(self.path)
+                self._db.execute(f"PRAGMA page_size={self.PAGE_BYTES}")  # of a file that is made now
                 self._db.execute("PRAGMA journal_mode=WAL")
                 for table in self.TABLES:
                     self._db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
@@ -113,7 +124,7 @@ class Store:
 
 
 class Journal(Store):
-    """The finished inputs of all stages of one run, in one SQLite file: each exactly once.
+    """The finished inputs of all stages of one run, in one SQLite file: each exactly once. Large outputs are packed.
 
     Raises:
         ValueError: the file is no journal.
@@ -121,6 +132,9 @@ class Journal(Store):
 
     NOUN = "journal"
     REMEDY = "delete it to synthesise anew"
+    PAGE_BYTES = 16_384
+    """A quarter of a page is a row's, and what is beyond that has pages of its own: in small ones a packed row of 2 KB
+    takes 5."""
     TABLES = (
         "done (stage TEXT, key TEXT, outputs BLOB, reason TEXT, detail TEXT, PRIMARY KEY (stage, key)) WITHOUT ROWID",
     )
@@ -134,38 +148,59 @@ class Journal(Store):
     def load(self, stage: str) -> dict[str, Row]:
         """key -> row of all the stage's finished inputs, which must fit in memory; see `rows`."""
         found = self._db.execute("SELECT key, outputs, reason, detail FROM done WHERE stage = ?", (stage,))
-        return {key: (outputs, reason, detail) for key, outputs, reason, detail in found}
+        return {key: (_unpacked(outputs), reason, detail) for key, outputs, reason, detail in found}
 
-    def keys(self, stage: str) -> set[str]:
-        """The keys of the stage's finished inputs."""
-        return {key for (key,) in self._db.execute("SELECT key FROM done WHERE stage = ?", (stage,))}
+    def finished(self, stage: str, keys: Iterable[str]) -> Iterator[bool]:
+        """For each key, whether its input is finished; where none is, the keys are not looked up."""
+        asked = "SELECT 1 FROM done WHERE stage = ?"
+        if self._db.execute(f"{asked} LIMIT 1", (stage,)).fetchone() is None:
+            yield from (False for _ in keys)
+            return
+        waiting = iter(keys)
+        while some := list(islice(waiting, _AT_ONCE)):
+            with self._looking():
+                found = [self._db.execute(f"{asked} AND key = ?", (stage, key)).fetchone() for key in some]
+            yield from (one is not None for one in found)
 
     def rows(self, stage: str, keys: Iterable[str]) -> Iterator[Row]:
-        """The rows of finished inputs, read one at a time in the order of the keys. Raises `KeyError`."""
+        """The rows of finished inputs, read a few at a time in the order of the keys. Raises `KeyError`."""
         asked = "SELECT outputs, reason, detail FROM done WHERE stage = ? AND key = ?"
-        self.commit()
-        self._db.execute("BEGIN")  # or every row would lock and unlock the file, which takes longer than to read it
-        try:
-            for key in keys:
-                row = self._db.execute(asked, (stage, key)).fetchone()
+        waiting = iter(keys)
+        while some := list(islice(waiting, _AT_ONCE)):
+            with self._looking():
+                found = [self._db.execute(asked, (stage, key)).fetchone() for key in some]
+            for key, row in zip(some, found, strict=True):
                 if row is None:
                     raise KeyError(f"stage {stage}: the input {key!r} is not finished")
-                yield row
+                yield _unpacked(row[0]), row[1], row[2]
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Around reads of several rows: each would lock and unlock the file, which takes longer than to read it."""
+        if self._db.in_transaction:  # of what was written since the last commit
+            yield
+            return
+        self._db.execute("BEGIN")
+        try:
+            yield
         finally:
-            self._db.commit()
+            self._db.rollback()  # nothing was written
 
     def add(self, stage: str, key: str, outputs: bytes | None, reason: str = "", detail: str = "") -> None:
         """Write down one finished input."""
+        packed = zlib.compress(outputs, 1) if outputs is not None and len(outputs) >= _WORTH else outputs
         with self._naming():
-            self._db.execute(
-                "INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, outputs, reason, detail)
-            )
+            self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, packed, reason, detail))
         self._written()
 
     def forget_rejected(self, stage: str) -> None:
         """Let the stage's rejected inputs be done again by the next run."""
         self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
         self._written()
+
+
+def _unpacked(outputs: bytes | None) -> bytes | None:
+    return zlib.decompress(outputs) if outputs is not None and outputs.startswith(_PACKED) else outputs
 
 
 @atexit.register

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from pathlib import Path
+from typing import Protocol
 
 from synthesis.core.journal import Store
 from synthesis.core.rate_limits import Spent
@@ -12,6 +13,21 @@ from synthesis.core.stages import Stopped
 
 class NotRecorded(Stopped):
     """A replayed run made a request that was never recorded."""
+
+
+class Answers(Protocol):
+    """Where a teacher finds what was answered before, and keeps what is."""
+
+    @property
+    def path(self) -> Path: ...
+
+    async def known(self, digest: bytes) -> tuple[str, str] | None:
+        """See `Recording.answer`."""
+        ...
+
+    def keep(self, digest: bytes, answer: str, problem: str = "") -> None:
+        """See `Recording.keep`."""
+        ...
 
 
 class Recording(Store):
@@ -44,6 +60,10 @@ class Recording(Store):
         """The answer's text and "", or "" and why no answer was valid; None where it was not recorded."""
         asked = self._db.execute("SELECT answer, problem FROM answers WHERE digest = ?", (digest,))
         return asked.fetchone()
+
+    async def known(self, digest: bytes) -> tuple[str, str] | None:
+        """`answer`, as others have to be asked for it."""
+        return self.answer(digest)
 
     def keep(self, digest: bytes, answer: str, problem: str = "") -> None:
         """Record an answer, or why there is none."""

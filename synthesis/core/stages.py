@@ -21,11 +21,12 @@ import msgspec
 
 from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import Refusal
+from synthesis.core.stored import Keys, Stored, outputs_of
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
-_COLLECT_AFTER = (50_000, 20, 100)
+COLLECT_AFTER = (50_000, 20, 100)
 """New objects that the collector waits for, and young and middle collections before it looks at older objects."""
 
 In = TypeVar("In")
@@ -77,13 +78,13 @@ class StageResult(Generic[Out]):
     """What a stage made of its inputs.
 
     Attributes:
-        outputs: in the order of the inputs; empty where a sink took them.
+        outputs: in the order of the inputs; a `Stored` where that was asked for; empty where a sink took them.
         rejected: how many inputs were dropped, by reason.
         details: one example detail for each reason.
         resumed: how many inputs were taken from the journal.
     """
 
-    outputs: list[Out]
+    outputs: Sequence[Out]
     rejected: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     resumed: int = 0
@@ -108,11 +109,12 @@ async def run_stage(
     backoff_seconds: float = 0.5,
     description: str = "",
     sink: Callable[[Out], object] | None = None,
+    stored: bool = False,
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
-    Encoded outputs are kept in the journal only. With `sink` and inputs that are made as they are taken (a generator),
-    memory holds the keys and what is in work.
+    Encoded outputs are kept in the journal only. With `sink` or `stored`, and inputs that are made as they are taken (a
+    generator) or read as they are asked for (a `Stored`), memory holds the keys and what is in work.
 
     Args:
         name: the stage's name in the journal; unique in a run.
@@ -125,6 +127,7 @@ async def run_stage(
         backoff_seconds: the first pause; doubles with each try, with seeded jitter.
         description: the progress bar's label; the name when empty.
         sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
+        stored: the result's outputs are read from the journal whenever they are asked for, while it is open.
 
     Raises:
         ValueError: two inputs have the same key; for a sequence before any work.
@@ -132,14 +135,15 @@ async def run_stage(
         Exception: whatever else `function` raises; finished inputs stay in the journal.
     """
     total = len(inputs) if isinstance(inputs, Sequence) else None
-    keys = _Keys(name)
-    known = journal.keys(name)
-    resumed = 0
+    keys = Keys(name)
+    known = bytearray()
+    """Of a sequence: whether each input is finished."""
     if isinstance(inputs, Sequence):
         for item in inputs:
             keys.add(key(item))
-        resumed = sum(item_key in known for item_key in keys.order)
-        keys.seen.clear()
+        keys.close()
+        known.extend(journal.finished(name, keys))
+    resumed = sum(known)
     encoder = msgspec.json.Encoder()
     progress = Progress(description or name, total, resumed)
     finished, dropped = resumed, 0
@@ -148,8 +152,8 @@ async def run_stage(
     def unfinished() -> Iterator[tuple[str, In]]:
         nonlocal resumed, finished
         for index, item in enumerate(inputs):
-            item_key = keys.order[index] if total is not None else keys.add(key(item))
-            if item_key not in known:
+            item_key = keys[index] if total is not None else keys.add(key(item))
+            if not (known[index] if total is not None else next(journal.finished(name, (item_key,)))):
                 yield item_key, item
             elif total is None:
                 resumed, finished = resumed + 1, finished + 1
@@ -201,25 +205,23 @@ async def run_stage(
         stopped.finished = f"stage {name}: {finished}{of} inputs are finished{rejections} and kept in {journal.path}"
         raise stopped
 
-    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    keys.close()
     result: StageResult[Any] = StageResult(outputs=[], resumed=resumed)
-    for outputs, reason, detail in journal.rows(name, keys.order):
-        if outputs is None:
-            result.rejected[reason] += 1
-            result.details.setdefault(reason, detail)
-            continue
-        try:
-            made = decoder.decode(outputs)
-        except msgspec.MsgspecError as error:
-            raise InputError(
-                f"{journal.path}: what stage {name} has finished is of another version ({error}); delete the file to "
-                "begin anew"
-            ) from None
-        if sink is None:
-            result.outputs.extend(made)
-        else:
-            for output in made:
-                sink(output)
+
+    def rejected(reason: str, detail: str) -> None:
+        result.rejected[reason] += 1
+        result.details.setdefault(reason, detail)
+
+    if stored:
+        result.outputs = Stored(journal, name, keys, out, rejected)
+        return result
+    made: list[Any] = []
+    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    take = made.append if sink is None else sink
+    for _, outputs in outputs_of(journal, name, keys, decoder, rejected):
+        for output in outputs:
+            take(output)
+    result.outputs = made
     return result
 
 
@@ -232,24 +234,8 @@ async def _fewer_collections() -> AsyncIterator[None]:
     """
     before = gc.get_threshold()
     if before[0]:  # else nobody looks at all
-        gc.set_threshold(*map(max, before, _COLLECT_AFTER))
+        gc.set_threshold(*map(max, before, COLLECT_AFTER))
     try:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-class _Keys:
-    """The keys of a stage's inputs in their order, each once."""
-
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
-        self.order: list[str] = []
-        self.seen: set[str] = set()
-
-    def add(self, key: str) -> str:
-        if key in self.seen:
-            raise InputError(f"stage {self.stage}: two inputs have the key {key!r}; keys must be unique")
-        self.seen.add(key)
-        self.order.append(key)
-        return key

@@ -42,7 +42,7 @@ def locked(workdir: Folder) -> Iterator[None]:
     """
     state, remedy = f"{workdir} is in use", "wait for it, or use another folder"
     if in_bucket(workdir):
-        with _leased(location(workdir) / LOCK, state, remedy):
+        with _leased(location(workdir, s3=True) / LOCK, state, remedy):
             yield
         return
     folder = Path(location(workdir))
@@ -59,7 +59,7 @@ def locked_target(path: Folder) -> Iterator[None]:
         WorkdirError, LeaseError, StorageError: as `locked`.
     """
     state, remedy = f"{path} is being written", "wait for it, or give another name"
-    target = location(path)
+    target = location(path, s3=True)
     hidden = target.with_name(f".{target.name}.{LOCK}")
     if in_bucket(path):
         with _leased(hidden, state, remedy):

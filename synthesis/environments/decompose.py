@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from math import ceil
+from math import ceil, isnan, nan
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ import msgspec
 from synthesis.core.matching import fold
 from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
 from synthesis.core.stages import Rejected, rng_for
+from synthesis.core.stored import Chosen, Records
 from synthesis.environments import dependency_graph
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
@@ -217,25 +220,31 @@ def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
     return msgspec.structs.replace(draft, split=split)
 
 
-def distinct(drafts: Sequence[Draft]) -> tuple[list[Draft], Counter[str]]:
+def distinct(drafts: Sequence[Draft]) -> tuple[Records[Draft], Counter[str]]:
     """The drafts without repetitions, the first of each kept, and how many were dropped, as `duplicate`.
 
     Two drafts repeat each other when they ask the same of the same entities in the same language, in whatever words.
     """
-    seen: set[tuple[str, str, frozenset[str]] | str] = set()
-    kept: list[Draft] = []
-    for draft in drafts:
+    seen: set[bytes] = set()
+    kept = array("Q")
+    for place, draft in enumerate(drafts):
         one = draft.decomposition
-        meaning = (one.language, one.signature, frozenset(map(fold, one.entities)))
-        if meaning in seen or fold(one.question) in seen:
+        meaning = _digest(one.language, one.signature, *sorted(set(map(fold, one.entities))))
+        question = _digest(fold(one.question))
+        if meaning in seen or question in seen:
             continue
-        seen |= {meaning, fold(one.question)}
-        kept.append(draft)
+        seen |= {meaning, question}
+        kept.append(place)
     dropped = len(drafts) - len(kept)
-    return kept, Counter({"duplicate": dropped} if dropped else {})
+    return Chosen(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
 
 
-def best(drafts: Sequence[Draft], percentile: float) -> tuple[list[Draft], Counter[str]]:
+def _digest(*texts: str) -> bytes:
+    """16 bytes that stand for what is compared, of which a run has millions."""
+    return hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
+
+
+def best(drafts: Sequence[Draft], percentile: float) -> tuple[Records[Draft], Counter[str]]:
     """The judged drafts that are at least as good as the one at the percentile, and how many were dropped, as
     `below_percentile`.
 
@@ -243,10 +252,11 @@ def best(drafts: Sequence[Draft], percentile: float) -> tuple[list[Draft], Count
         percentile: 0 to 1, as in `EnvironmentsConfig.quality_percentile`; of 100 drafts, 0.9 keeps at least the ten
             best.
     """
-    scores = sorted(draft.decomposition.quality.mean for draft in drafts if draft.decomposition.quality)
+    means = array("d", (one.mean if (one := draft.decomposition.quality) else nan for draft in drafts))
+    scores = sorted(mean for mean in means if not isnan(mean))
     if not scores or percentile <= 0:
-        return list(drafts), Counter()
+        return Chosen(drafts, range(len(drafts))), Counter()
     cut = scores[min(len(scores) - 1, ceil(percentile * len(scores)))]
-    kept = [draft for draft in drafts if draft.decomposition.quality and draft.decomposition.quality.mean >= cut]
+    kept = [place for place, mean in enumerate(means) if mean >= cut]
     dropped = len(drafts) - len(kept)
-    return kept, Counter({"below_percentile": dropped} if dropped else {})
+    return Chosen(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})

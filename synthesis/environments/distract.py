@@ -9,8 +9,10 @@ offered none of the held-out ones.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
+from synthesis.core.stored import Records
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
@@ -41,7 +44,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 _BLOCK = 256
-"""Needed tools whose similarities to all candidates are in memory at a time (20 MB for 20,000)."""
+"""Needed tools whose similarities to all candidates are in memory at a time, but for a large index."""
+_SIMILARITIES = 1 << 23
+"""At a time at most, of 4 bytes, in a few copies."""
+_CLOSE = 1_024
+"""Of the candidates that are `high` for a needed tool, so many are kept, drawn by the candidates' number and order."""
 _CHUNK = 32
 """Candidates looked at at a time while drawing."""
 
@@ -50,7 +57,8 @@ class Index:
     """The candidates of one language, with their embeddings and the cuts between the bands of every needed tool.
 
     Building it takes all similarities once, N x M x width; what stays in memory grows with N + M. A draw looks only at
-    as many candidates as it takes to fill the bands.
+    as many candidates as it takes to fill the bands. All that it holds are arrays, which the workers of a machine share
+    (Ray maps them into each of its processes); names are known by 64 bits of their digest.
     """
 
     def __init__(
@@ -63,34 +71,46 @@ class Index:
         low_cut: float,
     ) -> None:
         """Args: vectors: unit vectors by `document_text`, of all candidates and needed tools."""
-        self.candidates = list(candidates)
-        self._ids: dict[tuple[str, str], int] = {}
-        self._domains = np.array([self._id("domain", one.domain) for one in candidates], np.int64)
-        self._intents = np.array([self._id("intent", one.intent) for one in candidates], np.int64)
-        self._names = np.array([self._id("name", one.tool.spec.name) for one in candidates], np.int64)
+        self._records, self._ends = _packed(msgspec.json.encode(one) for one in candidates)
+        self._domains = _digests(one.domain for one in candidates)
+        self._intents = _digests(one.intent for one in candidates)
+        self._names = _digests(one.tool.spec.name for one in candidates)
+        self._by_name = _sorted(self._names)
         texts = [document_text(one.tool.spec) for one in candidates]
         width = len(next(iter(vectors.values()))) if vectors else 0
-        self._place = {one.tool.spec.name: row for row, one in enumerate(candidates)}
-        self._order = np.random.default_rng(len(texts)).permutation(len(texts))
+        order = np.random.default_rng(len(texts)).permutation(len(texts))
+        self._order = order.astype(np.int32)
+        self._rank = np.empty_like(self._order)
+        self._rank[order] = np.arange(len(texts), dtype=np.int32)
         self._vectors = np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), width)
-        keys = dict.fromkeys((document_text(tool.tool.spec), tool.domain) for tool in needed)
-        self._row = {key: row for row, key in enumerate(keys)}
+        keys = list(dict.fromkeys((document_text(tool.tool.spec), tool.domain) for tool in needed))
+        self._keys = _digests("\0".join(key) for key in keys)
+        self._by_key = _sorted(self._keys)
         self._own = np.array([vectors[text] for text, _ in keys], np.float32).reshape(len(keys), width)
-        self._high: list[np.ndarray] = []
-        cuts = [
-            self._cuts(start, list(keys)[start : start + _BLOCK], high_cut, low_cut)
-            for start in range(0, len(keys), _BLOCK)
-        ]
-        bounds: np.ndarray = np.concatenate(cuts, axis=1) if cuts else np.zeros((2, 0), np.float32)
-        self._above, self._below = bounds
+        domains = _digests(domain for _, domain in keys)
+        step = max(1, min(_BLOCK, _SIMILARITIES // max(1, len(texts))))
+        blocks = [self._cuts(start, domains[start : start + step], high_cut, low_cut)
+                  for start in range(0, len(keys), step)]  # fmt: skip
+        bounds = [cuts for cuts, _ in blocks]
+        both: np.ndarray = np.concatenate(bounds, axis=1) if bounds else np.zeros((2, 0), np.float32)
+        self._above, self._below = both
+        high = [row for _, rows in blocks for row in rows]
+        self._high = np.concatenate([*high, np.zeros(0, np.int32)])
+        self._high_ends = np.cumsum([0, *map(len, high)])
 
-    def _id(self, kind: str, name: str) -> int:
-        return self._ids.setdefault((kind, name), len(self._ids))
+    def __len__(self) -> int:
+        return len(self._names)
 
-    def _cuts(self, start: int, keys: list[tuple[str, str]], high_cut: float, low_cut: float) -> np.ndarray:
-        """[2, keys]: the similarities above which a candidate is `high`, and below which it is `low`."""
-        similarity = self._own[start : start + len(keys)] @ self._vectors.T  # [keys, candidates]
-        domains = np.array([self._id("domain", domain) for _, domain in keys], np.int64)
+    def candidate(self, row: int) -> Candidate:
+        """One of them, as it was given."""
+        return _candidates.decode(self._records[self._ends[row] : self._ends[row + 1]].tobytes())
+
+    def _cuts(
+        self, start: int, domains: np.ndarray, high_cut: float, low_cut: float
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """[2, needed tools]: the similarities above which a candidate is `high`, and below which it is `low`; and those
+        that are `high` for each."""
+        similarity = self._own[start : start + len(domains)] @ self._vectors.T  # [needed tools, candidates]
         own = self._domains[None, :] == domains[:, None]
         # Where no candidate is of another domain there are none to part: -inf and inf let none into any band.
         low = np.where(own, np.inf, similarity).min(axis=1, initial=np.inf)
@@ -99,8 +119,18 @@ class Index:
             above, below = low + high_cut * (high - low), low + low_cut * (high - low)
         # With a single candidate (or equal ones) there is nothing to rank: it is the closest there is.
         above, below = np.where(high > low, above, -np.inf), np.where(high > low, below, -np.inf)
-        self._high += [np.flatnonzero(row) for row in (similarity > above[:, None]) & ~own]
-        return np.stack([above, below]).astype(np.float32)
+        close = [
+            self._some(np.flatnonzero(row).astype(np.int32), start + number)
+            for number, row in enumerate((similarity > above[:, None]) & ~own)
+        ]
+        return np.stack([above, below]).astype(np.float32), close
+
+    def _some(self, close: np.ndarray, number: int) -> np.ndarray:
+        """`_CLOSE` of the candidates at most, others for each needed tool: all of them would grow with N x M."""
+        if len(close) <= _CLOSE:
+            return close
+        turns = (self._rank[close].astype(np.int64) + number * (len(self) // 2 + 1)) % len(self)
+        return close[np.sort(np.argpartition(turns, _CLOSE)[:_CLOSE])]
 
     @classmethod
     async def build(
@@ -113,7 +143,7 @@ class Index:
         low_cut: float,
     ) -> Index:
         """Embed all documents, equal ones once."""
-        needed = list(needed)
+        needed = list({(document_text(one.tool.spec), one.domain): one for one in needed}.values())
         specs = [*(one.tool.spec for one in candidates), *(one.tool.spec for one in needed)]
         texts = list(dict.fromkeys(map(document_text, specs)))
         vectors = dict(zip(texts, await embedder.embed(texts), strict=True))
@@ -137,9 +167,10 @@ class Index:
         own, above, below = self._own[rows], self._above[rows, None], self._below[rows, None]
         blocked = self._blocked(tools, without)
         chosen: dict[Band, list[int]] = {band: [] for band in BANDS}
-        high = np.concatenate([self._high[row] for row in rows])
-        whose = np.repeat(np.arange(len(rows)), [len(self._high[row]) for row in rows])
-        walks = _walk(len(high), rng), _walk(len(self.candidates), rng)
+        close = [self._high[self._high_ends[row] : self._high_ends[row + 1]] for row in rows]
+        high = np.concatenate(close)
+        whose = np.repeat(np.arange(len(rows)), [len(one) for one in close])
+        walks = _walk(len(high), rng), _walk(len(self), rng)
         for steps in walks[0]:
             if len(chosen["high"]) >= counts.get("high", 0):
                 break
@@ -155,24 +186,21 @@ class Index:
             far, near = (similarity < below).all(axis=0), (similarity > above).any(axis=0)
             chosen["low"] += list(part[far & ~near])
             chosen["medium"] += list(part[~far & ~near])
-        return {band: [self.candidates[i] for i in chosen[band][: counts.get(band, 0)]] for band in BANDS}
+        return {band: [self.candidate(row) for row in chosen[band][: counts.get(band, 0)]] for band in BANDS}
 
     def closeness(self, tools: Sequence[NeededTool], chosen: Iterable[Candidate]) -> float:
         """The largest cosine similarity between a needed and a chosen tool; 0 where none is chosen."""
-        rows = [self._place[one.tool.spec.name] for one in chosen]
-        return float((self._own[self._rows(tools)] @ self._vectors[rows].T).max()) if rows else 0.0
+        rows = _found(_digests(one.tool.spec.name for one in chosen), self._names, self._by_name)
+        return float((self._own[self._rows(tools)] @ self._vectors[rows].T).max()) if len(rows) else 0.0
 
-    def _rows(self, tools: Sequence[NeededTool]) -> list[int]:
-        return [self._row[document_text(tool.tool.spec), tool.domain] for tool in tools]
+    def _rows(self, tools: Sequence[NeededTool]) -> np.ndarray:
+        keys = _digests(f"{document_text(tool.tool.spec)}\0{tool.domain}" for tool in tools)
+        return _found(keys, self._keys, self._by_key)
 
     def _blocked(self, tools: Sequence[NeededTool], without: Collection[str]) -> tuple[np.ndarray, ...]:
         """The domains, intents and names that none of the drawn may have."""
         names = [*(tool.tool.spec.name for tool in tools), *without]
-        return (
-            np.array([self._ids.get(("domain", tool.domain), -1) for tool in tools], np.int64),
-            np.array([self._ids.get(("intent", tool.intent), -1) for tool in tools], np.int64),
-            np.array([self._ids.get(("name", name), -1) for name in names], np.int64),
-        )
+        return _digests(tool.domain for tool in tools), _digests(tool.intent for tool in tools), _digests(names)
 
     def _eligible(self, rows: np.ndarray, blocked: tuple[np.ndarray, ...]) -> np.ndarray:
         """Those of the rows that are of another domain, intent and name than every needed tool, and not left out."""
@@ -181,6 +209,39 @@ class Index:
         bad |= (self._intents[rows, None] == intents).any(axis=1)
         bad |= (self._names[rows, None] == names).any(axis=1)
         return rows[~bad]
+
+
+_candidates = msgspec.json.Decoder(Candidate)
+
+
+def _packed(records: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """One array of all bytes, and where each record ends, from 0 on."""
+    data = bytearray()
+    ends = [0]
+    for record in records:
+        data += record
+        ends.append(len(data))
+    return np.frombuffer(data, np.uint8), np.array(ends, np.int64)
+
+
+def _digests(names: Iterable[str]) -> np.ndarray:
+    """64 bits of each."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def _sorted(digests: np.ndarray) -> np.ndarray:
+    """Places of the digests in ascending order."""
+    return np.argsort(digests, kind="stable").astype(np.int32)
+
+
+def _found(wanted: np.ndarray, digests: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Where each of some digests is, of several equal ones the last. Raises `KeyError`: one is not there."""
+    places = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
+    found = order[np.maximum(places, 0)] if len(order) else np.zeros(0, np.int32)
+    if len(found) != len(wanted) or (digests[found] != wanted).any():
+        raise KeyError("a tool that the index was not built with")
+    return found
 
 
 def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
@@ -193,7 +254,7 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
 
 
 async def build_indices(
-    built: Sequence[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
+    built: Records[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
 ) -> dict[tuple[Language, Split], Index]:
     """One index for each language and split that occurs, over the tools of all environments and, if so configured, all
     relations; but where intents or sources are held out, over those of the same split.
@@ -202,9 +263,8 @@ async def build_indices(
     """
     indices: dict[tuple[Language, Split], Index] = {}
     for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
-        own = [one for one in built if one.draft.decomposition.language == language]
-        if config.partition.by == "source":
-            own = [one for one in own if one.draft.split == split]
+        among = (language, split if config.partition.by == "source" else None)
+        own = built.where(partial(_is_among, *among))
         candidates: dict[str, Candidate] = {}
         # A world's tools are nothing without it.
         for tool in (tool for one in own for tool in one.tools if tool.tool.code):
@@ -219,12 +279,16 @@ async def build_indices(
         partition = config.partition
         indices[language, split] = await Index.build(
             [one for one in candidates.values() if partition.split_of_intent(one.intent) in (split, None)],
-            [tool for one in own if one.draft.split == split for tool in one.tools],
+            (tool for one in own if one.draft.split == split for tool in one.tools),
             embedder,
             high_cut=config.high_cut,
             low_cut=config.low_cut,
         )
     return indices
+
+
+def _is_among(language: Language, split: Split | None, one: Built) -> bool:
+    return one.draft.decomposition.language == language and split in (None, one.draft.split)
 
 
 async def distract(

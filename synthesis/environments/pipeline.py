@@ -25,6 +25,7 @@ from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
+from synthesis.core.stored import Joined, Made, Records
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
@@ -123,7 +124,7 @@ async def _synthesize(
         inputs: Sequence[In],
         key: Callable[[In], str],
         out: type[Out],
-    ) -> list[Out]:
+    ) -> Records[Out]:
         return await track.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
 
     def id_of(record: Draft | Built) -> str:
@@ -132,19 +133,20 @@ async def _synthesize(
     def seed_id(one: QuestionSeed) -> str:
         return one.id
 
-    async def judged(drafts: Sequence[Draft]) -> list[Draft]:
-        drafts, repeated = distinct(drafts)
+    async def judged(drafts: Records[Draft]) -> Records[Draft]:
+        kept, repeated = distinct(drafts)
         track.reject("distinct", repeated)
-        drafts = await stage("validate", validate_draft, drafts, id_of, Draft)
-        drafts, worse = best(drafts, config.quality_percentile)
+        kept, worse = best(await stage("validate", validate_draft, kept, id_of, Draft), config.quality_percentile)
         track.reject("quality", worse)
-        return drafts
+        return kept
 
     if given:
         asked = partial(augment, environments=given)
         built = await stage("augment", asked, seeds, seed_id, Built)
-        drafts = {id_of(draft): draft for draft in await judged([one.draft for one in built])}
-        built = [validated(one, drafts[id_of(one)]) for one in built if id_of(one) in drafts]
+        drafts = await judged(Made(_draft_of, built))
+        places = {id_of(draft): place for place, draft in enumerate(drafts)}
+        built = built.where(lambda one: id_of(one) in places)
+        built = Made(validated, built, drafts.take(places[id_of(one)] for one in built))
     else:
         asked_for = [one for one in seeds if one.mode != "world"]
         drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
@@ -153,10 +155,12 @@ async def _synthesize(
         if len(asked_for) < len(seeds):
             worlds = [one for one in seeds if one.mode == "world"]
             made = await stage("worlds", make_world, worlds, seed_id, Built)
-            kept, repeated = distinct([one.draft for one in made])
+            kept, repeated = distinct(Made(_draft_of, made))
             track.reject("distinct", repeated)
             ids = {id_of(one) for one in kept}
-            built = sorted([*built, *(one for one in made if id_of(one) in ids)], key=id_of)
+            every = Joined([built, made.where(lambda one: id_of(one) in ids)])
+            order = [id_of(one) for one in every]
+            built = every.take(sorted(range(len(every)), key=order.__getitem__))
     indices = await build_indices(built, config, executor.embedder, seed)
     built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
@@ -165,7 +169,15 @@ async def _synthesize(
     track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
     splits: tuple[Split, ...] = ("train", "held_out")
     for split in splits:
-        of_split = [one for one in environments if one.split == split]
+        of_split = environments.where(partial(_is_of, split))
         name = executor.embedder.name
         track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
     return track.summary
+
+
+def _draft_of(one: Built) -> Draft:
+    return one.draft
+
+
+def _is_of(split: Split, one: ToolEnvironment) -> bool:
+    return one.split == split

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from synthesis.core.files import unpacked_lines
+from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
 from synthesis.environments.config import EnvironmentsConfig
@@ -58,11 +59,11 @@ def sources_of(config: EnvironmentsConfig) -> list[Source]:
         SourceError: a file is missing, holds nothing, or a row of it is not of its form.
     """
     if config.questions:
-        return list(_questions(Path(config.questions)))
+        return list(_questions(fetched(config.questions)))
     if config.knowledge:
-        return list(_knowledge(Path(config.knowledge)))
+        return list(_knowledge(fetched(config.knowledge)))
     if config.taxonomy:
-        return list(_taxonomy(Path(config.taxonomy)))
+        return list(_taxonomy(fetched(config.taxonomy)))
     return []
 
 

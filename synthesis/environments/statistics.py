@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
@@ -10,87 +11,121 @@ from typing import Any
 from synthesis.core.records import ToolEnvironment, World
 
 
-def statistics_of(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
-    """JSON statistics. Shares are fractions of 1; a step is `parallel` when it shares its hop level with another."""
-    n = len(environments)
+def statistics_of(environments: Iterable[ToolEnvironment]) -> dict[str, Any]:
+    """JSON statistics. Shares are fractions of 1; a step is `parallel` when it shares its hop level with another.
+
+    Each environment is read once; memory holds its figures (40 bytes), its entities and its tools' names.
+    """
+    (languages, structures, domains, modes, rules, steps, calls, hops, bands, states, of_domains) = (
+        Counter[Any]() for _ in range(11)
+    )
+    names, signatures, entities = set[str](), set[str](), set[str]()
+    qualities, closenesses, solve_rates = array("d"), array("d"), array("d")
+    n = parallel = tools = optional = plain_tools = plain_calls = worlds = world_tools = world_rows = 0
+    for one in environments:
+        n += 1
+        languages[one.language] += 1
+        structures[one.structure] += 1
+        domains[one.domain] += 1
+        modes[one.mode] += 1
+        rules.update(call.rule for call in one.reference_calls)
+        steps[len(one.sub_questions)] += 1
+        calls[len(one.reference_calls)] += 1
+        levels = Counter(step.hop for step in one.sub_questions)
+        hops[max(levels)] += 1
+        parallel += sum(count for count in levels.values() if count > 1)
+        tools += len(one.tools)
+        for tool in one.tools:
+            parameters = tool.spec.parameters
+            optional += len(parameters["properties"]) > len(parameters["required"])
+        names.update(tool.spec.name for tool in one.tools)
+        bands.update({band: len(drawn) for band, drawn in one.distractors.items()})
+        signatures.add(one.signature)
+        entities.update(one.entities)
+        if one.quality:
+            qualities.append(one.quality.mean)
+        if one.difficulty:
+            closenesses.append(one.difficulty.distractor_closeness)
+            if one.difficulty.solve_rate is not None:
+                solve_rates.append(one.difficulty.solve_rate)
+        if isinstance(one.world, World):
+            worlds += 1
+            of_domains[one.domain] += 1
+            states[sum(step.asks_state for step in one.sub_questions)] += 1
+            world_tools += len(one.tools)
+            world_rows += sum(map(len, one.world.rows.values()))
+        else:
+            plain_tools += len(one.tools)
+            plain_calls += len(one.reference_calls)
     if not n:
         return {"samples": 0}
-    steps = [len(one.sub_questions) for one in environments]
-    calls = [len(one.reference_calls) for one in environments]
-    levels = [Counter(step.hop for step in one.sub_questions) for one in environments]
-    parallel = sum(count for level in levels for count in level.values() if count > 1)
-    tools = [tool for one in environments for tool in one.tools]
-    plain = [one for one in environments if not isinstance(one.world, World)]
-    merged_of = sum(len(one.reference_calls) for one in plain)
+    every_step = _sum(steps)
     return {
         "samples": n,
-        "languages": _shares(one.language for one in environments),
-        "structures": _shares(one.structure for one in environments),
-        "domains": _shares(one.domain for one in environments),
+        "languages": _shares(languages),
+        "structures": _shares(structures),
+        "domains": _shares(domains),
         "sub_questions": {
-            "total": sum(steps),
-            "mean": round(mean(steps), 4),
-            "median": median(steps),
+            "total": every_step,
+            "mean": _ratio(every_step, n),
+            "median": median(array("I", steps.elements())),
             "range": [min(steps), max(steps)],
             "histogram": _histogram(steps),
-            "share_needing_tool": round(sum(calls) / sum(steps), 4),
-            "share_parallel": round(parallel / sum(steps), 4),
-            "share_serial": round(1 - parallel / sum(steps), 4),
+            "share_needing_tool": round(_sum(calls) / every_step, 4),
+            "share_parallel": round(parallel / every_step, 4),
+            "share_serial": round(1 - parallel / every_step, 4),
         },
         "hops": {
-            "mean": round(mean(map(max, levels)), 4),
-            "median": median(map(max, levels)),
-            "histogram": _histogram(map(max, levels)),
+            "mean": _ratio(_sum(hops), n),
+            "median": median(array("I", hops.elements())),
+            "histogram": _histogram(hops),
         },
-        "tool_calls": {"mean": round(mean(calls), 4), "histogram": _histogram(calls)},
+        "tool_calls": {"mean": _ratio(_sum(calls), n), "histogram": _histogram(calls)},
         "tools": {
-            "total": len(tools),
-            "unique_names": len({tool.spec.name for tool in tools}),
+            "total": tools,
+            "unique_names": len(names),
             # A world is offered whole, whatever its task needs.
-            "share_merged": round(1 - sum(len(one.tools) for one in plain) / merged_of, 4) if merged_of else 0.0,
-            "share_with_optional_parameters": round(
-                sum(len(t.spec.parameters["properties"]) > len(t.spec.parameters["required"]) for t in tools)
-                / len(tools),
-                4,
-            ),
+            "share_merged": round(1 - plain_tools / plain_calls, 4) if plain_calls else 0.0,
+            "share_with_optional_parameters": round(optional / tools, 4),
         },
-        "distractors": {
-            band: round(mean(len(one.distractors.get(band, [])) for one in environments), 4)
-            for band in sorted({band for one in environments for band in one.distractors})
-        },
-        "modes": _shares(one.mode for one in environments),
-        "rules": _shares(call.rule for one in environments for call in one.reference_calls),
-        "quality": _mean(one.quality.mean for one in environments if one.quality),
-        "distractor_closeness": _mean(one.difficulty.distractor_closeness for one in environments if one.difficulty),
-        "solve_rate": _mean(
-            one.difficulty.solve_rate
-            for one in environments
-            if one.difficulty and one.difficulty.solve_rate is not None
+        "distractors": {band: _ratio(bands[band], n) for band in sorted(bands)},
+        "modes": _shares(modes),
+        "rules": _shares(rules),
+        "quality": _mean(qualities),
+        "distractor_closeness": _mean(closenesses),
+        "solve_rate": _mean(solve_rates),
+        "signatures": len(signatures),
+        "entities": len(entities),
+        # Of the environments with state: how many of each domain, and what their tasks ask for.
+        **(
+            {
+                "worlds": {
+                    "samples": worlds,
+                    "domains": dict(sorted(of_domains.items())),
+                    "states_asked_for": {"mean": _ratio(_sum(states), worlds), "histogram": _histogram(states)},
+                    "tools": {"mean": _ratio(world_tools, worlds)},
+                    "rows": {"mean": _ratio(world_rows, worlds)},
+                }
+            }
+            if worlds
+            else {}
         ),
-        "signatures": len({one.signature for one in environments}),
-        "entities": len({entity for one in environments for entity in one.entities}),
-        **({"worlds": _worlds(environments)} if len(plain) < n else {}),
     }
 
 
-def _worlds(environments: Sequence[ToolEnvironment]) -> dict[str, Any]:
-    """Of the environments with state: how many of each domain, and what their tasks ask for."""
-    stateful = [one for one in environments if isinstance(one.world, World)]
-    states = [sum(step.asks_state for step in one.sub_questions) for one in stateful]
-    rows = [sum(map(len, one.world.rows.values())) for one in stateful if isinstance(one.world, World)]
-    return {
-        "samples": len(stateful),
-        "domains": dict(sorted(Counter(one.domain for one in stateful).items())),
-        "states_asked_for": {"mean": round(mean(states), 4), "histogram": _histogram(states)},
-        "tools": {"mean": round(mean(len(one.tools) for one in stateful), 4)},
-        "rows": {"mean": round(mean(rows), 4)},
-    }
+def _sum(counts: Mapping[int, int]) -> int:
+    """Of values that are counted."""
+    return sum(value * times for value, times in counts.items())
 
 
-def _mean(values: Iterable[float]) -> float | None:
+def _ratio(total: int, n: int) -> float:
+    """A mean as cards have it: a whole one without a fraction."""
+    return round(total / n, 4) if total % n else total // n
+
+
+def _mean(values: Sequence[float]) -> float | None:
     """The mean, or None of nothing."""
-    known = list(values)
-    return round(mean(known), 4) if known else None
+    return round(mean(values), 4) if values else None
 
 
 def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
@@ -125,10 +160,9 @@ def _worlds_row(worlds: Mapping[str, Any]) -> str:
     return f"{worlds['samples']:,}: {domains}"
 
 
-def _shares(values: Iterable[str]) -> dict[str, float]:
-    counts = Counter(values)
+def _shares(counts: Counter[str]) -> dict[str, float]:
     return {value: round(n / counts.total(), 4) for value, n in counts.most_common()}
 
 
-def _histogram(values: Iterable[int]) -> dict[str, int]:
-    return {str(value): n for value, n in sorted(Counter(values).items())}
+def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(value): n for value, n in sorted(counts.items())}

@@ -5,9 +5,9 @@
 A worker is an actor with an event loop, a sandbox, and a context of its own; the process of the run (the driver) hands
 it records and writes down what comes back, so the journal, the order and the bytes are those of the local executor.
 
-An endpoint's limits, budget and recording hold for all workers together because one actor, on the driver's machine,
-makes every request. (Shares of the limits would leave those of idle workers unused, and the run would stop at the first
-worker that has spent its share of the budget.) A teacher without an endpoint is a pure function: each worker has one.
+Workers ask an endpoint themselves. Its limits, budget and recording hold for all of them together because one actor, on
+the driver's machine, leases what they may do (`ray_endpoint`). A teacher without an endpoint is a pure function: each
+worker has one. Records and messages travel many at a time (`ray_worker`, `ray_mail`).
 
 A machine on which workers cannot begin (a package is missing, the sandbox isolates too little) is named and left out
 while there is a worker elsewhere; one that joins the cluster later gets workers, where no number of them was asked for.
@@ -22,11 +22,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import socket
 import sys
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,13 @@ import msgspec
 from synthesis.core.progress import TRAFFIC, Progress, Traffic
 from synthesis.core.rate_limits import STAGE, Spent
 from synthesis.core.refusals import Refusal
-from synthesis.core.stages import Rejected, Stopped, Transient
+from synthesis.core.stages import Rejected
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
-from synthesis.pipeline.executors import C, In, MakeContext, Out, Resources, Workers, follows_rules
-from synthesis.pipeline.ray_endpoint import EndpointActor, SharedTeacher
+from synthesis.pipeline.executors import C, In, MakeContext, Out, Workers, follows_rules
+from synthesis.pipeline.ray_endpoint import EndpointActor
+from synthesis.pipeline.ray_mail import unwrapped
 from synthesis.pipeline.ray_nodes import RayNodes, WorkerSlot
+from synthesis.pipeline.ray_worker import LeasedTeacher, Recipe, WorkerActor, WorkerLine
 from synthesis.pipeline.teacher import OpenAITeacher, Teacher, description
 
 if TYPE_CHECKING:
@@ -80,64 +83,6 @@ def _ray() -> ModuleType:
     except ImportError as error:
         raise RayUnavailable(f"the executor ray needs the package ray ({error}): pip install '.[ray]'") from None
     return ray
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The actors
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """How a worker gets what it works with."""
-
-    teacher: Callable[[], Teacher]
-    sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]]
-    embedder: Callable[[], Embedder]
-    make_context: MakeContext[Any]
-
-
-class _WorkerActor:
-    """Works on records."""
-
-    def __init__(self, number: int, recipe: _Recipe) -> None:
-        self._number, self._recipe = number, recipe
-        self._stack = AsyncExitStack()
-        self._context: Any = None
-        self._stage: int | None = None
-        self._function: Any = None
-
-    async def where(self) -> str:
-        """The id of its node."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id()
-
-    async def open(self) -> None:
-        recipe = self._recipe
-        sandbox = await self._stack.enter_async_context(recipe.sandbox())
-        resources = Resources(recipe.teacher(), sandbox, recipe.embedder(), self._number)
-        self._context = await self._stack.enter_async_context(recipe.make_context(resources))
-
-    async def work(
-        self, stage: int, function: list[Any], item: Any, name: str
-    ) -> list[bytes] | Rejected | Transient | Stopped:
-        """The outputs' JSON, which is made here because the driver has enough to do.
-
-        Args:
-            function: the reference of the stage's function, which is fetched once a stage.
-            name: under which its costs are counted.
-        """
-        STAGE.set(name)
-        if self._stage != stage:
-            fetched = await function[0]
-            self._stage, self._function = stage, fetched
-        try:
-            return [msgspec.json.encode(output) for output in await self._function(item, self._context)]
-        except (Rejected, Transient, Stopped) as raised:
-            return raised
-
-    async def close(self) -> None:
-        await self._stack.aclose()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,17 +137,18 @@ class RayExecutor:
         ray = _ray()
         with self._cluster(ray):
             async with AsyncExitStack() as stack:
-                teacher: Callable[[], Teacher]
+                teacher: Callable[[], Teacher] | LeasedTeacher
+                lost: Callable[[str], Any] = _nobody
                 costs: Callable[[], Awaitable[Mapping[str, Spent]]] = _nothing
                 if self._endpoint is not None:
                     actor = await stack.enter_async_context(_endpoint_actor(ray, self._endpoint))
-                    described = await _unwrapped(ray, actor.described.remote())
-                    teacher, asked = _Given(SharedTeacher(actor, described)), described[0]
+                    plan = await unwrapped(actor.plan.remote())
+                    teacher, asked, lost = LeasedTeacher(actor, plan), plan.described, actor.lost.remote
                     costs = actor.costs.remote
                 elif self._teacher is not None:
                     teacher, asked = self._teacher, description(self._teacher())
-                recipe = _Recipe(teacher, self._sandbox, self._make_embedder, make_context)
-                crew = _Crew(ray, recipe, self._count, asked, costs)
+                recipe = Recipe(teacher, self._sandbox, self._make_embedder, make_context)
+                crew = _Crew(ray, recipe, self._count, asked, costs, lost)
                 stack.push_async_callback(crew.close)
                 crew.start()
                 yield crew
@@ -239,35 +185,29 @@ async def _nothing() -> Mapping[str, Spent]:
     return {}
 
 
-@dataclass(frozen=True)
-class _Given:
-    """Gives what it holds: a recipe for what can be pickled itself."""
-
-    what: Any
-
-    def __call__(self) -> Any:
-        return self.what
+def _nobody(worker: str) -> None:
+    """Who is told of a dead worker where there is no endpoint."""
 
 
 @asynccontextmanager
 async def _endpoint_actor(ray: ModuleType, make: Callable[[], OpenAITeacher]) -> AsyncIterator[Any]:
-    """The actor that asks the endpoint, on this machine: the recording is a file of the run's folder."""
+    """The actor that shares the endpoint out, on this machine: the recording is a file of the run's folder."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    # Should it die, what was spent is in the recording, and what was asked of it is asked again.
-    options = _options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    # Should it die, nobody knows what was leased: the run ends, and the next one goes on from the recording.
+    options = _options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
     actor = ray.remote(EndpointActor).options(**options).remote(make)
 
     async def watch() -> None:
         before = Traffic()
-        while True:
-            seen = await actor.traffic.remote()
-            # After a restart it counts from zero.
-            TRAFFIC.requests += max(0, seen.requests - before.requests)
-            TRAFFIC.tokens += max(0, seen.tokens - before.tokens)
-            before = seen
-            await asyncio.sleep(Progress.SECONDS)
+        with contextlib.suppress(ray.exceptions.RayError):  # workers say so better
+            while True:
+                seen = await actor.traffic.remote()
+                TRAFFIC.requests += seen.requests - before.requests
+                TRAFFIC.tokens += seen.tokens - before.tokens
+                before = seen
+                await asyncio.sleep(Progress.SECONDS)
 
     watching = asyncio.create_task(watch())
     try:
@@ -279,26 +219,19 @@ async def _endpoint_actor(ray: ModuleType, make: Callable[[], OpenAITeacher]) ->
         ray.kill(actor)
 
 
-async def _unwrapped(ray: ModuleType, call: Any) -> Any:
-    """What an actor's method returns, or its own exception, under which Ray's holds the traceback from there."""
-    try:
-        return await call
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-
-
 class _Crew:
     """The workers of one run; see `synthesis.pipeline.executors.Workers`.
 
     Args:
         count: of them; None: one for each CPU.
+        lost: is told the name of a worker that died.
     """
 
     def __init__(
-        self, ray: ModuleType, recipe: _Recipe, count: int | None, teacher: Mapping[str, Any],
-        costs: Callable[[], Awaitable[Mapping[str, Spent]]],
+        self, ray: ModuleType, recipe: Recipe, count: int | None, teacher: Mapping[str, Any],
+        costs: Callable[[], Awaitable[Mapping[str, Spent]]], lost: Callable[[str], Any],
     ) -> None:  # fmt: skip
-        self.teacher, self._costs = teacher, costs
+        self.teacher, self._costs, self._lost = teacher, costs, lost
         self._ray = ray
         self._recipe = ray.put(recipe)
         self._grows = count is None
@@ -334,17 +267,17 @@ class _Crew:
         stage, reference = self._stages, self._ray.put(function)
 
         async def work(item: In) -> Sequence[Any]:
+            packed = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
             for deaths in range(DEATHS + 1):
                 slot = await (self._free(self._slots, concurrency) if deaths < DEATHS else self._alone())
-                actor = slot.actor
+                actor, line = slot.actor, slot.line
+                assert line is not None, "a worker that is ready has a line"
                 try:
-                    given = await _unwrapped(self._ray, actor.work.remote(stage, [reference], item, STAGE.get()))
+                    outputs = await line.work(stage, reference, packed, STAGE.get())
                 except self._deaths:
                     self._replace(slot, actor)
                 else:
-                    if isinstance(given, Exception):
-                        raise given
-                    return [msgspec.Raw(output) for output in given]
+                    return [msgspec.Raw(output) for output in outputs]
                 finally:
                     slot.load -= 1
                     self._notify()
@@ -364,6 +297,8 @@ class _Crew:
         for slot in slots:
             if slot.opening is not None:
                 slot.opening.cancel()
+            if slot.line is not None:
+                slot.line.close()
         closing = [asyncio.wait_for(slot.actor.close.remote(), _CLOSE_SECONDS) for slot in slots if slot.ready]
         await asyncio.gather(*closing, return_exceptions=True)
         for slot in slots:
@@ -394,10 +329,14 @@ class _Crew:
         """Start workers anew; one for which there is no machine waits until one joins."""
         self._nodes.look()
         for slot in slots:
-            slot.ready, slot.actor, slot.opening = False, None, None
+            slot.ready, slot.actor, slot.opening, slot.name = False, None, None, uuid.uuid4().hex
+            if slot.line is not None:
+                slot.line.close()
+                slot.line = None
             if (where := self._nodes.choose(slot, self._places())) is not None:
                 options = _options(num_cpus=slot.cpus, max_restarts=0, **where)
-                slot.actor = self._ray.remote(_WorkerActor).options(**options).remote(slot.number, self._recipe)
+                make = self._ray.remote(WorkerActor).options(**options)
+                slot.actor = make.remote(slot.number, slot.name, self._recipe)
                 slot.opening = asyncio.create_task(self._open(slot, slot.actor))
         self._tell()
 
@@ -405,8 +344,9 @@ class _Crew:
         """A worker that no machine has room for yet is waited for here, while others work."""
         try:
             slot.node = slot.node or await actor.where.remote()
-            await _unwrapped(self._ray, actor.open.remote())
+            await unwrapped(actor.open.remote())
         except self._deaths as death:
+            self._lost(slot.name)
             slot.unready_deaths += 1
             if slot.unready_deaths > DEATHS:
                 self._leave_out(
@@ -417,7 +357,7 @@ class _Crew:
         except Exception as error:
             self._leave_out(slot, error)
         else:
-            slot.ready, slot.unready_deaths = True, 0
+            slot.ready, slot.unready_deaths, slot.line = True, 0, WorkerLine(self._ray, actor)
             self._tell()
         self._notify()
 
@@ -425,6 +365,7 @@ class _Crew:
         """No further worker is started where this one could not begin; without another one, that ends the run."""
         with contextlib.suppress(Exception):
             self._ray.kill(slot.actor)
+        self._lost(slot.name)
         if not slot.node:  # it never came to any
             self._failure = error
             return
@@ -452,6 +393,7 @@ class _Crew:
             _log.warning("worker %d died; what it had in work is done again", slot.number)
             with contextlib.suppress(Exception):
                 self._ray.kill(dead)  # it may live, out of reach
+            self._lost(slot.name)
             self._start(slot)
 
     def _tell(self) -> None:

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from synthesis.pipeline.ray_worker import WorkerLine
 
 
 @dataclass
@@ -16,12 +19,16 @@ class WorkerSlot:
     Attributes:
         node: that it was put on; "": Ray chooses.
         actor: None: there is no machine for it at the moment.
+        name: of the actor.
+        line: to it, once it is ready.
     """
 
     number: int
     cpus: int
     node: str = ""
     actor: Any = None
+    name: str = ""
+    line: WorkerLine | None = None
     ready: bool = False
     load: int = 0
     unready_deaths: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
+from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
 from synthesis.core.records import Provenance
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
+from synthesis.core.stored import Records
 from synthesis.core.versions import code_version
 from synthesis.pipeline.executors import Workers, run_on
 from synthesis.pipeline.preview import Preview
@@ -133,8 +135,8 @@ class Track(Generic[C]):
         concurrency: int = 0,
         depends: Sequence[str] | None = None,
         about: Callable[[In], str] | None = None,
-    ) -> list[Out]:
-        """Run a stage and note what it rejects.
+    ) -> Records[Out]:
+        """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
 
         What the journal holds of it is what it depends on: its inputs, the seed, the teacher and the settings that it
         names. So a run of more records, or with another setting of a later stage, goes on from what is there.
@@ -163,12 +165,13 @@ class Track(Generic[C]):
         try:
             result = await run_on(
                 self._workers, stage, function, inputs, key=key, out=out, journal=self._journal,
-                concurrency=concurrency or self._concurrency, description=label,
+                concurrency=concurrency or self._concurrency, description=label, stored=True,
             )  # fmt: skip
         finally:
             STAGE.reset(before)
         self.summary.costs = dict(await self._workers.costs())
         self.reject(name, result.rejected, result.details)
+        assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
 
     def tell(self, lines: Iterable[str]) -> None:
@@ -222,14 +225,19 @@ def of_records(teacher: Mapping[str, Any]) -> dict[str, Any]:
 
 def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
     """Who made the records: role → model → how many; and of how many a model judged what it wrote itself."""
-    made_of = [one for record in records if isinstance(one := getattr(record, "provenance", None), Provenance)]
-    if not any(one.models for one in made_of):
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    own: Counter[str] = Counter()
+    for record in records:
+        made_of = getattr(record, "provenance", None)
+        if isinstance(made_of, Provenance):
+            for role, model in made_of.models.items():
+                counted[role][model] += 1
+            if made_of.judged_its_own:
+                own[made_of.models["judge"]] += 1
+    if not counted:
         return {}
-    roles = sorted({role for one in made_of for role in one.models})
-    counted = {role: Counter(one.models[role] for one in made_of if role in one.models) for role in roles}
-    own = Counter(one.models["judge"] for one in made_of if one.judged_its_own)
     return {
-        "models": {role: dict(sorted(models.items())) for role, models in counted.items()},
+        "models": {role: dict(sorted(counted[role].items())) for role in sorted(counted)},
         "judged_own_text": dict(sorted(own.items())),
     }
 
@@ -243,7 +251,7 @@ def digests_of_files(names: Iterable[str]) -> dict[str, str]:
     """A digest of each file's content, of a folder that of all files in it; files that are not there have none."""
     found: dict[str, str] = {}
     for name in names:
-        path, digest = Path(name), hashlib.sha256()
+        path, digest = fetched(name), hashlib.sha256()
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 digest.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from synthesis.core.files import read_unpacked
+from synthesis.core.mirror import fetched
 from synthesis.core.records import HttpExecution, McpExecution, StdioExecution
 from synthesis.core.refusals import InputError
 from synthesis.pipeline.languages import language_of
@@ -35,7 +36,7 @@ def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
         InputError: a file is of neither form, or a server of it cannot be started as it is written; names both.
     """
     found: list[ServerSource] = []
-    for path in map(Path, paths):
+    for path in map(fetched, paths):
         try:
             value = msgspec.json.decode(read_unpacked(path))
         except OSError as error:

@@ -27,6 +27,7 @@ import msgspec
 import yaml
 
 from synthesis.core.files import read_unpacked, unpacked_lines
+from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
 from synthesis.pipeline.languages import NAMES, language_of
@@ -69,12 +70,13 @@ def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language
     """The servers of all registries, in the order of the files and their records. Raises nothing for what it reads.
 
     Args:
-        paths: files or folders; one that cannot be read is rejected as `registry_unreadable`, and the others go on.
+        paths: files or folders, also in a bucket; one that cannot be read is rejected as `registry_unreadable`, and the
+            others go on.
         languages: servers in another language, by the words of their documents, are rejected as `other_language`.
     """
     result = RegistryRead()
     wanted = list(languages)
-    for path, place, record in (found for root in paths for found in _records(Path(root))):
+    for path, place, record in (found for root in paths for found in _records(fetched(root))):
         result.read += 1
         try:
             if isinstance(record, Unmappable):

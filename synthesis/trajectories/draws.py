@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import get_args
@@ -185,8 +186,7 @@ async def draw_tasks(
     Raises:
         InputError: none passed at all.
     """
-    waiting = {index: draws.of(index) for index in range(count)}
-    drawn: dict[int, TaskSeed] = {}
+    waiting: Sequence[int] = range(count)
     found: dict[int, TaskSeed] = {}
     passed: dict[str, ToolChain] = {}
     failed: set[str] = set()
@@ -195,21 +195,22 @@ async def draw_tasks(
         return chain_id(one.server_id, one.chain) if one.chain else ""
 
     while waiting:
-        for index, more in list(waiting.items()):
-            one = drawn.pop(index, None) or next(more, None)
-            while one is not None and chain_of(one) in failed:
-                one = next(more, None)
+        asked: set[str] = set()
+        left = array("Q")
+        for index in waiting:
+            # Drawn anew each time: a generator that waits takes more than the seed that comes of it.
+            one = next((one for one in draws.of(index) if chain_of(one) not in failed), None)
             if one is None:
-                del waiting[index]
-            elif not one.chain or chain_of(one) in passed:
+                continue
+            if not one.chain or chain_of(one) in passed:
                 found[index] = one
-                del waiting[index]
             else:
-                drawn[index] = one
-        asked = {chain_of(one) for one in drawn.values()}
+                asked.add(chain_of(one))
+                left.append(index)
         if asked:
             passed |= {one.id: one for one in await verify([one for id, one in chains.items() if id in asked])}
             failed |= asked - passed.keys()
+        waiting = left
     if count and not found:
         raise InputError("no chain passed verification; allow more walks or fewer operators")
     return [found[index] for index in sorted(found)], [passed[id] for id in chains if id in passed]

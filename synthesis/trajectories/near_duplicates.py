@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from synthesis.core.normal_text import normalized
 
@@ -21,6 +25,7 @@ def normal_text(text: str) -> str:
     return re.sub(r"[\s?!.,。？！，、]+", " ", normalized("NFKC", text).casefold()).strip()
 
 
+@functools.lru_cache(maxsize=4096)
 def shingles(text: str) -> frozenset[str]:
     """Every `SHINGLE` words in a row of the normal text; a Chinese character is a word."""
     ends = [""] * (SHINGLE - 1)
@@ -41,32 +46,61 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"near_duplicate: {threshold} is no similarity; use a number above 0, up to 1")
-    from datasketch import MinHash, MinHashLSH  # half a second, and only this stage needs it
-
-    rows, bands = _bands(threshold)
-    blank = MinHash(num_perm=_PERMUTATIONS)
     groups: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)
     for index, (group, text) in enumerate(texts):
         groups[group].append((index, text))
     found: list[int | None] = [None] * sum(map(len, groups.values()))
-    for members in groups.values():  # one index at a time: it takes 15 KB a text
-        lsh = MinHashLSH(num_perm=_PERMUTATIONS, params=(bands, rows))
-        exact: dict[str, int] = {}
-        kept: dict[int, frozenset[str]] = {}
+    for members in groups.values():
+        first: dict[bytes, int] = {}
+        fresh = []
+        again = []
         for index, text in members:
-            earlier = exact.setdefault(normal_text(text), index)
-            if earlier < index:  # a text of the same words, or what that one repeats
-                found[index] = earlier if found[earlier] is None else found[earlier]
-                continue
-            mine = shingles(text)
-            sketch = blank.copy()
-            sketch.update_batch([one.encode() for one in mine])
-            candidates = sorted(lsh.query(sketch))
-            found[index] = next((one for one in candidates if _jaccard(kept[one], mine) >= threshold), None)
-            if found[index] is None:
-                lsh.insert(index, sketch, check_duplication=False)
-                kept[index] = mine
+            earlier = first.setdefault(_digest(normal_text(text).encode(), 16), index)
+            if earlier == index:
+                fresh.append((index, text))
+            else:
+                again.append((index, earlier))
+        holders: dict[int, list[int]] = defaultdict(list)
+        """The kept texts of each bucket, as places in `fresh`."""
+        for place, ((index, text), buckets) in enumerate(
+            zip(fresh, _shared_buckets([text for _, text in fresh], threshold), strict=True)
+        ):
+            candidates = sorted({one for bucket in buckets for one in holders.get(bucket, ())})
+            near = (one for one in candidates if _jaccard(shingles(fresh[one][1]), shingles(text)) >= threshold)
+            if (one := next(near, None)) is not None:
+                found[index] = fresh[one][0]
+            else:
+                for bucket in buckets:
+                    holders[bucket].append(place)
+        for index, earlier in again:  # a text of the same words, or what that one repeats
+            found[index] = earlier if found[earlier] is None else found[earlier]
     return found
+
+
+def _shared_buckets(texts: Sequence[str], threshold: float) -> Iterator[list[int]]:
+    """For each text the buckets of MinHash's bands that it shares with another; what shares none needs no comparison.
+
+    8 bytes for each band of a text (256, for 32 bands), where an index that grows text by text takes 15 KB.
+    """
+    from datasketch import MinHash  # half a second, and only this stage needs it
+
+    rows, bands = _bands(threshold)
+    blank = MinHash(num_perm=_PERMUTATIONS)
+    buckets_tb = np.empty((len(texts), bands), np.int64)
+    for place, text in enumerate(texts):
+        sketch = blank.copy()
+        sketch.update_batch([one.encode() for one in shingles(text)])
+        values = sketch.hashvalues[: rows * bands].reshape(bands, rows)
+        buckets_tb[place] = [int.from_bytes(_digest(band.tobytes(), 8), "big", signed=True) for band in values]
+    for band in range(bands):
+        _, whose, counts = np.unique(buckets_tb[:, band], return_inverse=True, return_counts=True)
+        buckets_tb[:, band] = np.where(counts[whose] > 1, whose * bands + band, -1)
+    for row in buckets_tb:
+        yield row[row >= 0].tolist()
+
+
+def _digest(data: bytes, size: int) -> bytes:
+    return hashlib.blake2b(data, digest_size=size).digest()
 
 
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
 from synthesis.pipeline.languages import language_of
@@ -75,7 +76,7 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
     Raises:
         ValueError: there is no such file, a row is broken, or there is none; the message names the file and the line.
     """
-    path = Path(path)
+    path = fetched(path)
     if not path.is_file():
         raise InputError(f"personas: there is no file {path}; give JSON lines with `occupation`, or leave it empty")
     found: dict[Language, list[Persona]] = {}

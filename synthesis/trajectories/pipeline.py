@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
+from synthesis.core.stored import Joined, Records
 from synthesis.facts.catalog import LANGUAGES
 from synthesis.pipeline.executors import Executor, Workers, check_spoken
 from synthesis.pipeline.preview import Preview
@@ -230,7 +232,7 @@ class _Run:
         config = self.config
         check = partial(tool_graph.verify, servers=self.servers)
 
-        async def verify(chains: Sequence[ToolChain]) -> list[ToolChain]:
+        async def verify(chains: Sequence[ToolChain]) -> Sequence[ToolChain]:
             return await self.track.stage(
                 "verify", check, chains, key=lambda chain: chain.id, out=ToolChain, label="verify chains",
                 depends=("operators", "votes", *_ASKED), about=lambda chain: self.digest(chain.server_id),
@@ -243,28 +245,25 @@ class _Run:
             self.track.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
         return seeds, chains
 
-    async def tasks(self, seeds: Sequence[TaskSeed]) -> list[Task]:
+    async def tasks(self, seeds: Sequence[TaskSeed]) -> Records[Task]:
         config = self.config
         write = partial(write_any, servers=self.servers, personas=self.personas)
         plain = [one for one in seeds if not one.conduct]
-        written = await self.track.stage(
+        alone = await self.track.stage(
             "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks", depends=_ASKED,
             about=lambda one: self.digest(one.server_id),
         )  # fmt: skip
-        written += await self.track.stage(
+        talks = await self.track.stage(
             "tasks", write, [one for one in seeds if one.conduct], key=lambda one: one.id, out=Task,
             label="write conversations", depends=("user_turns", *_ASKED),
             about=lambda one: self.digest(one.server_id) + self.personas_digest,
         )  # fmt: skip
-        order = {one.id: number for number, one in enumerate(seeds)}
-        written.sort(key=lambda task: order[task.id])
-        chosen = [
-            task
-            for task in written
-            if not task.dialogue
-            and config.augmentations
-            and rng_for(self.seed, "augmented", task.id).random() < config.augmented
-        ]
+        written = _by_number(alone, talks)
+
+        def drawn(task: Task) -> bool:
+            return rng_for(self.seed, "augmented", task.id).random() < config.augmented
+
+        chosen = written.where(lambda task: not task.dialogue and config.augmentations and drawn(task))
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
         varied = await self.track.stage(
             "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks", depends=("augmentations", *_ASKED),
@@ -272,10 +271,9 @@ class _Run:
         )  # fmt: skip
         # Each variation behind its original: the order of more tasks begins as that of fewer does. Servers, modes and
         # variations were drawn for each alone, so a cut takes from all alike.
-        variations = {task.id.removesuffix(f"-{task.augmentation}"): task for task in varied}
-        every = [one for task in written for one in (task, variations.get(task.id)) if one is not None]
+        every = _by_number(written, varied)
         repeated = repeated_tasks(every, config.near_duplicate)
-        unique = [task for task in every if task.id not in repeated]
+        unique = every.where(lambda task: task.id not in repeated)
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
         self.track.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
         rate = partial(score_any, servers=self.servers)
@@ -293,7 +291,7 @@ class _Run:
             self._digests[server_id] = digest_of([server, *others] if others else server)
         return self._digests[server_id]
 
-    async def interact(self, tasks: Sequence[Task]) -> list[AgentRun]:
+    async def interact(self, tasks: Records[Task]) -> Records[AgentRun]:
         run = partial(interact, servers=self.servers)
         return await self.track.stage(
             "interact", run, tasks, key=_id_of, out=AgentRun, label="run agents",
@@ -301,18 +299,18 @@ class _Run:
             about=lambda task: self.digest(task.server_id),
         )  # fmt: skip
 
-    async def judge_users(self, runs: Sequence[AgentRun]) -> list[AgentRun]:
+    async def judge_users(self, runs: Records[AgentRun]) -> Records[AgentRun]:
         """The runs whose simulated user, if there is one, kept to its goals."""
         check = partial(judge_user, servers=self.servers)
-        with_user = [run for run in runs if run.ended]
+        with_user = runs.where(lambda run: run.ended)
         kept = await self.track.stage(
             "user", check, with_user, key=lambda run: run.task.id, out=AgentRun, label="judge users",
             depends=("attempts",), about=lambda run: self.digest(run.task.server_id),
         )  # fmt: skip
         ids = {run.task.id for run in kept}
-        return [run for run in runs if not run.ended or run.task.id in ids]
+        return runs.where(lambda run: not run.ended or run.task.id in ids)
 
-    async def judge(self, runs: Sequence[AgentRun]) -> list[Trajectory]:
+    async def judge(self, runs: Records[AgentRun]) -> Records[Trajectory]:
         rate = partial(judge, servers=self.servers)
         return await self.track.stage(
             "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
@@ -323,3 +321,10 @@ class _Run:
 
 def _id_of(task: Task) -> str:
     return task.id
+
+
+def _by_number(*parts: Records[Task]) -> Records[Task]:
+    """Tasks in the order of the numbers that their ids have; of one number in the order of the parts."""
+    every = Joined(parts)
+    numbers = np.fromiter((int(task.family.rpartition("-")[2]) for task in every), np.int64, len(every))
+    return every.take(map(int, np.argsort(numbers, kind="stable")))

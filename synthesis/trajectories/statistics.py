@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -30,10 +31,9 @@ _KINDS = {
 }  # fmt: skip
 
 
-def histogram(values: Collection[object]) -> dict[str, int]:
+def histogram(values: Iterable[object]) -> dict[str, int]:
     """Value → how often, in the order of the values."""
-    counts = Counter(values)
-    return {str(value): counts[value] for value in sorted(counts)}  # type: ignore[type-var]
+    return _ordered(Counter(values))
 
 
 def share(part: int, whole: int) -> float:
@@ -67,41 +67,55 @@ def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequen
     }
 
 
-def task_statistics(tasks: Sequence[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
+def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
+    """Of the tasks, each read once."""
+    over, modes, augmentations, languages, tools, conducts = (Counter[Any]() for _ in range(6))
+    for task in tasks:
+        over[_servers_of(servers[task.server_id], task.tools)] += 1
+        modes[task.mode] += 1
+        augmentations[task.augmentation] += 1
+        languages[task.language] += 1
+        tools[len(task.tools)] += 1
+        if task.dialogue:
+            conducts[task.dialogue.conduct] += 1
     return {
-        **_over_servers([(servers[task.server_id], task.tools) for task in tasks]),
-        "modes": histogram([task.mode for task in tasks]),
-        "augmentations": histogram([task.augmentation for task in tasks]),
-        "languages": histogram([task.language for task in tasks]),
-        "tools_per_task": histogram([len(task.tools) for task in tasks]),
-        **_conducts(tasks),
+        **_over_servers(over),
+        "modes": _ordered(modes),
+        "augmentations": _ordered(augmentations),
+        "languages": _ordered(languages),
+        "tools_per_task": _ordered(tools),
+        **({"conducts": _ordered(conducts)} if conducts else {}),
     }
 
 
-def _over_servers(needs: Sequence[tuple[ToolServer, Sequence[str]]]) -> dict[str, Any]:
-    """The shares of tasks by how many servers the tools that they need are of; not there where no server is a group."""
-    if not any(isinstance(server.execution, GroupExecution) for server, _ in needs):
+def _ordered(counts: Mapping[Any, int]) -> dict[str, int]:
+    """As `histogram`, of what is counted already."""
+    return {str(value): counts[value] for value in sorted(counts)}
+
+
+def _servers_of(server: ToolServer, tools: Iterable[str]) -> tuple[int, bool]:
+    """How many servers the tools are of, and whether they are offered by a group."""
+    return max(1, len({server.origin(tool).server_id for tool in tools})), isinstance(server.execution, GroupExecution)
+
+
+def _over_servers(needs: Mapping[tuple[int, bool], int]) -> dict[str, Any]:
+    """The shares of tasks by how many servers the tools that they need are of; not there where no server is a group.
+
+    Args:
+        needs: how many there are of each `_servers_of`.
+    """
+    if not any(of_group for _, of_group in needs):
         return {}
-    counts = Counter(max(1, len({server.origin(tool).server_id for tool in tools})) for server, tools in needs)
-    return {"shares_over_servers": {str(count): share(counts[count], len(needs)) for count in sorted(counts)}}
+    counts: Counter[int] = Counter()
+    for (count, _), tasks in needs.items():
+        counts[count] += tasks
+    return {"shares_over_servers": {str(count): share(counts[count], counts.total()) for count in sorted(counts)}}
 
 
 def _kind(server: ToolServer, servers: Mapping[str, ToolServer]) -> str:
     """Who answers calls of its tools: `mixed`, where those of a group are answered in several ways."""
     kinds = {_KINDS[type(servers[id].execution)] for id in server.servers or [server.id]}
     return kinds.pop() if len(kinds) == 1 else _KINDS[GroupExecution]
-
-
-def _conducts(records: Sequence[Task] | Sequence[Trajectory]) -> dict[str, Any]:
-    """How many teach what beside calling tools; not there where none does."""
-    found = [one.dialogue.conduct for one in records if one.dialogue]
-    return {"conducts": histogram(found)} if found else {}
-
-
-def _turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """How often the user speaks; not there where each does once."""
-    found = [sum(message.role == "user" for message in one.messages) for one in trajectories]
-    return {"user_turns_per_conversation": histogram(found)} if max(found, default=1) > 1 else {}
 
 
 def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
@@ -120,123 +134,152 @@ def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return {"user": dict(sorted(of_user.items())), "agent": of_agent}
 
 
-def trajectory_statistics(trajectories: Sequence[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
+def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
     """The paper's table A.1.1 (left column), and what it lacks. Shares are between 0 and 1.
 
     A failed call is one into which a failure was injected, or one that failed by itself (a real failure). Tokens are
     `interact.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
 
+    Each trajectory is read once; memory holds its tokens, its reward and its scores (80 bytes), and what calls have in
+    common.
+
     Args:
         servers: by id; those of all trajectories, and of their groups, else `KeyError`.
     """
-    count = len(trajectories)
-    messages = [message for one in trajectories for message in one.messages]
-    calls = [sum(len(message.tool_calls) for message in one.messages) for one in trajectories]
-    roles = Counter(message.role for message in messages)
-    executions = Counter(_kind(servers[one.server_id], servers) for one in trajectories)
-    called = [
-        servers[one.server_id].origin(call.name) for one in trajectories for m in one.messages for call in m.tool_calls
-    ]
-    offered = {servers[one.server_id].origin(tool.name) for one in trajectories for tool in one.tools}
+    (messages, calls, tools, turns, roles, executions, called, domains, languages, conducts, injected, real, over) = (
+        Counter[Any]() for _ in range(13)
+    )
+    offered: set[Any] = set()
+    used: set[str] = set()
+    count = parallel = with_injected = with_real = with_any = 0
+    tokens, rewards = array("q"), array("d")
+    scores = {axis: array("d") for axis in AXES}
+    for one in trajectories:
+        server = servers[one.server_id]
+        count += 1
+        messages[len(one.messages)] += 1
+        calls[sum(len(message.tool_calls) for message in one.messages)] += 1
+        tools[len(one.tools)] += 1
+        turns[sum(message.role == "user" for message in one.messages)] += 1
+        roles.update(message.role for message in one.messages)
+        parallel += sum(len(message.tool_calls) > 1 for message in one.messages)
+        executions[_kind(server, servers)] += 1
+        called.update(server.origin(call.name) for message in one.messages for call in message.tool_calls)
+        offered.update(server.origin(tool.name) for tool in one.tools)
+        used.update(server.servers)
+        over[_servers_of(server, one.needs or [])] += 1
+        domains[one.domain] += 1
+        languages[one.language] += 1
+        if one.dialogue:
+            conducts[one.dialogue.conduct] += 1
+        injected.update(failure.kind for failure in one.failures)
+        # A record of an older version has only the number.
+        injected["unrecorded"] += one.injected_failures - len(one.failures)
+        real.update(error.kind for error in one.errors)
+        with_injected += one.injected_failures > 0
+        with_real += bool(one.errors)
+        with_any += bool(one.injected_failures or one.errors)
+        tokens.append(estimated_tokens(one.messages, one.tools))
+        if one.reward is not None:
+            rewards.append(one.reward)
+        for axis in AXES:
+            if axis in one.scores:
+                scores[axis].append(one.scores[axis].score)
+    injected = +injected
     executed = Counter(dict.fromkeys(executions, 0))
-    executed.update(_KINDS[type(servers[origin.server_id].execution)] for origin in called)
-    used = {id for one in trajectories for id in servers[one.server_id].servers}
+    for origin, times in called.items():
+        executed[_KINDS[type(servers[origin.server_id].execution)]] += times
     servers_used = Counter(_KINDS[type(servers[id].execution)] for id in used)
-    injected, real = _injected_by_kind(trajectories), Counter(e.kind for one in trajectories for e in one.errors)
-    tokens = [estimated_tokens(one.messages, one.tools) for one in trajectories]
-    rewards = [one.reward for one in trajectories if one.reward is not None]
-    scores = {axis: [one.scores[axis].score for one in trajectories if axis in one.scores] for axis in AXES}
+    every_message, every_call = roles.total(), called.total()
     return {
         "conversations": count,
-        "messages": len(messages),
-        "messages_per_conversation": {
-            "mean": round(fmean([len(one.messages) for one in trajectories]), 3) if count else 0.0,
-            "histogram": histogram([len(one.messages) for one in trajectories]),
-        },
+        "messages": every_message,
+        "messages_per_conversation": {"mean": _mean(messages), "histogram": _ordered(messages)},
         "tool_calls_per_conversation": {
-            "mean": round(fmean(calls), 3) if count else 0.0,
-            "histogram": histogram(calls),
-            "share_with_1_to_5": share(sum(1 <= n <= 5 for n in calls), count),
-            "share_with_calls": share(sum(n > 0 for n in calls), count),
+            "mean": _mean(calls),
+            "histogram": _ordered(calls),
+            "share_with_1_to_5": share(sum(calls[n] for n in range(1, 6)), count),
+            "share_with_calls": share(count - calls[0], count),
         },
-        "tool_calls": sum(calls),
-        "tools_per_conversation": {
-            "mean": round(fmean([len(one.tools) for one in trajectories]), 3) if count else 0.0,
-            "histogram": histogram([len(one.tools) for one in trajectories]),
-        },
-        "parallel_turns": sum(len(message.tool_calls) > 1 for message in messages),
-        "role_shares": {role: share(roles[role], len(messages)) for role in sorted(roles)},
-        "unique_functions": len(set(called)),
+        "tool_calls": every_call,
+        "tools_per_conversation": {"mean": _mean(tools), "histogram": _ordered(tools)},
+        "parallel_turns": parallel,
+        "role_shares": {role: share(roles[role], every_message) for role in sorted(roles)},
+        "unique_functions": len(called),
         "functions_offered": len(offered),
         "servers": len(used),
-        **_over_servers([(servers[one.server_id], one.needs or []) for one in trajectories]),
-        "domains": histogram([one.domain for one in trajectories]),
-        "languages": histogram([one.language for one in trajectories]),
-        **_conducts(trajectories),
-        **_turns(trajectories),
+        **_over_servers(over),
+        "domains": _ordered(domains),
+        "languages": _ordered(languages),
+        **({"conducts": _ordered(conducts)} if conducts else {}),
+        # Not there where each user speaks once.
+        **({"user_turns_per_conversation": _ordered(turns)} if max(turns, default=1) > 1 else {}),
         "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
-        "execution_shares_of_calls": {kind: share(executed[kind], sum(calls)) for kind in sorted(executed)},
+        "execution_shares_of_calls": {kind: share(executed[kind], every_call) for kind in sorted(executed)},
         "execution_shares_of_servers": {
             kind: share(servers_used[kind], servers_used.total()) for kind in sorted(servers_used)
         },
         "injected_failures": injected.total(),
         "injected_failures_by_kind": dict(sorted(injected.items())),
-        "injected_failure_rate": share(injected.total(), sum(calls)),
-        "share_with_injected_failures": share(sum(one.injected_failures > 0 for one in trajectories), count),
+        "injected_failure_rate": share(injected.total(), every_call),
+        "share_with_injected_failures": share(with_injected, count),
         "real_failures": real.total(),
         "real_failures_by_kind": dict(sorted(real.items())),
-        "real_failure_rate": share(real.total(), sum(calls)),
-        "share_with_real_failures": share(sum(bool(one.errors) for one in trajectories), count),
-        "share_with_failures": share(sum(bool(one.injected_failures or one.errors) for one in trajectories), count),
+        "real_failure_rate": share(real.total(), every_call),
+        "share_with_real_failures": share(with_real, count),
+        "share_with_failures": share(with_any, count),
         "tokens_per_conversation": {
             "mean": round(fmean(tokens), 1) if count else 0.0,
             "median": median(tokens) if count else 0.0,
-            "histogram": histogram([round(n / 1_000) for n in tokens]),
+            "histogram": histogram(round(n / 1_000) for n in tokens),
         },
         "reward_mean": round(fmean(rewards), 4) if rewards else 0.0,
         "reward": {
             "median": round(median(rewards), 4) if rewards else 0.0,
             "least": round(min(rewards, default=0.0), 4),
             # To the nearest twentieth: a threshold leaves rewards too close for tenths.
-            "histogram": histogram([round(round(20 * reward) / 20, 2) for reward in rewards]),
+            "histogram": histogram(round(round(20 * reward) / 20, 2) for reward in rewards),
         },
         "axes": {
             axis: {
                 "mean": round(fmean(given), 4) if given else 0.0,
                 "judged": len(given),
-                "histogram": histogram([round(score, 1) for score in given]),
+                "histogram": histogram(round(score, 1) for score in given),
             }
             for axis, given in scores.items()
         },
     }
 
 
-def run_statistics(runs: Sequence[AgentRun], judge_failures: int) -> dict[str, Any]:
-    """Of all agent runs that were judged, also those that were not kept.
+def _mean(counts: Mapping[int, int]) -> float:
+    """Of values that are counted; 0 of none."""
+    total = sum(counts.values())
+    return round(sum(value * times for value, times in counts.items()) / total, 3) if total else 0.0
+
+
+def run_statistics(runs: Iterable[AgentRun], judge_failures: int) -> dict[str, Any]:
+    """Of all agent runs that were judged, also those that were not kept; each is read once.
 
     Args:
         judge_failures: how many runs had no valid judgement.
     """
-    calls = [call for run in runs for call in run.calls]
-    injected = Counter(call.injected for call in calls if call.injected)
-    real = Counter(call.error for call in calls if call.error)
+    injected, real = Counter[str](), Counter[str]()
+    count = calls = 0
+    for run in runs:
+        count += 1
+        calls += len(run.calls)
+        injected.update(call.injected for call in run.calls if call.injected)
+        real.update(call.error for call in run.calls if call.error)
     return {
-        "runs": len(runs),
-        "calls": len(calls),
-        "injected_failure_rate": share(injected.total(), len(calls)),
+        "runs": count,
+        "calls": calls,
+        "injected_failure_rate": share(injected.total(), calls),
         "injected_failures": dict(sorted(injected.items())),
-        "real_failure_rate": share(real.total(), len(calls)),
+        "real_failure_rate": share(real.total(), calls),
         "real_failures": dict(sorted(real.items())),
         "judge_failures": judge_failures,
-        "judge_failure_rate": share(judge_failures, len(runs)),
+        "judge_failure_rate": share(judge_failures, count),
     }
-
-
-def _injected_by_kind(trajectories: Sequence[Trajectory]) -> Counter[str]:
-    """Kind → how often; `unrecorded` where a record of an older version has only the number."""
-    kinds = Counter(failure.kind for one in trajectories for failure in one.failures)
-    kinds["unrecorded"] += sum(one.injected_failures - len(one.failures) for one in trajectories)
-    return +kinds
 
 
 def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:

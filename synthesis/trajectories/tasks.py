@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ import msgspec
 
 from synthesis.core.records import Conduct, Language, Task, TaskScores, ToolServer
 from synthesis.core.stages import Rejected, rng_for
+from synthesis.core.stored import Chosen
 from synthesis.pipeline.context import accept
 from synthesis.pipeline.languages import NAMES, check_language, strays
 from synthesis.trajectories.context import Servers, TrajectoryContext
@@ -153,11 +156,21 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
     Args:
         threshold: see `near_duplicates.near_duplicates`.
     """
-    earlier = near_duplicates((("" if task.servers else task.server_id, task.question) for task in tasks), threshold)
+    groups: dict[str, array[int]] = defaultdict(lambda: array("Q"))
+    for place, task in enumerate(tasks):
+        groups["" if task.servers else task.server_id].append(place)
+    found: list[tuple[int, int]] = []
+    for places in groups.values():  # one group's texts at a time
+        texts = ((0, task.question) for task in Chosen(tasks, places))
+        for place, earlier in zip(places, near_duplicates(texts, threshold), strict=True):
+            if earlier is not None:
+                found.append((place, places[earlier]))
+    found.sort()
+    repeating = Chosen(tasks, (place for place, _ in found))
+    repeated = Chosen(tasks, (place for _, place in found))
     return {
-        task.id: f"{task.id}: {task.question!r} is nearly {tasks[index].question!r}"
-        for task, index in zip(tasks, earlier, strict=True)
-        if index is not None
+        one.id: f"{one.id}: {one.question!r} is nearly {other.question!r}"
+        for one, other in zip(repeating, repeated, strict=True)
     }
 
 

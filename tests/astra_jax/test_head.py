@@ -46,7 +46,8 @@ def test_it_equals_full_logits_forward_and_backward(chunk: int, temperature: flo
         return loss / 3, sums
 
     def theirs(x, w):
-        loss, sums = weighted(*full(x, w, targets, temperature), weights)
+        logps, entropies = full(x, w, targets, temperature)
+        loss, sums = weighted(logps, entropies, weights)
         return loss / 3, sums
 
     for mine, expected in zip(token_logprobs(x, w, targets, **how), full(x, w, targets, temperature), strict=True):

@@ -1,12 +1,8 @@
-"""One device equals eight: loss and gradients on every mesh axis, alone and mixed, and in two processes."""
+"""One device equals eight: loss and gradients on every mesh axis, alone and mixed (two processes: `test_hosts.py`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
-import textwrap
 from functools import partial
 
 import jax
@@ -186,48 +182,3 @@ def test_meshes_that_divide_nothing_are_refused_by_name() -> None:
         check_batch(make_mesh(data=2, fsdp=4), 12, 64, "data.seq_len")
     with pytest.raises(ValueError, match=r"data.seq_len is 100, .*'context' of 8 devices cuts into 16 chunks; use 112"):
         check_batch(make_mesh(context=8), 8, 100, "data.seq_len")
-
-
-TWO_PROCESSES = """
-import sys, jax
-jax.config.update("jax_num_cpu_devices", 4)
-jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
-import numpy as np
-from test_mesh import DENSE, batch_sharding, loss_sums, make_mesh, packed_batch
-from astra_jax.models.hf_checkpoint import hf_tensors
-mesh = make_mesh(fsdp=2, context=2, tensor=2)
-params = jax.jit(lambda: DENSE.init(jax.random.key(0)), out_shardings=DENSE.param_shardings(mesh))()
-batch = jax.tree.map(
-    lambda x: jax.make_array_from_callback(x.shape, batch_sharding(mesh), lambda index: x[index]), packed_batch()
-)
-gradient = jax.value_and_grad(lambda p, b: loss_sums(p, b, model=DENSE, remat="full", mesh=mesh), has_aux=True)
-(loss, (count, _)), gradients = jax.jit(gradient)(params, batch)
-assert jax.process_count() == 2 and not jax.tree.leaves(gradients)[0].is_fully_addressable
-tensors = dict(hf_tensors(gradients, DENSE))
-if jax.process_index() == 0:
-    np.savez(sys.argv[3], loss=loss, count=count, **tensors)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(on_one_device, tmp_path) -> None:
-    import socket
-
-    from astra_jax.models.hf_checkpoint import hf_tensors
-
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    script = tmp_path / "part.py"
-    script.write_text(textwrap.dedent(TWO_PROCESSES))
-    out = tmp_path / "gradients.npz"
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}  # with the folder of what is compiled
-    processes = [
-        subprocess.Popen([sys.executable, str(script), str(port), str(i), str(out)], env=environment) for i in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    loss, gradients, _ = on_one_device["dense"]
-    found = np.load(out)
-    assert found["loss"] / found["count"] == pytest.approx(loss, abs=1e-5)
-    for name, gradient in hf_tensors(gradients, DENSE):
-        np.testing.assert_allclose(found[name] / found["count"], gradient, atol=1e-5, err_msg=name)

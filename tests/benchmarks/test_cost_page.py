@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from benchmark_world import program
 
 from benchmarks import rows
-from benchmarks.cost import KINDS, PAGE, PRICES, SIZES, Assumed, exact, page, prices, work_of
 from launch.flags.cli import UsageError
 
-ASSUMED = Assumed(6_000, 4_000, 6_000, 2_000, 0.5, 8)
+cost = program("benchmarks.cost")
+KINDS, PAGE, PRICES, SIZES = cost.KINDS, cost.PAGE, cost.PRICES, cost.SIZES
+ASSUMED = cost.Assumed(6_000, 4_000, 6_000, 2_000, 0.5, 8)
 
 
 @pytest.fixture(scope="module")
 def works():
-    return {(size, kind): work_of(size, kind, ASSUMED) for size in SIZES for kind in KINDS}
+    return {(size, kind): cost.work_of(size, kind, ASSUMED) for size in SIZES for kind in KINDS}
 
 
 def test_the_page_is_what_the_script_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(ASSUMED, PRICES), "run python -m benchmarks.cost"
+    assert PAGE.read_text(encoding="utf-8") == cost.page(ASSUMED, PRICES), "run python -m benchmarks.cost"
 
 
 def test_each_figure_says_what_it_is(works) -> None:
@@ -41,20 +43,20 @@ def test_training_is_its_arithmetic_over_its_rate(works) -> None:
 
 def test_rollouts_and_updates_grow_with_what_makes_them(works) -> None:
     one = works["14b", "h200"]
-    rarer = work_of("14b", "h200", dataclasses.replace(ASSUMED, valid_share=0.25))
+    rarer = cost.work_of("14b", "h200", dataclasses.replace(ASSUMED, valid_share=0.25))
     assert rarer.rollout == pytest.approx(2 * one.rollout) and rarer.update == one.update
-    longer = work_of("14b", "h200", dataclasses.replace(ASSUMED, sampled=12_000))
+    longer = cost.work_of("14b", "h200", dataclasses.replace(ASSUMED, sampled=12_000))
     assert longer.rollout > 2 * one.rollout and longer.update > 1.5 * one.update
 
 
 def test_the_bill_of_turns_is_the_least_of_all_fleets() -> None:
     update, rollout = 400.0, 900.0
     bills = [(train + serve) * (rollout / serve + update / train) for train in range(1, 60) for serve in range(1, 60)]
-    assert exact(update, rollout) == pytest.approx(min(bills)) == 2_500
+    assert cost.exact(update, rollout) == pytest.approx(min(bills)) == 2_500
 
 
 def test_prices_that_are_none_are_refused() -> None:
-    assert prices(["v6e=1.5"])["v6e"] == 1.5
+    assert cost.prices(["v6e=1.5"])["v6e"] == 1.5
     for text in ("v7=1", "v6e=", "v6e=-1", "v6e=nan"):
         with pytest.raises(UsageError, match="write KIND=DOLLARS"):
-            prices([text])
+            cost.prices([text])

@@ -105,3 +105,17 @@ def test_a_page_without_its_marks_is_not_touched(tmp_path) -> None:
     with pytest.raises(ValueError):
         rows.rewrite(page, "rows", "new")
     assert page.read_text() == "<!-- rows -->\nno end\n"
+
+
+def test_the_quickstarts_table_is_of_one_commit() -> None:
+    def row(seed: int, commit: str, f1: float, profile: str = "quick", **more: Any) -> dict[str, Any]:
+        learnt = {"untrained": 0.0, "sft": f1 / 2, "grpo": f1}
+        common = {"hardware": "one", "seconds": 390, "peak_rss_gib": 4.0}
+        return common | {"profile": profile, "seed": seed, "commit": commit, "f1": learnt} | more
+
+    said = {"answer_accuracy": {"sft": 0.3, "grpo": 0.5}, "full_reward_accuracy": {"sft": None, "grpo": 0.875}}
+    found = [row(0, "old", 0.6), row(10, "new", 0.7, **said), row(0, "old", 0.9, "full"), row(11, "new", 0.8, **said)]
+    text = report.learnt([*found[:2], row(10, "new", 0.74, **said), *found[2:]])
+    assert "Commit new, one, 6.5 minutes" in text and text.count("\n| 1") == 2
+    assert "| 10 | 0.00 | 0.37 | 0.74 | 0.30, 0.50 | 0.88 | 6.5 | 4.0 |" in text and "GRPO, `full`" not in text
+    assert "| 0 | 0.00 | 0.30 | 0.60 |  |  | 6.5 | 4.0 | 0.90 |" in report.learnt([found[0], found[2]])

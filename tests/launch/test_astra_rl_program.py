@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from programs_world import Ended, ended
 
 from synthesis.astra_format.rl import read_records
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import ToolEnvironment
 
-ROOT = Path(__file__).parent.parent.parent
 CODE = "def capital(country):\n    return {'capital': {'Japan': 'Tokyo', 'Italy': 'Rome'}[country]}\n"
 SCHEMA = {
     "type": "function",
@@ -32,10 +31,9 @@ def row(*schemas: dict, answer: str = "Tokyo") -> dict:
     }
 
 
-def run(source: Path, target: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.astra_rl", f"--from={source}", f"--to={target}"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == code, result.stderr[-3000:]
+def run(source: Path, target: Path, code: int = 0) -> Ended:
+    result = ended("launch.astra_rl", f"--from={source}", f"--to={target}")
+    assert result.code == code, result.errors[-3000:]
     return result
 
 
@@ -43,7 +41,7 @@ def test_in_and_out_again(tmp_path: Path) -> None:
     rows = [row(SCHEMA), row(SCHEMA, SCHEMA), row(SCHEMA, answer="Kyoto"), {"prompt": 3}]
     (tmp_path / "rl.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     result = run(tmp_path / "rl.jsonl", tmp_path / "data")
-    assert "1 of 4 records" in result.stdout and "1 rejected, unreachable_answer: no call of capital" in result.stdout
+    assert "1 of 4 records" in result.out and "1 rejected, unreachable_answer: no call of capital" in result.out
     card = read_card(tmp_path / "data")
     assert card["rejected"] == {"bad_record": 1, "colliding_names": 1, "unreachable_answer": 1}
     assert card["defects"] == {"colliding_names": 1} and (card["rows"], card["source"]) == (4, "rl.jsonl")
@@ -51,7 +49,7 @@ def test_in_and_out_again(tmp_path: Path) -> None:
     (one,) = read_dataset(tmp_path / "data", ToolEnvironment)
     assert one.reference_calls[0].arguments == {"country": "Japan"}
 
-    assert "1 records" in run(tmp_path / "data", tmp_path / "again.jsonl").stdout
+    assert "1 records" in run(tmp_path / "data", tmp_path / "again.jsonl").out
     assert read_records(tmp_path / "again.jsonl")[0].answers == {"capital": ["Tokyo"]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.jsonl", "data", "rl.jsonl"]
 
@@ -64,6 +62,5 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         ("rl.csv", "data", "give one of .jsonl"),
         (".", "x.jsonl", "no dataset at"),
     ]:
-        result = run(tmp_path / source, tmp_path / target, code=2)
-        assert message in result.stderr and "Traceback" not in result.stderr
+        assert message in run(tmp_path / source, tmp_path / target, code=2).line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rl.csv"]

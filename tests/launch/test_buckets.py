@@ -6,7 +6,9 @@ What whole runs keep there is tested in test_sft_program.py and test_grpo_progra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
-from bucket_world import Storage, storage
+from bucket_world import Buckets, Storage, s3_storage, storage, used
 from rollout_world import tiny_model
 
 from astra_jax.grpo import journal
@@ -27,7 +29,12 @@ from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.weights import load
 from launch.flags import cli
+from synthesis.core import buckets, mirror
+from synthesis.core.datasets import read_dataset, write_dataset
 from synthesis.core.files import StorageError, location, on_disk, write_bytes, write_text
+from synthesis.core.journal import Journal
+from synthesis.core.recording import Recording
+from synthesis.core.records import Answer
 
 PLUGIN = Path(__file__).parent.parent.parent / "astra_jax" / "rollout" / "vllm" / "plugin"
 pytestmark = pytest.mark.slow
@@ -35,11 +42,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Storage]:
-    """The only one that this process may use: its clients are made once, and keep the address."""
-    with storage() as made, pytest.MonkeyPatch.context() as patch:
-        for name, value in made.environment.items():
-            patch.setenv(name, value)
+    with used(storage) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Buckets]:
+    with used(s3_storage) as made:
+        yield made
+
+
+@pytest.fixture(params=["bucket", "s3"])
+def either(request) -> Buckets:
+    return request.getfixturevalue(request.param)
 
 
 def flag(value: str) -> flags.FlagHolder[str | None]:
@@ -71,10 +86,35 @@ def test_what_can_be_used_is_left_as_it_was(bucket) -> None:
     assert not bucket.names("tried/")
 
 
-def test_without_gcsfs_it_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ValueError, match=r"gs://bucket/run wants gcsfs, .* pip install 'astra-jax\[gcs\]'"):
-        location("gs://bucket/run")
+def test_of_s3_too(s3, monkeypatch) -> None:
+    def refused(place: str, words: str) -> None:
+        with pytest.raises(cli.UsageError, match=words):
+            cli.folder(flag(place), written=True, s3=True)
+
+    refused("s3://bucket", "--workdir=s3://bucket names no folder in a bucket; write s3://BUCKET/FOLDER")
+    refused("hub://bucket/run", "is neither a folder nor gs://BUCKET/FOLDER nor s3://BUCKET/FOLDER")
+    refused("s3://none/run", "--workdir=s3://none/run: there is no bucket none; make it .aws s3 mb s3://none")
+    assert str(cli.folder(flag("s3://bucket/tried/run/"), written=True, s3=True)) == "s3://bucket/tried/run"
+    assert not s3.names("tried/")
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets._OnS3, "write", lambda *_, **__: "written all the same")
+        refused("s3://bucket/run", r"its service writes over what is there .*If-None-Match.* use one that heeds it")
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        refused("s3://bucket/run", "--workdir=s3://bucket/run cannot be used .*AWS_ENDPOINT_URL")
+    with monkeypatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.delenv(name)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        refused("s3://bucket/run", "credentials or their region are missing .*aws configure")
+
+
+@pytest.mark.parametrize(("place", "package", "extra"), [("gs://b/r", "gcsfs", "gcs"), ("s3://b/r", "s3fs", "s3")])
+def test_without_its_client_it_is_asked_for(monkeypatch, place: str, package: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"{place} wants {package}, .* pip install 'astra-jax\[{extra}\]'"):
+        location(place, s3=True)
 
 
 def test_an_object_is_written_whole_and_what_fails_is_named(bucket) -> None:
@@ -95,6 +135,54 @@ def test_a_folder_that_was_written_on_disk_is_copied_up(bucket) -> None:
         (folder / "plugins" / "profile" / "trace.pb").write_bytes(b"trace")
         raise RuntimeError("later")
     assert bucket.names("profile/") == ["plugins/profile/trace.pb"] and bucket.get("profile/plugins/profile/trace.pb")
+
+
+def test_a_synthesis_goes_on_from_a_snapshot_of_its_stores(either, monkeypatch, tmp_path) -> None:
+    """After a machine is lost that worked there: what a journal has, the recording has; datasets are whole."""
+    monkeypatch.setattr(mirror, "SNAPSHOT_SECONDS", 0.05)
+
+    async def work(first: int, last: int) -> tuple[list[str], dict[str, bytes]]:
+        async with mirror.mirrored(location(either.place("synthesis"), s3=True)) as folder:
+            recording = Recording(folder / "teacher.sqlite")
+            with Journal(folder / "journals" / "j.sqlite") as journal, contextlib.closing(recording):
+                found = sorted(journal.load("stage"), key=int)
+                assert all(recording.answer(key.encode()) for key in found)
+                for number in range(first, last):
+                    recording.keep(str(number).encode(), "answer")
+                    journal.add("stage", str(number), b"[]")
+                journal.commit()
+                seen: dict[str, bytes] = {}
+                while seen.keys() != {"journals/j.sqlite", "teacher.sqlite"}:
+                    await asyncio.sleep(0.05)
+                    seen = {name: either.get(f"synthesis/{name}") for name in either.names("synthesis/")}
+                    seen = {name: data for name, data in seen.items() if name.endswith(".sqlite")}
+                journal.add("stage", str(last), b"[]")
+                write_dataset(folder / "data", Answer, [Answer(value=last)], card={})
+        return found, seen
+
+    def kept() -> list[Answer]:
+        return read_dataset(either.copy("synthesis/data/", tmp_path), Answer)
+
+    found, seen = asyncio.run(work(0, 50))
+    assert not found and kept() == [Answer(value=50)]
+    for name, data in seen.items():  # as it was when the machine was lost
+        either.put(f"synthesis/{name}", data)
+    found, _ = asyncio.run(work(50, 60))
+    assert found and len(found) <= 50 and kept() == [Answer(value=60)]
+
+
+def test_what_is_read_is_fetched_and_what_is_not_there_is_named(either) -> None:
+    either.put("inputs/a/one.json", b"1")
+    either.put("inputs/two.json", b"2")
+    place = either.place("inputs")
+    folder = mirror.fetched(place)
+    assert folder.name == "inputs" and folder == mirror.fetched(place)
+    assert {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.json")} == {
+        "a/one.json": b"1", "two.json": b"2",
+    }  # fmt: skip
+    assert mirror.fetched(f"{place}/two.json").read_bytes() == b"2"
+    with pytest.raises(StorageError, match=f"{place}/none could not be read .*see to the bucket"):
+        mirror.fetched(f"{place}/none")
 
 
 def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
@@ -140,7 +228,7 @@ def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
     from astra_vllm.access import NotTaken, SyncRoot
     from astra_vllm.checkpoint import PolicyCheckpoint
-    from astra_vllm.checkpoint import PolicyCheckpointError as Unreadable
+    from astra_vllm.layout import PolicyCheckpointError as Unreadable
 
     model = tiny_model(512, 128)
     publisher = Publisher("gs://bucket/policy", model, dtype="float32")
@@ -158,7 +246,7 @@ def test_servers_read_what_is_published(bucket, monkeypatch) -> None:
     wanted = dict(hf_tensors(published[3], model))
     found.compare({name: tensor.shape for name, tensor in wanted.items()}, {}, "float32")
     buffer = bytearray(found.bytes)
-    found.read(memoryview(buffer))
+    found.read(memoryview(buffer), {})
     assert {span.name for span in found.spans} == wanted.keys()
     for span in found.spans:
         read = np.frombuffer(buffer, np.float32, span.bytes // 4, span.start).reshape(span.shape)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from programs_world import Ended, ended
 from result_world import BFCL, evaluation, result
-from viewing import INJECTION, ROOT, text_of
+from viewing import INJECTION, text_of
 
 from astra_jax.evaluation.saved import Evaluation, save_evaluation
 from astra_jax.evaluation.table import tabulate
@@ -26,9 +25,8 @@ def stage(share: float, **more) -> Evaluation:
     return evaluation({"base": [[1, 1], [0, 1]] * (COUNT // 2), "miss_func": missing}, **more)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.compare", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+def run(*arguments: str) -> Ended:
+    return ended("launch.compare", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,8 @@ def compared(stages, tmp_path_factory) -> tuple[str, Path, Path]:
     folder = tmp_path_factory.mktemp("compared")
     page, figures = folder / "page.html", folder / "figures.json"
     done = run(*stages, f"--page={page}", f"--figures={figures}")
-    assert done.returncode == 0, done.stderr
-    return done.stdout, page, figures
+    assert done.code == 0, done.errors
+    return done.out, page, figures
 
 
 def opened(browser, page: Path, *, dark: bool = False) -> None:
@@ -151,5 +149,4 @@ def test_errors_are_one_line(stages, tmp_path) -> None:
         ([stages[0], f"--run=x={tmp_path / 'other'}"], "error: bfcl_v3_mt: base and x differ in harness"),
     ]:
         done = run(*arguments)
-        assert done.returncode == 2 and message in done.stderr, done.stderr
-        assert "Traceback" not in done.stderr and not done.stdout
+        assert message in done.line and not done.out

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from pathlib import Path
 import jax
 import msgspec
 import pytest
-from programs_world import HEAVY, Ended, Programs, programs
+from programs_world import Ended, Programs, programs
 from rollout_world import make_environment, tiny_model
 
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
@@ -64,7 +62,7 @@ def command(world: Path, to: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Iterator[Programs]:
-    with programs("launch.difficulty", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+    with programs("launch.difficulty", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 
@@ -114,17 +112,14 @@ def test_a_dataset_is_the_same_but_for_its_solve_rates(world, measured) -> None:
     assert rates["settings"]["episode"]["max_response_tokens"] == 40, "what the model's context leaves"
 
 
-def test_a_killed_run_goes_on_where_it_was(world, measured, run, tmp_path) -> None:
+def test_a_killed_run_goes_on_where_it_was(world, measured, start, run, tmp_path) -> None:
     to = tmp_path / "train"
-    process = subprocess.Popen(command(world, to), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 100
-        while not in_journal(to):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    killed = start.begin(*command(world, to)[3:])
+    until = time.monotonic() + 100
+    while not in_journal(to):
+        assert killed.poll() is None and time.monotonic() < until
+        time.sleep(0.005)
+    killed.kill()
     done = in_journal(to)
     assert 0 < done < COUNT and not to.exists()
     assert f"/{2 * (COUNT - done)} " in run(to).errors, "only the others' episodes"

@@ -54,6 +54,7 @@ def job_of(program: str, text: str):
     sizes = {
         axis: int(size) for axis, _, size in (one.partition("=") for one in given.get("mesh", "").split(",")) if axis
     }
+    sizes = {axis: 1 if size == -1 else size for axis, size in sizes.items()}  # one slice, or one host
     blocks = BLOCK
     if program == "plan":
         slice_ = Slice.parse(given["topology"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs_world import SYNTHESIS, Programs, programs
+from programs_world import Programs, programs
 
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import ToolEnvironment
@@ -14,7 +14,7 @@ from synthesis.core.records import ToolEnvironment
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Iterator[Programs]:
-    with programs("launch.environments", tmp_path_factory.mktemp("said"), heavy=SYNTHESIS) as made:
+    with programs("launch.environments", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 

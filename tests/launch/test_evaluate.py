@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from evaluation_world import Request, Say, Scripted
+from programs_world import ended
 from rollout_world import make_environment
 
 from astra_jax.evaluation.saved import load_evaluation
@@ -31,10 +32,9 @@ async def started(workdir: Path, url: str, *arguments: str) -> asyncio.subproces
 
 
 async def evaluate(workdir: Path, url: str, *arguments: str) -> tuple[int, str, str]:
-    process = await started(workdir, url, *arguments)
-    output, errors = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode is not None
-    return process.returncode, output.decode(), errors.decode()
+    flags = (f"--workdir={workdir}", f"--model_url={url}", *arguments)
+    done = await asyncio.to_thread(ended, "launch.evaluate", *flags)
+    return done.code, done.out, done.errors
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--extra_body={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
             ("localhost", [], "--model_url=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip
-        found = await asyncio.gather(*(evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)))
+        found = [await evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)]
     found.append(await evaluate(tmp_path / "down", url, "--suites=environments", source))
     wrong.append((url, [], "cannot be reached"))
     for (code, output, errors), (_, more, message) in zip(found, wrong, strict=True):

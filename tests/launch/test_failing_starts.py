@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from grpo_world import make_grpo_world
-from programs_world import HEAVY, Programs, Started, programs
+from programs_world import Programs, Started, programs
 from sft_world import make_dataset, trajectories
 
 from astra_jax.run.checkpoints import Checkpointer
@@ -60,14 +60,14 @@ def grpo(world: Path, workdir: Path, **changed: Path | str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def start_sft(tmp_path_factory) -> Iterator[Programs]:
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+    with programs("launch.sft", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def start_nowhere(tmp_path_factory) -> Iterator[Programs]:
     """There is no device here: whoever asks for one gets another error."""
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY, JAX_PLATFORMS="nowhere") as made:
+    with programs("launch.sft", tmp_path_factory.mktemp("said"), JAX_PLATFORMS="nowhere") as made:
         yield made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import pytest
 from absl import flags
+from programs_world import ended
 
 from launch.flags.meshes import axis_sizes
 from launch.flags.numbers import NumberParser, number_flag, numbers_of
@@ -33,77 +33,14 @@ WITH_SETTINGS = {"launch.sft", "launch.grpo", "launch.plan", "launch.environment
 UNBOUNDED = ("DEFINE_integer", "DEFINE_float", "DEFINE_multi_integer", "DEFINE_multi_float")
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 
-DRIVER = """
-import contextlib, importlib, io, json, re, runpy, sys
-from absl import flags
-from launch.flags import cli
-from launch.flags.numbers import NumberParser
-from launch.flags.shared import RENAMED
-
-program, values = sys.argv[1], json.loads(sys.argv[2])
-seen = {}
-real = cli.run
-
-def run(*given, **options):
-    def once(*arguments):
-        sys.argv = [program, *arguments]
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                real(*given, **options)
-            except SystemExit as ended:
-                return [ended.code, out.getvalue(), err.getvalue()]
-        return [None, out.getvalue(), err.getvalue()]
-
-    seen["help"], seen["version"], seen["unknown"] = once("--helpshort"), once("--version"), once("--nonsens=1")
-    seen["stray"] = once("--config.no_such_setting=1") if "settings" not in options else None
-    numeric = [name for name in flags.FLAGS if isinstance(flags.FLAGS[name].parser, NumberParser)]
-    seen["unbounded"] = sorted(  # but absl's own
-        flag.name for module, known in flags.FLAGS.flags_by_module_dict().items() if not module.startswith("absl")
-        for flag in known if type(flag.parser).__name__ in ("IntegerParser", "FloatParser")
-    )
-    own = [
-        flag for module, known in flags.FLAGS.flags_by_module_dict().items() if not module.startswith("absl")
-        for flag in known if flag.name not in ("version", "help_config")
-    ]
-    seen["meant"] = {
-        flag.name: [type(flag.parser).__name__, flag.parser.syntactic_help, re.split("[.;:]", flag.help)[0]]
-        for flag in own
-    }
-    seen["enums"] = {
-        flag.name: [list(flag.parser.enum_values), once(f"--{flag.name}=nothing")]
-        for flag in own if isinstance(flag.parser, flags.EnumParser)
-    }
-    old = sorted(set(RENAMED) - {flag.name for flag in own})
-    seen["old"] = {name: once(f"--{name}=1") for name in old if RENAMED[name] in flags.FLAGS}
-    seen["numeric"] = {}
-    for name in sorted(numeric):
-        parser = flags.FLAGS[name].parser
-        taken = {}
-        for text in values:
-            try:
-                parser.parse(text)
-                taken[text] = True
-            except ValueError:
-                taken[text] = False
-        seen["numeric"][name] = [taken, once(f"--{name}=nan"), once(f"--{name}={2**70}")]
-
-cli.run = run
-module = program + (".__main__" if program == "launch.quickstart" else "")
-runpy.run_module(module, run_name="__main__")
-print(json.dumps(seen))
-"""
-"""Runs a program's command line over and over in one process, as far as its `main`."""
 VALUES = ("nan", "inf", "-inf", "1e308", str(2**70), "9" * 5_000, "many", "", "0x10", "true")
 
 
 @cache
 def seen_of(program: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", DRIVER, program, json.dumps(VALUES)]
-    environment = os.environ | {"ASTRA_CPU": "set"}  # so that it does not start itself again
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    result = ended("seen_flags", program, json.dumps(VALUES), PYTHONPATH=f"{ROOT / 'tests' / 'worlds'}:{ROOT}")
+    assert result.code == 0, result.errors
+    found: dict[str, Any] = json.loads(result.out.splitlines()[-1])
     return found
 
 
@@ -268,9 +205,8 @@ def test_sizes_of_axes_that_make_no_mesh_are_refused(items: list[str], message: 
     ],
 )
 def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", *(one.replace("=W", f"={tmp_path / 'w'}") for one in arguments)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert message in one_line([result.returncode, result.stdout, result.stderr])
+    result = ended(*(one.replace("=W", f"={tmp_path / 'w'}") for one in arguments))
+    assert message in one_line([result.code, result.out, result.errors])
     assert not (tmp_path / "w").exists()
 
 
@@ -286,13 +222,12 @@ def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, 
 
 @pytest.mark.parametrize("asked", ["--help_config", "--help"])
 def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
-    command = [sys.executable, "-m", "launch.environments", asked, "--config.count=7"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0 and result.stderr == ""
+    result = ended("launch.environments", asked, "--config.count=7")
+    assert result.code == 0 and result.errors == ""
     assert (
         "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"
         "    questions asked for; rejected ones are not replaced.\n"
-    ) in result.stdout
+    ) in result.out
 
 
 @pytest.mark.parametrize("asked", ["--help_config", "--help"])

@@ -240,8 +240,7 @@ def test_a_name_that_was_given_this_address_reaches_nothing(port) -> None:
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory) -> Iterator[Callable[..., str]]:
     """The one line that a start ends with."""
-    heavy = ("launch.viewer.catalogue", "launch.viewer.environment_pages", "launch.viewer.service")
-    with programs("launch.inspect", tmp_path_factory.mktemp("said"), heavy=heavy) as start:
+    with programs("launch.inspect", tmp_path_factory.mktemp("said")) as start:
         yield lambda dataset, *more: start(*command(dataset, *more)[3:]).line
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -13,7 +12,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from msgspec.structs import replace
-from viewing import INJECTION, ROOT, command, fits, follow, rows, send, serving, text_of
+from programs_world import ended
+from viewing import INJECTION, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
 from launch.viewer.conversations import scores, shown_text, turns
@@ -282,9 +282,7 @@ def test_bad_datasets_are_one_line_and_exit_code_2(tmp_path) -> None:
         ("twice", "two trajectories have the id 'trajectory-nordic'"),
         ("corrupt", "run its stage again"),
     ):
-        found = subprocess.run(command(tmp_path / name), cwd=ROOT, capture_output=True, text=True, timeout=60)
-        errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-        assert found.returncode == 2 and len(errors) == 1 and words in errors[0], found.stderr[-2000:]
+        assert words in ended("launch.inspect", *command(tmp_path / name)[3:]).line
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,11 +13,19 @@ from pathlib import Path
 import pytest
 from grpo_world import ROOT, grpo_flags, make_grpo_world
 from observability_world import DASHBOARD, metrics_of, samples
-from vllm_world import PLUGIN, VLLM
+from vllm_world import PLUGIN, VLLM, ZYGOTE
 
 from astra_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
+
+
+ONE_AS_USERS = """#!/bin/sh
+mkdir {first} 2>/dev/null && exec {vllm} "$@"
+exec "$(dirname {vllm})/python" {zygote} "$@"
+"""
+"""One server starts as users start it; all processes of the other are forks of one that has imported vLLM, which most
+of a start is."""
 
 
 def scraped(url: str, token: Path | None) -> str:
@@ -33,8 +41,10 @@ def test_the_local_recipe_trains_on_its_servers_and_shows_all_of_it(tmp_path) ->
     make_grpo_world(world)
     command = ["launch/recipes/local/run.sh", str(folder), *grpo_flags(world), "--rollout_min_servers=2"]
     command += ["--config.grpo.steps=3"]
+    (tmp_path / "vllm").write_text(ONE_AS_USERS.format(first=tmp_path / "first", vllm=VLLM, zygote=ZYGOTE))
+    (tmp_path / "vllm").chmod(0o755)
     paths = os.pathsep.join([str(ROOT), str(PLUGIN)])  # this checkout's plugin, whichever is installed
-    environment = os.environ | {"PYTHONPATH": paths, "VLLM": str(VLLM), "CACHE_BYTES": str(64 << 20)}
+    environment = os.environ | {"PYTHONPATH": paths, "VLLM": str(tmp_path / "vllm"), "CACHE_BYTES": str(64 << 20)}
     said, errors = (tmp_path / name for name in ("said", "errors"))
     with said.open("w") as out, errors.open("w") as err:
         started = subprocess.Popen(

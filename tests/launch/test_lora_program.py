@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from grpo_world import MODEL, grpo_flags, make_grpo_world
-from programs_world import HEAVY, programs
+from programs_world import programs
 from sft_world import make_dataset, trajectories
 
 from astra_jax.models import hf_checkpoint
@@ -45,7 +45,7 @@ def differing(folder, checkpoints) -> int:
 
 def test_sft_trains_adapters_and_refuses_what_there_is_not(world, tmp_path) -> None:
     flags = [f"--config={world / 'sft.py'}", f"--weights={world / 'serve'}", f"--data={world / 'data'}"]
-    with programs("launch.sft", tmp_path, heavy=HEAVY) as sft:
+    with programs("launch.sft", tmp_path) as sft:
         lora = ["--config.lora.rank=2", "--config.lora.alpha=4", '--config.lora.targets=["o_proj","down_proj"]']
         ended = sft(*flags, f"--workdir={tmp_path / 'run'}", *lora)
         assert ended.code == 0, ended.errors
@@ -65,7 +65,7 @@ def test_sft_trains_adapters_and_refuses_what_there_is_not(world, tmp_path) -> N
 
 
 def test_grpo_trains_adapters_with_the_embedded_engine(world, tmp_path) -> None:
-    with programs("launch.grpo", tmp_path, heavy=HEAVY) as grpo:
+    with programs("launch.grpo", tmp_path) as grpo:
         ended = grpo(*grpo_flags(world), f"--workdir={tmp_path / 'run'}", "--config.lora.rank=2")
         assert ended.code == 0, ended.errors
     assert frozen.read(tmp_path / "run" / "checkpoints").lora == LoRA(rank=2)

@@ -118,13 +118,15 @@ def test_one_scrape_reaches_all_of_a_cluster() -> None:
         one["job_name"]: one for one in yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())["scrape_configs"]
     }
     assert jobs.keys() == {"trainer", "servers", "sandbox", "synthesis"}
+    (looked_up,) = jobs.pop("servers")["dns_sd_configs"]
     targets = {name: one["static_configs"][0]["targets"] for name, one in jobs.items()}
     tokens = {name: one.get("authorization", {}).get("credentials_file") for name, one in jobs.items()}
     given = {program: as_flags(words) for program, words in commands_of(RECIPES / "kubernetes" / "tpu")
              if "--write_serving_folder=/served/policy" not in words}  # fmt: skip
     assert tokens["trainer"] == given["grpo"]["--metrics_key_file"]
     assert tokens["sandbox"] == given["sandbox_server"]["--key_file"]
-    named = {f"http://{one}" for one in (*targets["servers"], *targets["sandbox"])}
+    assert given["grpo"]["--rollout_url"] == f"dns+http://{looked_up['names'][0]}:{looked_up['port']}"
+    named = {f"http://{one}" for one in targets["sandbox"]}
     (jobset,) = documents(RECIPES / "kubernetes" / "tpu" / "trainer.yaml")
     trainer = str(jobset)
     assert all(url in trainer for url in named)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from hub_world import TOKEN, Hub, serving_hub
-from programs_world import HEAVY, Programs, programs
+from programs_world import Ended, Programs, programs
 from sft_world import make_tokenizer, trajectories
 
 from astra_jax.models.hf_checkpoint import save_hf
@@ -73,7 +71,7 @@ def world(tmp_path_factory, hub: Hub) -> Path:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Iterator[Programs]:
     """A start knows no Hub but ours: `huggingface_hub` reads its settings as it is imported."""
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+    with programs("launch.sft", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 
@@ -131,22 +129,20 @@ def test_a_run_is_a_complete_model(world, trained) -> None:
     assert tokenizer.eos_token_id in ends and transformers.AutoConfig.from_pretrained(folder).num_hidden_layers == 1
 
 
-def pushed(hub: Hub, home: Path, *given: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch.push", *given]
-    environment = {**os.environ, **hub.environment(home, **more)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+def pushed(start: Programs, hub: Hub, home: Path, *given: str, **more: str) -> Ended:
+    return start(*given, module="launch.push", **hub.environment(home, **more))
 
 
 def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_path) -> None:
     run, _ = trained
     given = (f"--weights={run / 'checkpoints'}", "--repository=me/trained")
-    done = pushed(hub, tmp_path / "home", *given, HF_TOKEN=TOKEN)
-    assert done.returncode == 0 and f"{hub.address}/me/trained/commit/" in done.stdout, done.stderr
+    done = pushed(start, hub, tmp_path / "home", *given, HF_TOKEN=TOKEN)
+    assert done.code == 0 and f"{hub.address}/me/trained/commit/" in done.out, done.errors
     there = hub.repositories["models/me/trained"]
     assert there["README.md"] == (run / "checkpoints" / "README.md").read_bytes()
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
             "generation_config.json"} <= there.keys()  # fmt: skip
-    assert not list(run.glob("astra-push-*")) and TOKEN not in done.stdout + done.stderr
+    assert not list(run.glob("astra-push-*")) and TOKEN not in done.out + done.errors
     back = arguments(world, tmp_path / "more", weights="me/trained")
     ended = start.begin(*back, **hub.environment(tmp_path / "home")).wait()
     assert ended.code == 0, ended.errors
@@ -161,10 +157,10 @@ def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_pa
         ("new", TOKEN, "--repository=new is no name of a repository; write ORG/NAME"),
     ],
 )
-def test_a_push_that_may_not_be_is_one_line(hub, trained, tmp_path, to: str, token: str, message: str) -> None:
-    done = pushed(hub, tmp_path, f"--weights={trained[0] / 'checkpoints'}", f"--repository={to}", HF_TOKEN=token)
-    assert done.returncode == 2 and message in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 1 and "hf_" not in done.stderr and "models/me/new" not in hub.repositories
+def test_a_push_that_may_not_be_is_one_line(hub, start, trained, tmp_path, to: str, token: str, message: str) -> None:
+    done = pushed(start, hub, tmp_path, f"--weights={trained[0] / 'checkpoints'}", f"--repository={to}", HF_TOKEN=token)
+    assert done.code == 2 and message in done.errors, done.errors
+    assert done.errors.count("\n") == 1 and "hf_" not in done.errors and "models/me/new" not in hub.repositories
 
 
 @pytest.mark.parametrize(

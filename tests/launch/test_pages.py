@@ -24,8 +24,8 @@ LANDMARKS = (
     ".columns > div", "ol.conversation", ".turn", "pre", "summary", ".graph", ".tiles > div",
 )  # fmt: skip
 KINDS = (
-    *(f"{name}{more}" for name in ("environment", "trajectory", "result") for more in (" list", "", " card")),
-    "refusal", "evaluation", "comparison", "preview", "episodes", "report", "watch",
+    *(f"{name}{more}" for name in ("environment", "trajectory", "result", "batch") for more in (" list", "", " card")),
+    "refusal", "token", "evaluation", "comparison", "preview", "episodes", "report", "watch",
 )  # fmt: skip
 
 CHECKS = (Path(__file__).parents[1] / "data" / "page_checks.js").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from plain_world import ADDED, SYSTEM, make_folder
-from programs_world import HEAVY, Ended, Programs, programs
+from programs_world import Ended, Programs, programs
 from sft_world import TOOL, make_dataset, trajectories
 
 from astra_jax.models.hf_checkpoint import save_hf
@@ -49,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as start:
+    with programs("launch.sft", tmp_path_factory.mktemp("said")) as start:
         yield start
 
 

@@ -64,9 +64,11 @@ OTHERS = {
     "git clone": "another host",
     "curl -L": "another host",
     "ray start": "tests/synthesis/pipeline/test_ray_executor.py has clusters of its own",
+    "ASTRA_DRILL_SECONDS=": "tests/drill/test_drill.py, for a minute",
     "ASTRA_SYNC_ROOT=": "tests/worlds/vllm_world.py starts servers",
     "VLLM_SERVER_DEV_MODE=": "tests/worlds/vllm_world.py starts servers",
     "launch/vllm_cpu.sh": ".ci/run",
+    "--rollout_url=": "a flag alone: tests/astra_jax/rollout/test_fleet_changes.py",
     "launch/recipes/local/": "tests/launch/test_local_recipe.py",
     "CONFIG=": "tests/launch/test_recipes.py, with stand-ins",
     "TRAINER_NODES=": "tests/launch/test_recipes.py, with stand-ins",
@@ -102,9 +104,8 @@ def flags_of(arguments: list[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def taken(tmp_path_factory) -> Iterator[Programs]:
-    heavy = ("astra_jax.run.config", "configs.training", "configs.synthesis", "printed_commands")
-    worlds = {"PYTHONPATH": f"{TESTS / 'worlds'}:{ROOT}"}
-    with programs("printed_commands", tmp_path_factory.mktemp("said"), heavy=heavy, **worlds) as made:
+    path = f"{TESTS / 'worlds'}:{ROOT}"
+    with programs("printed_commands", tmp_path_factory.mktemp("said"), PYTHONPATH=path) as made:
         yield made
 
 

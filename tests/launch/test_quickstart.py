@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from notebooks_world import run_notebook
 from printed_commands import printed, started
-from programs_world import HEAVY, SYNTHESIS, Programs, as_users, programs
+from programs_world import Programs, as_users, programs
 
 from astra_jax.cpu.environment import cpu_environment
 from launch.quickstart.ledger import read_json
@@ -53,8 +55,7 @@ def run(workdir: Path, *more: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Iterator[Programs]:
     """Starts, where how the program begins is not what is tested."""
-    heavy = (*HEAVY, *SYNTHESIS, "launch.quickstart.stages", "launch.quickstart.report")
-    with programs("launch.quickstart", tmp_path_factory.mktemp("said"), heavy=heavy) as made:
+    with programs("launch.quickstart", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 
@@ -261,6 +262,19 @@ def test_a_finished_run_only_writes_its_report_again(finished, summary, start) -
     assert read_json(finished / "summary.json") == summary
 
 
+@pytest.mark.slow
+def test_notebooks_of_the_quickstart_and_of_evaluation(finished, summary, start, tmp_path) -> None:
+    """As they are printed, but for the cell of parameters: this run, and two of its environments."""
+    shown, _ = run_notebook("quickstart", start, WORKDIR=str(finished), PROFILE="ci")
+    assert f"untrained  F1 {summary['held_out']['untrained']['f1']:.2f}" in shown
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = {"RUN": str(finished), "WORKDIR": str(tmp_path / "run"), "LIMIT": 2, "PORT": port}
+    shown, names = run_notebook("evaluation", start, **given)
+    assert len(names["both"]) == 2 and "GRPO changes F1 by" in shown and names["server"].poll() is not None
+    assert "partial: 2 of" in (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Its results, in the program for real sizes
 
@@ -292,14 +306,14 @@ def grpo_flags(finished, tmp_path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_grpo_starts_from_a_checkpoint_and_again_from_its_own(grpo_flags, start, tmp_path) -> None:
-    """So short a run has seldom a group worth training on; that the loop learns is tested in test_grpo.py."""
-    for _ in range(2):
-        ended = start(*grpo_flags, module="launch.grpo")
-        found = re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", ended.out)
-        assert found, ended.errors[-3000:]
-        assert ended.code == (found[1] == "exhausted"), ended.errors[-3000:]
-        assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
+def test_grpo_starts_from_a_checkpoint(grpo_flags, start, tmp_path) -> None:
+    """So short a run has seldom a group worth training on; that the loop learns is tested in `test_grpo.py`, that it
+    goes on from its own checkpoints in `test_grpo_program.py`."""
+    ended = start(*grpo_flags, module="launch.grpo")
+    found = re.search(r"/run/checkpoints: \d steps, (finished|exhausted)", ended.out)
+    assert found, ended.errors[-3000:]
+    assert ended.code == (found[1] == "exhausted"), ended.errors[-3000:]
+    assert read_json(tmp_path / "run" / "checkpoints" / "config.json")["model_type"] == "qwen3"
 
 
 @pytest.mark.slow

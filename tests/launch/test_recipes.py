@@ -95,6 +95,15 @@ def test_what_is_started_is_started_again_and_ended_whole(tmp_path) -> None:
     assert len((tmp_path / "key").read_text()) == 32 and (tmp_path / "key").stat().st_mode & 0o77 == 0
 
 
+def test_what_runs_for_long_may_end_as_often_as_it_likes_and_what_does_not_is_given_up(tmp_path) -> None:
+    text = f"""source parts.sh; LOGS={tmp_path}; export PAUSE_SECONDS=0.02
+        STEADY_SECONDS=0; start steady false
+        STEADY_SECONDS=600; start short false; wait "${{STARTED[1]}}"
+        until [ "$(grep -c "ended with 1" {tmp_path}/steady.log)" -gt 12 ]; do sleep 0.1; done
+        stop_all; exit $(grep -c "ended with 1" {tmp_path}/short.log)"""
+    assert in_bash(text).wait(60) == 6
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 

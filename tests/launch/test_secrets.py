@@ -3,101 +3,25 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from grpo_world import grpo_flags, make_grpo_world
-from programs_world import SYNTHESIS, Ended, Programs, programs
+from programs_world import Programs, programs
 from rollout_world import make_environment
+from secrets_world import MARK, echoing, in_nothing, planted, variables
 
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import ToolEnvironment
 
-MARK = "plantedsecret"
-VARIABLES = ("HF_TOKEN", "OPENAI_API_KEY", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "GOOGLE_API_KEY", "WANDB_API_KEY")
 SMALL = ("--config.count=2", '--config.languages={"en": 1}')
-
-
-class _Echo(BaseHTTPRequestHandler):
-    """Repeats all that it was sent: refusals as /STATUS/..., answers that hold it as /200/... ."""
-
-    def _answer(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        self.rfile.read(size)
-        status = int(self.path.split("/")[1])
-        shown = "; ".join(f"{name}: {value}" for name, value in self.headers.items() if MARK in value)
-        self.server.seen.append(shown)  # type: ignore[attr-defined]
-        message = {"role": "assistant", "content": f"You sent {shown}"}
-        said = {
-            "error": {"message": f"Incorrect key provided. You sent {shown}"},
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 60, "completion_tokens": 40},
-            "status": shown,
-        }
-        body = json.dumps(said).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if 300 <= status < 400:
-            self.send_header("Location", f"http://elsewhere/?{shown}".replace(" ", ""))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = _answer  # noqa: N815  # as the library calls them
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
-class Echo(ThreadingHTTPServer):
-    """What was seen of the secrets: one string for each request."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Echo)
-        self.seen: list[str] = []
-
-
-@contextmanager
-def echoing() -> Iterator[tuple[Echo, str]]:
-    server = Echo()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    with programs("launch.environments", tmp_path_factory.mktemp("said"), heavy=SYNTHESIS) as made:
+    with programs("launch.environments", tmp_path_factory.mktemp("said")) as made:
         yield made
-
-
-def planted(folder: Path, name: str) -> str:
-    """A file with a secret of its own."""
-    file = folder / f"{name}.secret"
-    file.write_text(f"{MARK}-{name}-0123456789abcdef\n")
-    return str(file)
-
-
-def in_nothing(ended: Ended, *folders: Path) -> None:
-    """Neither said, nor in a file that the program wrote: text, databases (which are not compressed), records."""
-    assert MARK not in ended.out and MARK not in ended.errors, [
-        line for line in (ended.out + ended.errors).splitlines() if MARK in line
-    ]
-    for folder in folders:
-        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".secret"]
-        assert not [path for path in files if MARK.encode() in path.read_bytes()]
-
-
-def variables() -> dict[str, str]:
-    return {name: f"{MARK}-{name}-0123456789abcdef" for name in VARIABLES}
 
 
 @pytest.mark.parametrize("status", [401, 302, 403, 200])
@@ -160,6 +84,18 @@ def test_what_evaluates_keeps_the_keys_of_its_endpoints(run: Programs, tmp_path:
             assert any("Bearer plantedsecret-evaluated" in shown for shown in server.seen)
         assert ended.code != 0, ended
         in_nothing(ended, workdir)
+
+
+def test_a_key_of_tls_that_cannot_be_read_is_not_shown(run: Programs, tmp_path: Path) -> None:
+    """A file that is none, and one whose form alone is that of a key."""
+    pem = tmp_path / "pem.secret"
+    pem.write_text(f"-----BEGIN {'PRIVATE'} KEY-----\n{MARK}0123456789abcdef\n-----END {'PRIVATE'} KEY-----\n")
+    token = f"--key_file={planted(tmp_path, 'key')}"
+    for key in (planted(tmp_path, "tls"), str(pem)):
+        flags = (f"--tls_cert={key}", f"--tls_key={key}", token, "--port=0")
+        ended = run(*flags, module="launch.sandbox_server", **variables())
+        assert ended.code == 2 and "certificate" in ended.line
+        in_nothing(ended, tmp_path)
 
 
 @pytest.mark.slow

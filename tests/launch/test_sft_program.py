@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 from bucket_world import Storage, storage
-from programs_world import HEAVY, Ended, Programs, Started, programs
+from programs_world import Ended, Programs, Started, programs
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import Server, World, post, require_vllm, serving
@@ -40,9 +40,9 @@ pytestmark = pytest.mark.slow
 UNSAMPLED = "--config.sft.sample_every=0"
 """Where something else is tested: compiling what draws samples is a fifth of so short a run."""
 
-KILLS = int(os.environ.get("ASTRA_KILLS", "6"))
+KILLS = int(os.environ.get("ASTRA_KILLS", "4"))
 """How often a run is killed; 50 take six minutes."""
-STEPS = 2 * KILLS
+STEPS = max(12, 2 * KILLS)
 
 CONFIG = f"""
 from astra_jax.sft.data import DataConfig
@@ -88,7 +88,7 @@ def run(world: Path, workdir: Path, *more: str) -> subprocess.CompletedProcess[s
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Iterator[Programs]:
     """Starts, where how the program begins is tested elsewhere."""
-    with programs("launch.sft", tmp_path_factory.mktemp("said"), heavy=HEAVY) as made:
+    with programs("launch.sft", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 
@@ -229,7 +229,7 @@ def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, begun, tm
         run = begun(workdir, UNSAMPLED)
         done = len(read_metrics(workdir / "metrics"))
         when(workdir, min(done + 1, STEPS), run)
-        time.sleep(rng.uniform(0, 1.5))
+        time.sleep(rng.uniform(0, 1))
         run.kill()
         states = workdir / "checkpoints" / "states"
         steps = [int(path.name) for path in states.iterdir() if path.name.isdecimal()]
@@ -275,13 +275,13 @@ def test_of_four_hosts_one_is_killed_and_two_and_then_one_go_on_and_all_is_as_wi
 ) -> None:
     """Those that are left end and name it; what several hosts saved, several others and one alone go on from."""
     workdir = tmp_path / "run"
-    hosts = start_hosts(begun, workdir, 4, UNSAMPLED, "--host_deadline=20")
+    hosts = start_hosts(begun, workdir, 4, UNSAMPLED, "--host_deadline=8")
     when(workdir, 4, hosts[0])
     hosts[2].kill()
     for host in hosts:
         ended = host.wait(120)
         if host is not hosts[2]:
-            assert ended.code == 1 and "error: host 2 of 4 has given no sign of life for 20 s" in ended.errors
+            assert ended.code == 1 and "error: host 2 of 4 has given no sign of life for 8 s" in ended.errors
     hosts = start_hosts(begun, workdir, 2, "--config.sft.sample_every=2")
     when(workdir, 8, hosts[0])
     for host in hosts:
@@ -293,7 +293,7 @@ def test_of_four_hosts_one_is_killed_and_two_and_then_one_go_on_and_all_is_as_wi
 
 def test_a_host_that_fails_ends_the_others_with_its_reason(begun, tmp_path) -> None:
     """One of them looks for its data where there is none."""
-    hosts = start_hosts(begun, tmp_path / "run", 2, "--host_deadline=20", faults={1: "--data=/none"})
+    hosts = start_hosts(begun, tmp_path / "run", 2, "--host_deadline=8", faults={1: "--data=/none"})
     first, other = (host.wait(200) for host in hosts)
     assert "error: host 1 of 2 failed: DatasetError: no dataset at /none" in first.errors and first.code == 1
     assert "error: no dataset at /none" in other.errors and other.code != 0

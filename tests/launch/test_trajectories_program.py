@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs_world import SYNTHESIS, Programs, programs
+from programs_world import Programs, programs
 
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import ToolServer, Trajectory
@@ -22,7 +22,7 @@ SMALL = ("--config.trajectories=12", '--config.fact_servers=["numbers", "element
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Iterator[Programs]:
-    with programs("launch.trajectories", tmp_path_factory.mktemp("said"), heavy=SYNTHESIS) as made:
+    with programs("launch.trajectories", tmp_path_factory.mktemp("said")) as made:
         yield made
 
 

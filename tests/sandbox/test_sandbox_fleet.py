@@ -29,6 +29,7 @@ class Stage:
     running: int = 0
     most: int = 0
     status: int = 200
+    hangs: bool = False
     hold: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextlib.asynccontextmanager
@@ -47,6 +48,8 @@ class Stage:
             await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.sleep(3600)
         return web.json_response({"status": "ready", "tier": self.tier, "layers": {"of": str(self.port)}})
 
     async def _call(self, request: web.Request) -> web.Response:
@@ -125,6 +128,26 @@ async def test_one_that_dies_is_left_out_and_comes_back(caplog) -> None:
         assert len(one.calls) == 8
     said = [record.getMessage() for record in caplog.records if record.name == "sandbox.fleet"]
     assert sum("is left out" in line for line in said) == 1 and "answers again" in said[-1]
+
+
+async def test_calls_of_one_that_hangs_are_made_elsewhere() -> None:
+    """A machine that hangs resets no connection; a call that only takes long is waited for."""
+    hung, slow = Stage(), Stage()
+    async with contextlib.AsyncExitStack() as stack:
+        urls = await started(hung, slow, stack=stack)
+        fleet = await stack.enter_async_context(SandboxFleet(urls, look_seconds=0.05))
+        calls = [asyncio.create_task(fleet.call(f"# {i}", "f", {})) for i in range(4)]
+        await until(lambda: hung.running == slow.running == 2)
+        await asyncio.sleep(0.5)  # ten looks
+        assert len(hung.calls) == len(slow.calls) == 2 and not fleet.out
+        hung.hangs = True
+        await until(lambda: slow.running == 4)
+        assert list(fleet.out) == [urls[0]] and "3 looks in a row were not answered" in fleet.out[urls[0]]
+        slow.hold.set()
+        assert all(result.ok for result in await asyncio.gather(*calls))
+        hung.hangs = False
+        hung.hold.set()
+        await until(lambda: not fleet.out)
 
 
 async def test_one_that_answers_no_call_is_left_out_too_and_where_all_are_a_call_says_so() -> None:

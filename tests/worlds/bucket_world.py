@@ -1,4 +1,5 @@
-"""Google Cloud Storage for tests: `gcp-storage-emulator` in a process of its own, and what it lacks of the service.
+"""Buckets for tests: S3 by moto's server, Google Cloud Storage by `gcp-storage-emulator`, in a process of its own, and
+what it lacks of the service.
 
 Added here, as the service documents them, because tensorstore relies on them: an object's generation in the answer to a
 read, the conditions `ifGenerationMatch` and `ifGenerationNotMatch`, and the range of a list (`startOffset`,
@@ -20,20 +21,118 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pytest
 
 BUCKETS = ("bucket", "readonly")
+"""Of Google's; S3's is `bucket` alone."""
+
+
+T = TypeVar("T", bound="Buckets")
+
+
+class Buckets(Protocol):
+    """A running emulator of either service."""
+
+    scheme: ClassVar[str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads all clients there."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object of the bucket `bucket`."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """An object of the bucket `bucket`."""
+        ...
+
+    def names(self, prefix: str) -> list[str]:
+        """The objects of the bucket `bucket` whose names begin so, without that beginning."""
+        ...
+
+    def place(self, name: str) -> str:
+        """The object's or folder's address."""
+        return f"{self.scheme}bucket/{name}"
+
+    def copy(self, prefix: str, folder: Path) -> Path:
+        """All objects whose names begin so, as files."""
+        for name in self.names(prefix):
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(self.get(prefix + name))
+        return folder
 
 
 @dataclass(frozen=True)
-class Storage:
-    """A running emulator."""
+class S3(Buckets):
+    """Moto's server, in a thread of this process. It looks at no credentials."""
 
     port: int
+    scheme: ClassVar[str] = "s3://"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        anybody = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
+        there = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_DEFAULT_REGION": "us-east-1"}
+        return anybody | there | {"AWS_EC2_METADATA_DISABLED": "true"}
+
+    @cached_property
+    def client(self) -> Any:
+        from botocore.session import get_session
+
+        named = {"endpoint_url": "ENDPOINT_URL", "region_name": "DEFAULT_REGION"}
+        named |= {f"aws_{name.lower()}": name for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+        given = {option: self.environment[f"AWS_{name}"] for option, name in named.items()}
+        return get_session().create_client("s3", **given)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.client.put_object(Bucket="bucket", Key=name, Body=data)
+
+    def get(self, name: str) -> bytes:
+        return self.client.get_object(Bucket="bucket", Key=name)["Body"].read()
+
+    def names(self, prefix: str) -> list[str]:
+        found = self.client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+        return [one["Key"].removeprefix(prefix) for one in found]
+
+
+@contextlib.contextmanager
+def s3_storage() -> Iterator[S3]:
+    """An emulator with the bucket `bucket`, empty."""
+    moto = pytest.importorskip("moto.server", reason="needs pip install 'moto[s3]' flask flask-cors")
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        made = S3(server.get_host_and_port()[1])
+        made.client.create_bucket(Bucket="bucket")
+        yield made
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def used(started: Callable[[], contextlib.AbstractContextManager[T]]) -> Iterator[T]:
+    """An emulator that this process's clients are led to: the only one of its service, for they are made once, and keep
+    the address."""
+    with started() as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environment.items():
+            patch.setenv(name, value)
+        yield made
+
+
+@dataclass(frozen=True)
+class Storage(Buckets):
+    """A running emulator of Google Cloud Storage."""
+
+    port: int
+    scheme: ClassVar[str] = "gs://"
 
     @property
     def url(self) -> str:
@@ -41,7 +140,6 @@ class Storage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads all clients there."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,  # gcsfs, google-cloud-storage
             "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.url,  # ArrayRecord
@@ -51,19 +149,16 @@ class Storage:
         }
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object of `gs://bucket`."""
         where = f"/upload/storage/v1/b/bucket/o?uploadType=media&name={urllib.parse.quote(name, safe='')}"
         request = urllib.request.Request(self.url + where, data, {"Content-Type": "application/octet-stream"})
         urllib.request.urlopen(request, timeout=30).close()
 
     def get(self, name: str) -> bytes:
-        """An object of `gs://bucket`."""
         where = f"/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}?alt=media"
         with urllib.request.urlopen(self.url + where, timeout=30) as answer:
             return answer.read()
 
     def names(self, prefix: str) -> list[str]:
-        """The objects of `gs://bucket` whose names begin so, without that beginning."""
         where = f"/storage/v1/b/bucket/o?prefix={urllib.parse.quote(prefix, safe='')}"
         with urllib.request.urlopen(self.url + where, timeout=30) as answer:
             return [item["name"].removeprefix(prefix) for item in json.load(answer)["items"]]
@@ -72,14 +167,6 @@ class Storage:
         """Remove an object of `gs://bucket`."""
         where = f"/storage/v1/b/bucket/o/{urllib.parse.quote(name, safe='')}"
         urllib.request.urlopen(urllib.request.Request(self.url + where, method="DELETE"), timeout=30).close()
-
-    def copy(self, prefix: str, folder: Path) -> Path:
-        """All objects whose names begin so, as files."""
-        for name in self.names(prefix):
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(self.get(prefix + name))
-        return folder
 
 
 @contextlib.contextmanager

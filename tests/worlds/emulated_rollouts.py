@@ -37,10 +37,13 @@ class EmulatedServer:
             the choice; then completions again.
         hangs: requests for completions wait until this is set.
         sync_hangs: a sync waits until this is set.
+        metrics_hang: `/metrics` wait until this is set.
         sync_status: of the answer to a sync; 200 takes the weights over.
         silent: it answers no look.
         stands: it draws no tokens, though requests are in flight.
         config: of the model that it serves, as `config.json` has it.
+        cache: tokens that its KV cache has room for; None: it does not say.
+        most_asked: requests for completions that were there at once.
     """
 
     def __init__(self) -> None:
@@ -53,14 +56,18 @@ class EmulatedServer:
         self.hangs, self.sync_hangs = asyncio.Event(), asyncio.Event()
         self.hangs.set()
         self.sync_hangs.set()
+        self.metrics_hang = asyncio.Event()
+        self.metrics_hang.set()
+        self.metrics_asked = 0
         self.sync_status = 200
         self.silent = self.stands = False
-        self.asked = self.looks = self.tokens = 0
+        self.asked = self.looks = self.tokens = self.here = self.most_asked = 0
+        self.cache: int | None = None
         self.described: dict[str, Any] = {}
         self.url = ""
         self._runner: web.AppRunner | None = None
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         app = web.Application()
         app.add_routes(
             [
@@ -73,9 +80,9 @@ class EmulatedServer:
         )
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, host, port)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -101,7 +108,7 @@ class EmulatedServer:
             "vocabulary": None,
             "max_model_len": 4096,
             "logprobs_mode": "processed_logprobs",
-            "protocol": 3,
+            "protocol": 4,
             "wants_key": False,
             "on_tpus": False,
             "config": self.config,
@@ -131,7 +138,12 @@ class EmulatedServer:
         self.asked += 1
         self.bodies.append(body)
         begun = self.version
-        await self.hangs.wait()
+        self.here += 1
+        self.most_asked = max(self.most_asked, self.here)
+        try:
+            await self.hangs.wait()
+        finally:
+            self.here -= 1
         answer = self.answers.pop(0) if self.answers else {}
         if isinstance(answer, int):
             return web.json_response({"error": "busy"}, status=answer)
@@ -146,8 +158,13 @@ class EmulatedServer:
         return web.json_response({"choices": [choice | answer]})
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        self.metrics_asked += 1
+        await self.metrics_hang.wait()
         self.tokens += not self.stands
-        return web.Response(text=f'vllm:generation_tokens_total{{engine="0"}} {self.tokens}\n')
+        text = f'vllm:generation_tokens_total{{engine="0"}} {self.tokens}\n'
+        if self.cache is not None:
+            text += f'vllm:cache_config_info{{block_size="16",engine="0",kv_cache_size_tokens="{self.cache}"}} 1.0\n'
+        return web.Response(text=text)
 
 
 def spans(labels: list[str]) -> list[dict[str, Any]]:
@@ -169,6 +186,7 @@ async def emulated(count: int) -> AsyncIterator[list[EmulatedServer]]:
         for server in servers:
             server.hangs.set()
             server.sync_hangs.set()
+            server.metrics_hang.set()
             await server.stop()
 
 
@@ -176,6 +194,7 @@ def policy_on(servers: list[EmulatedServer], model: Any, folder: Path, **config:
     """A policy whose looks are a moment apart."""
     quick = dict(check_seconds=0.05, answer_seconds=0.3, patience_seconds=20.0, grace_seconds=0.2)
     config.setdefault("run_id", RUN)
-    options = VLLMConfig(tuple(server.url for server in servers), **{**quick, **config})
+    urls = config.pop("urls", tuple(server.url for server in servers))
+    options = VLLMConfig(urls, **{**quick, **config})
     publisher = Publisher(folder / "policy", model, dtype="float32")
     return VLLMPolicy(options, publisher, vocabulary="", max_length=2048)

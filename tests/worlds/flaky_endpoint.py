@@ -20,6 +20,7 @@ class Flaky:
         kinds: those of `KINDS` that occur; by default all.
         latency: seconds to each answer.
         stall: seconds that a request waits which is not answered in time.
+        host: address to listen on.
     """
 
     KINDS = ("429", "500", "503", "stall", "drop", "cut_body", "cut_answer", "no_json")
@@ -35,7 +36,9 @@ class Flaky:
         seed: int = 0,
         latency: float = 0.002,
         stall: float = 1.0,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.bad, self.kinds, self.latency, self.stall = bad, kinds, latency, stall
         self.requests: list[dict[str, Any]] = []
         self.went_wrong: dict[str, int] = {}
@@ -47,8 +50,8 @@ class Flaky:
         app.router.add_post("/v1/chat/completions", self.answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        await web.TCPSite(self._runner, self.host, 0).start()
+        return f"http://{self.host}:{self._runner.addresses[0][1]}/v1"
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
@@ -69,8 +72,8 @@ class Flaky:
         if kind.isdigit():
             return web.json_response({"error": {"message": "busy"}}, status=int(kind))
         if kind == "drop":
-            assert request.transport is not None
-            request.transport.abort()
+            if request.transport is not None:  # else its client was cut off before
+                request.transport.abort()
             return web.Response()
         content, finish = self.content(body), "stop"
         if kind == "cut_answer":

@@ -21,11 +21,15 @@ from astra_jax.evaluation.comparison import compare
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import Evaluation
 from astra_jax.evaluation.table import tabulate
+from astra_jax.grpo.dump import BatchDump, DumpedBatches
 from astra_jax.grpo.episode_pages import write_episodes
+from astra_jax.rollout.episode import Episode
+from astra_jax.rollout.filling import Group
 from astra_jax.run.metrics import MetricWriter
 from launch.quickstart import report
 from launch.quickstart.ledger import write_json
 from launch.quickstart.summary import MODELS
+from launch.viewer.batch_pages import BatchPages
 from launch.viewer.catalogue import Catalogue
 from launch.viewer.conversations import Conversations
 from launch.viewer.environment_pages import EnvironmentPages
@@ -56,6 +60,7 @@ from synthesis.core.records import (
     ToolSpec,
     Trajectory,
 )
+from synthesis.core.reward import Reward
 from synthesis.environments.statistics import statistics_of
 from synthesis.pipeline.preview import Bounds, Exchange, Forecast, Preview, Seen, StageSeen
 from synthesis.trajectories.judge import AXES
@@ -137,6 +142,35 @@ def trajectory(number: int) -> Trajectory:
     )
 
 
+def batches(folder: Path, question: str = QUESTION) -> DumpedBatches:
+    """Of three updates of a run with rollouts across updates; the tokens of an episode are the characters of a text."""
+    tokenizer = cast(Any, SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))))
+    dump = BatchDump(
+        folder, run="0123456789abcdef", identity={"grpo.seed": 0, "model.family": "qwen3"}, tokenizer=tokenizer
+    )
+    dump.begin(0)
+    prompt, said, result = f"user: {question}\n", "capital_of_country(Norway)\n", '{"capital": "Oslo"}\n'
+    text = prompt.encode("utf-8", "replace").decode() + said + result + "It is Oslo, 在挪威.\n" * 60
+    mask = [0] * len(prompt) + [1] * len(said) + [0] * len(result)
+    mask += [1] * (len(text) - len(mask))
+
+    def episode(number: int, update: int) -> Episode:
+        value = number / 4
+        score = Reward(value, value, value, number, 4, 5, parts={"f1": value, "a_reward_of_your_own": 1 - value})
+        logprobs = [-0.02 * (place % 200) * drawn for place, drawn in enumerate(mask)]
+        versions = [max(0, update - (place < 700)) * drawn for place, drawn in enumerate(mask)]
+        ids = [*map(ord, text)]
+        return Episode(LONG_ID, ids, 50, mask, logprobs, versions, [], score, 2, "answered", messages(question)[1:])
+
+    for update in range(3):
+        groups = [
+            Group(2 * update + i, LONG_ID, max(0, update - 1), [episode(n, update) for n in range(5)]) for i in range(2)
+        ]
+        line = dump.write(update, groups, {"counts": {"groups_sampled": 3.0, "length_bias": 0.97}})
+        dump.commit(line, f"{update}" * 64, f"{update + 1}" * 64)
+    return DumpedBatches(folder)
+
+
 def _statistics(trajectories: list[Trajectory]) -> dict[str, Any]:
     server = ToolServer(SERVER, "Countries", "", "facts", "en", [], CodeExecution(""))
     return trajectory_statistics(trajectories, {SERVER: server})
@@ -204,17 +238,20 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
             "rejected": rejected,
         },
         "result": {"kind": "ItemResult", "model": "tiny"},
+        "batch": (run := batches(folder / "batches")).card,
     }
     of: dict[str, Pages] = {
         "environment": EnvironmentPages(Catalogue(environments), cast(Sandbox, None)),  # nothing here runs a tool
         "trajectory": TrajectoryPages(Conversations(folder / "trajectories")),
         "result": ResultPages(Evaluated(folder / "items")),
+        "batch": BatchPages(run),
     }
     own = items[1]
     ones = {
         "environment": f"/environment/{quote(environments[1].id)}?sort=id",
         "trajectory": f"/trajectory/{quote(trajectories[1].id)}",
         "result": f"/result?suite={own.suite}&category={own.category}&item={own.item}&trial=0",
+        "batch": "/update/1",
     }
     found = {name: (folder / f"{name}.html").as_uri() for name in ("evaluation", "comparison", "preview", "episodes")}
     write_evaluation(folder / "evaluation.html", tabulate(_stage(0.8, "tiny")))
@@ -227,6 +264,7 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
             address = stack.enter_context(served(partial(ViewerService, pages, cards[name], CONFIG)))
             found |= {f"{name} list": f"{address}/", f"{name} card": f"{address}/card", name: address + ones[name]}
         found["refusal"] = f"{address}/none"
+        found["token"] = f"{found['batch']}/group/1/episode/3?page=1"
         watcher = Watcher(grpo_workdir(folder / "run"))
         found["watch"] = f"{stack.enter_context(served(lambda: WatchService(watcher, CONFIG, seconds=0.2)))}/"
         yield found

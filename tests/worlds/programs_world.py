@@ -1,36 +1,51 @@
-"""Programs as they are started, cheaply: one process imports what is heavy, and forks for each start."""
+"""Programs as they are started, cheaply: one process imports what is heavy, and forks for each start.
+
+The same one for all files of a worker: a test that is about what a program imports, or about how its process begins,
+starts it as users do.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-HEAVY = ("astra_jax.sft.train", "astra_jax.grpo.train", "astra_jax.run.weights", "configs.training")
-"""What the programs that train import, most of what a start costs that is refused."""
-SYNTHESIS = (
+HEAVY = (
+    "astra_jax.sft.train",
+    "astra_jax.grpo.train",
+    "astra_jax.run.weights",
+    "configs.training",
     "synthesis.environments.pipeline",
     "synthesis.trajectories.pipeline",
     "synthesis.facts.relations:all_relations",
+    "launch.quickstart.stages",
+    "launch.quickstart.report",
+    "astra_jax.planner.search",
+    "launch.viewer.catalogue",
+    "launch.viewer.environment_pages",
+    "launch.viewer.service",
 )
-"""What the programs that write datasets import, and the relations that they build first."""
+"""What the programs import, most of what a start costs that is refused; and the relations that some build first."""
 
 _FORKS = """
-import gc, importlib, json, os, resource, runpy, sys
+import atexit, gc, importlib, json, os, resource, runpy, sys, threading
 gc.disable()  # nothing of it is garbage
 for heavy in sys.argv[1:]:
     name, _, call = heavy.partition(":")
     module = importlib.import_module(name)
     if call:
         getattr(module, call)()
+import jax
 gc.collect()
 gc.freeze()  # so that children neither look through what is imported nor copy it
 gc.enable()
@@ -48,13 +63,31 @@ for line in sys.stdin:
             os.dup2(os.open(f"{case['output']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         if case["file_bytes"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (case["file_bytes"], resource.RLIM_INFINITY))
+        os.environ.clear()
         os.environ.update(case["environment"])
+        sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))  # which it read as it was imported
         sys.argv = [case["module"], *case["arguments"]]
-        runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
-        sys.exit(0)
+        code = 0
+        try:
+            runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code or 0
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                code = 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 1
+        threading._shutdown()  # as Python ends: its threads, then what is registered
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 0xFF)
     print(child, flush=True)
 """
-"""It says how a child ended, or null, and goes on: several may run at a time."""
+"""It says how a child ended, or null, and goes on: several may run at a time. Children leave what was imported for them
+as it is: taking it down, page by page, was half of what a start costs that is refused."""
 
 
 def as_users() -> dict[str, str]:
@@ -103,6 +136,10 @@ class Started:
         if self.poll() is None:
             os.killpg(self.pid, number)
 
+    def said(self) -> str:
+        """What it has said on standard output so far."""
+        return self._said(1)
+
     def errors(self) -> str:
         """What it has said on standard error so far."""
         return self._said(2)
@@ -125,8 +162,10 @@ class Started:
 class Programs:
     """Starts of programs."""
 
-    def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
-        self._process, self._module, self._folder = process, module, folder
+    def __init__(
+        self, process: subprocess.Popen[str], module: str, folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._process, self._module, self._folder, self._environment = process, module, folder, environment
         self._started: list[Started] = []
 
     def __call__(self, *arguments: str, module: str = "", file_bytes: int = 0, **environment: str) -> Ended:
@@ -139,7 +178,7 @@ class Programs:
         case = {
             "module": module or self._module,
             "arguments": arguments,
-            "environment": environment,
+            "environment": os.environ | _SET | self._environment | environment,
             "file_bytes": file_bytes,
             "output": str(output),
         }
@@ -158,22 +197,39 @@ class Programs:
             one.kill()
 
 
+_SET = {"ASTRA_CPU": "set"}
+
+
 @contextmanager
-def programs(module: str, folder: Path, *, heavy: Sequence[str] = (), **environment: str) -> Iterator[Programs]:
+def programs(module: str, folder: Path, **environment: str) -> Iterator[Programs]:
     """Starts of a program.
 
     Args:
         module: the program, where a start names no other.
-        heavy: modules that it imports, which start no thread; `MODULE:FUNCTION` is called too, and keeps what it gives.
+        folder: for what they say.
+        environment: of each start.
     """
-    command = [sys.executable, "-c", _FORKS, *heavy]
-    given = os.environ | {"ASTRA_CPU": "set"} | environment
+    with closing(Programs(_forking(), module, folder, environment)) as made:
+        yield made
+
+
+def ended(module: str, *arguments: str, **environment: str) -> Ended:
+    """A program that is started once, and how it ended."""
+    with tempfile.TemporaryDirectory() as folder, programs(module, Path(folder), **environment) as start:
+        return start(*arguments)
+
+
+@functools.cache
+def _forking() -> subprocess.Popen[str]:
+    """It ends with its input, so with this process."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        [sys.executable, "-c", _FORKS, *HEAVY],
+        cwd=ROOT,
+        env=os.environ | _SET,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     )
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        with closing(Programs(process, module, folder)) as made:
-            yield made
-    finally:
-        process.communicate("")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process

@@ -87,7 +87,8 @@ def by_heart(config: Decoder, tokenizer: ChatTokenizer, conversations: Sequence[
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens_bt[:, 1:])
         return (losses * mask_bt[:, 1:]).sum() / mask_bt.sum()
 
-    @jax.jit
+    # Run a hundred times: compiled as fast as all else is (`tests/conftest.py`) it takes three times as long.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
     def step(params: Params, state: Any) -> tuple[Params, Any, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(params)
         updates, state = optimizer.update(gradient, state)

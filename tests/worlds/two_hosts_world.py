@@ -7,22 +7,25 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+from jax.experimental import multihost_utils
+from programs_world import Programs, Started, programs
 from rollout_world import ScriptedPolicy, call, make_environment
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.train import train
+from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.vllm.publishing import Publisher
 from astra_jax.rollout.vllm.server import PolicyError
+from astra_jax.run.hosts import HostWatch
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import SandboxPool
 
@@ -108,42 +111,30 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, *, fails: int = -1,
     return result
 
 
-HOST = """
-import asyncio, contextlib, json, os, pickle, sys
-import jax
-jax.config.update("jax_num_cpu_devices", 4)
-jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
-from pathlib import Path
-from jax.experimental import multihost_utils
-from two_hosts_world import run
-from astra_jax.mesh import make_mesh
-from astra_jax.run.hosts import HostWatch
-from astra_jax.tokenizer import ChatTokenizer
-tokenizer, workdir, changes = ChatTokenizer.load(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5])
-mesh = make_mesh(fsdp=2, context=2, tensor=2)
-with HostWatch(float(sys.argv[6])) if float(sys.argv[6]) else contextlib.nullcontext():
-    result = asyncio.run(run(tokenizer, workdir, mesh, **changes))
-assert jax.process_count() == 2 and not jax.tree.leaves(result.params)[0].is_fully_addressable
-params = multihost_utils.process_allgather(result.params, tiled=True)
-if jax.process_index() == 0:
-    (workdir / "params.pickle").write_bytes(pickle.dumps(jax.device_get(params)))
-"""
-
-
-@dataclass
-class Host:
-    """A process, and the file of what it says."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def ended(self, seconds: float) -> tuple[int, str]:
-        """Its exit code, and what it said."""
-        return self.process.wait(seconds), self.log.read_text()
+def host(port: str, index: str, tokenizer: str, folder: str, changes: str, watch: str) -> None:
+    """One of them, as a program: `params.pickle` has the weights that it ends with."""
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
+    workdir, mesh = Path(folder), make_mesh(fsdp=2, context=2, tensor=2)
+    with HostWatch(float(watch)) if float(watch) else contextlib.nullcontext():
+        result = asyncio.run(run(ChatTokenizer.load(tokenizer), workdir, mesh, **json.loads(changes)))
+    assert jax.process_count() == 2 and not jax.tree.leaves(result.params)[0].is_fully_addressable
+    params = multihost_utils.process_allgather(result.params, tiled=True)
+    if jax.process_index() == 0:
+        (workdir / "params.pickle").write_bytes(pickle.dumps(jax.device_get(params)))
 
 
 @contextlib.contextmanager
-def two_hosts(tokenizer: Path, workdir: Path, *, watch: float = 0, **changes) -> Iterator[list[Host]]:
+def hosts(folder: Path) -> Iterator[Programs]:
+    """What starts them."""
+    with programs(Path(__file__).stem, folder, PYTHONPATH=os.pathsep.join(sys.path)) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def two_hosts(
+    start: Programs, tokenizer: Path, workdir: Path, *, watch: float = 0, **changes
+) -> Iterator[list[Started]]:
     """Started; killed at the end, if they still run.
 
     Args:
@@ -154,20 +145,14 @@ def two_hosts(tokenizer: Path, workdir: Path, *, watch: float = 0, **changes) ->
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     workdir.mkdir(exist_ok=True)
-    script = workdir / "host.py"
-    script.write_text(HOST)
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}  # with the folder of what is compiled
     arguments = [str(tokenizer), str(workdir), json.dumps(changes), str(watch)]
-    hosts: list[Host] = []
+    started = [start.begin(str(port), str(i), *arguments) for i in range(2)]
     try:
-        for i in range(2):
-            log = workdir / f"host{i}.log"
-            with log.open("w") as file:
-                command = [sys.executable, str(script), str(port), str(i), *arguments]
-                hosts.append(
-                    Host(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT), log)
-                )
-        yield hosts
+        yield started
     finally:
-        for host in hosts:
-            host.process.kill()
+        for one in started:
+            one.kill()
+
+
+if __name__ == "__main__":
+    host(*sys.argv[1:])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import http.client
+import os
 import re
-import subprocess
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from programs_world import programs
 
 ROOT = Path(__file__).parent.parent.parent
 INJECTION = "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>\"'&"
@@ -24,19 +28,21 @@ def command(dataset: Path, *more: str) -> list[str]:
 @contextmanager
 def serving(dataset: Path, *more: str) -> Iterator[int]:
     """The port of a server that is there for a while, and then ends as it should."""
-    process = subprocess.Popen(command(dataset, *more), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
+    with tempfile.TemporaryDirectory() as folder, programs("launch.inspect", Path(folder)) as start:
+        process = start.begin(*command(dataset, *more)[3:])
+        while process.poll() is None and not process.said().endswith("\n"):
+            time.sleep(0.01)
+        line = process.said()
         found = re.fullmatch(
-            r"\d+ (?:environments|trajectories|results) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
+            r"\d+ (?:environments|trajectories|results|updates) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
         )
-        assert found, line
-        yield int(found[1])
-    finally:
-        process.terminate()
-        rest, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and rest == "stopped\n"
+        assert found, line + process.errors()
+        try:
+            yield int(found[1])
+        finally:
+            os.kill(process.pid, signal.SIGTERM)
+            ended = process.wait(60)
+        assert ended.code == 0 and ended.out == f"{line}stopped\n"
 
 
 def send(

@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,15 @@ from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.vllm.direct import DirectPublisher
 from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+from astra_jax.rollout.vllm.sync import AnyPublisher
 from astra_jax.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 VLLM = Path(os.environ.get("ASTRA_VLLM", ROOT / ".venv-vllm" / "vllm" / "bin" / "vllm"))
+ZYGOTE = Path(__file__).with_name("vllm_zygote.py")
 PLUGIN = ROOT / "astra_jax" / "rollout" / "vllm" / "plugin"
 RUN = "r1"
 """Whose weights the servers get: their labels are r1:1 and so on."""
@@ -44,7 +47,7 @@ KEY = "open sesame"
 SYNC_KEY = "close sesame"
 CONTEXT = 2048
 PROMPTS = [[5, 17, 300, 42], list(range(20, 90)), [600, 1, 2, 3] * 40]
-_QUIET = {
+QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     # A thread for each rank, on whichever CPU is free. Several wait for one another in circles, for longer than this
@@ -116,14 +119,40 @@ class World:
     def folder_publisher(self) -> FolderPublisher:
         return FolderPublisher(self.folder / "folders", self.model, dtype="float32")
 
-    def policy(self, *servers: Server, max_length: int = CONTEXT, **config) -> VLLMPolicy:
+    @contextlib.asynccontextmanager
+    async def direct_policy(self, *servers: Server) -> AsyncIterator[tuple[VLLMPolicy, DirectPublisher]]:
+        """Whose weights the servers take out of this process's memory."""
+        publisher = DirectPublisher(self.model, key=SYNC_KEY, run=RUN, host="127.0.0.1", dtype="float32")
+        with contextlib.closing(publisher):
+            async with self.policy(*servers, publisher=publisher, sync="direct") as policy:
+                yield policy, publisher
+
+    def policy(
+        self, *servers: Server, max_length: int = CONTEXT, publisher: AnyPublisher | None = None, **config
+    ) -> VLLMPolicy:
         urls = tuple(server.url for server in servers)
         config.setdefault("sync_key", None if config.get("sync") == "reload" else SYNC_KEY)
         plain = dict(urls=urls, api_key=KEY, run_id=RUN, check_seconds=0.3, patience_seconds=90.0, lease_seconds=600.0)
         options = VLLMConfig(**plain | config)
-        publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
+        if publisher is None:
+            publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
         digest = self.tokenizer.vocabulary_digest
         return VLLMPolicy(options, publisher, vocabulary=digest, max_length=max_length)
+
+
+OF_THE_PLUGIN, PLUGINS = '--weight-transfer-config={"backend": "astra"}', "astra,astra_sync"
+"""A flag, and the variable VLLM_PLUGINS."""
+
+
+def serving_flags(
+    folder: Path, port: int, *, dtype: str = "float32", logprobs: str = "processed_logprobs"
+) -> list[str]:
+    """What `vllm` is told to serve a tiny model of a folder on this machine's CPUs."""
+    return [
+        "serve", str(folder), "--host=127.0.0.1", f"--port={port}", "--served-model-name=policy", f"--dtype={dtype}",
+        f"--max-model-len={CONTEXT}", "--enforce-eager", "--kv-cache-memory-bytes=134217728",
+        f"--logprobs-mode={logprobs}",
+    ]  # fmt: skip
 
 
 class Server:
@@ -159,15 +188,13 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = world.folder / f"server-{self.port}.log"
         self._command = [
-            str(VLLM), "serve", str(folder or world.folder / "serve"), "--host=127.0.0.1", f"--port={self.port}",
-            "--served-model-name=policy", f"--dtype={dtype}", f"--max-model-len={CONTEXT}", "--enforce-eager",
-            "--kv-cache-memory-bytes=134217728", f"--logprobs-mode={logprobs}", f"--api-key={KEY}",
-            f"--tensor-parallel-size={ranks}", *arguments,
+            str(VLLM), *serving_flags(folder or world.folder / "serve", self.port, dtype=dtype, logprobs=logprobs),
+            f"--api-key={KEY}", f"--tensor-parallel-size={ranks}", *arguments,
         ]  # fmt: skip
-        self._environment = _QUIET | sync_settings(world.folder)
+        self._environment = QUIET | sync_settings(world.folder)
         if plugin:
-            self._command.append('--weight-transfer-config={"backend": "astra"}')
-            self._environment["VLLM_PLUGINS"] = "astra,astra_sync"
+            self._command.append(OF_THE_PLUGIN)
+            self._environment["VLLM_PLUGINS"] = PLUGINS
         else:
             self._environment |= {"VLLM_PLUGINS": "", "VLLM_SERVER_DEV_MODE": "1"}
         if dummy:
@@ -179,11 +206,7 @@ class Server:
 
     def start(self) -> None:
         if self._forked:
-            asked = {"command": self._command, "environment": self._environment, "log": str(self.log)}
-            zygote = _zygote()
-            zygote.stdin.write(json.dumps(asked) + "\n")
-            zygote.stdin.flush()
-            self._pid = int(zygote.stdout.readline())
+            self._pid = _forked(command=self._command, environment=self._environment, log=str(self.log))
         else:
             self._pid = subprocess.Popen(
                 self._command,
@@ -201,7 +224,7 @@ class Server:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return
-            time.sleep(0.5)
+            time.sleep(0.1)
         raise AssertionError(self.log.read_text()[-3000:])
 
     def kill(self) -> None:
@@ -234,9 +257,26 @@ def _plugin_path() -> str:
 @functools.cache
 def _zygote() -> subprocess.Popen[str]:
     """Ends with this process, which holds its input open."""
-    command = [str(VLLM.with_name("python")), str(Path(__file__).with_name("vllm_zygote.py"))]
-    environment = os.environ | _QUIET | {"PYTHONPATH": _plugin_path()}
+    command = [str(VLLM.with_name("python")), str(ZYGOTE)]
+    environment = os.environ | QUIET | {"PYTHONPATH": _plugin_path()}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _forked(**asked: Any) -> int:
+    """A process of the zygote's, see there."""
+    zygote = _zygote()
+    zygote.stdin.write(json.dumps(asked) + "\n")
+    zygote.stdin.flush()
+    return int(zygote.stdout.readline())
+
+
+def said_in_vllm(script: str, folder: Path) -> str:
+    """What a script says that is run by vLLM's Python, with the settings of a server of this folder; to its end."""
+    log = folder / "script.log"
+    pid = _forked(command=["script"], script=script, environment=sync_settings(folder), log=str(log))
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.05)
+    return log.read_text()
 
 
 @contextlib.contextmanager
@@ -259,14 +299,17 @@ def generated_tokens(server: Server) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
-def trainer_logprobs(params: Params, world: World, tokens: list[int]) -> np.ndarray:
+def trainer_logprobs(params: Params, model: Decoder, tokens: list[int]) -> np.ndarray:
     """Of each token but the first, as the trainer computes them."""
-    return np.asarray(_logprobs(params, world.model, np.asarray([tokens])))
+    length = -(-len(tokens) // 256) * 256  # few, each of which is compiled
+    ids_bt = np.asarray([[*tokens, *[0] * (length - len(tokens))]])
+    segments_bt = (np.arange(length) < len(tokens)).astype(np.int32)[None]
+    return np.asarray(_logprobs(params, model, ids_bt, segments_bt))[: len(tokens) - 1]
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _logprobs(params: Params, config: Decoder, ids_bt: jax.Array) -> jax.Array:
-    x_btd, _ = config.forward(params, ids_bt, jnp.arange(ids_bt.shape[1])[None], jnp.ones_like(ids_bt))
+def _logprobs(params: Params, config: Decoder, ids_bt: jax.Array, segments_bt: jax.Array) -> jax.Array:
+    x_btd, _ = config.forward(params, ids_bt, jnp.arange(ids_bt.shape[1])[None], segments_bt)
     return token_logprobs(x_btd[:, :-1], config.head_kernel(params), ids_bt[:, 1:])[0][0]
 
 
@@ -274,7 +317,7 @@ def assert_labelled(choice: dict, world: World, by_version: Sequence[Params]) ->
     """Each span of a completion of `PROMPTS[0]` has the logprobs of the weights that it names; one span for each."""
     logprobs = np.asarray([one["logprob"] for one in choice["logprobs"]["content"]])
     tokens = [*PROMPTS[0], *choice["token_ids"]]
-    wanted = [trainer_logprobs(params, world, tokens)[len(PROMPTS[0]) - 1 :] for params in by_version]
+    wanted = [trainer_logprobs(params, world.model, tokens)[len(PROMPTS[0]) - 1 :] for params in by_version]
     for i, span in enumerate(choice["weight_versions"]):
         part = slice(span["start"], span["end"])
         # A request this long has up to 1e-4 of float32 noise without any sync; one label that is off by a token, or one
@@ -314,7 +357,7 @@ async def assert_same(policy, params: Params, world: World, version: int, greedy
         completion = await policy.generate(prompt, greedy)
         assert completion.policy_version == version and completion.finish == "length"
         tokens = [*prompt, *completion.token_ids]
-        want = trainer_logprobs(params, world, tokens)[len(prompt) - 1 :]
+        want = trainer_logprobs(params, world.model, tokens)[len(prompt) - 1 :]
         np.testing.assert_allclose(completion.logprobs, want, atol=1e-4)
 
 

@@ -4,8 +4,10 @@ Three processes of a server import for 8 to 11 CPU seconds each; all else that a
 start takes 7. Here every server, and what it starts itself, is a fork of one process that has imported everything.
 
 One JSON object a line on standard input starts a server: its `command`, what is added to the `environment`, and the
-`log` that its output goes to. The answer is its process, which leads a session of its own. The zygote ends with its
-input; its servers do not.
+`log` that its output goes to; with a `script`, Python that is run instead. The answer is its process, which leads a
+session of its own. The zygote ends with its input; its servers do not.
+
+Given arguments it is `vllm` with these, whose further processes are its forks.
 """
 
 import json
@@ -13,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 
 
 def main() -> None:
@@ -28,16 +31,19 @@ def main() -> None:
 
     for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
         module.get_mp_context = lambda: multiprocessing.get_context("fork")  # the platform forces "spawn" on it
+    if sys.argv[1:]:
+        vllm.entrypoints.cli.main.main()
+        return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
         if not child:
-            serve(asked["command"], asked["environment"], asked["log"])
+            serve(asked["command"], asked["environment"], asked["log"], asked.get("script", ""))
         print(child, flush=True)
 
 
-def serve(command: list[str], environment: dict[str, str], log: str) -> None:
+def serve(command: list[str], environment: dict[str, str], log: str, script: str) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -50,8 +56,10 @@ def serve(command: list[str], environment: dict[str, str], log: str) -> None:
 
     code = 1
     try:
-        run()
+        exec(script, {"__name__": "__main__"}) if script else run()
         code = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -167,6 +167,7 @@ class BFCL:
         metrics |= {"refused_calls": float(run.refused), "undecodable_steps": float(run.undecodable)}
         if "abstained" in verdict:
             metrics["abstained"] = float(verdict["abstained"])
+        metrics |= _by_turn(verdict.get("called", ()), verdict.get("able", ()))
         return ItemResult(
             suite=INFO.name,
             category=item.category,
@@ -253,6 +254,16 @@ class _Run:
         self.refused += done["refused"]
         outputs: list[str] = done["outputs"]
         return outputs
+
+
+def _by_turn(called: Sequence[bool], able: Sequence[bool]) -> dict[str, float]:
+    """Shares of turns: of those that can be fulfilled, where something is called; of the others, where nothing is."""
+    pairs = list(zip(called, able, strict=True))
+    right = {
+        "called_when_able": [did for did, can in pairs if can],
+        "quiet_when_unable": [not did for did, can in pairs if not can],
+    }
+    return {name: sum(turns) / len(turns) for name, turns in right.items() if turns}
 
 
 def _failed(why: str) -> dict[str, Any]:

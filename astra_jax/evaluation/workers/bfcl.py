@@ -94,24 +94,26 @@ class BfclItem:
         }
 
     def score(self, turns: int) -> dict[str, Any]:
-        """The harness's verdict.
+        """The harness's verdict, and of each turn whether something was called and whether it can be fulfilled.
 
         Args:
             turns: of the user that the model has worked on; fewer than there are where it was stopped.
         """
         from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
+        for turn in range(turns):
+            self._turn(turn)
+        told = {"called": list(map(bool, self._decoded)), "able": list(map(bool, self._truth[:turns]))}
         if turns != len(self._truth):
             return {
                 "valid": False,
                 "error_type": "multi_turn:force_terminated",
                 "error_message": f"in turn {turns - 1}",
+                **told,
             }
-        for turn in range(turns):
-            self._turn(turn)
         category = self._entry["id"].rsplit("_", 1)[0]
         verdict = checker.multi_turn_checker(self._decoded, self._truth, self._entry, category, _MODEL)
-        verdict = {name: verdict.get(name) for name in ("valid", "error_type", "error_message")}
+        verdict = {name: verdict.get(name) for name in ("valid", "error_type", "error_message")} | told
         if not all(self._truth):
             quiet = checker.multi_turn_irrelevance_checker(self._decoded, self._truth)
             verdict["abstained"] = quiet["valid"]

@@ -11,6 +11,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from astra_jax.cpu import programs as cpu
+
 Array = jax.Array
 
 
@@ -42,6 +44,10 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 @jax.custom_vjp
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up, both [..., F]."""
+    return cpu.in_float32(_gated, gate, up)
+
+
+def _gated(gate: Array, up: Array) -> Array:
     return jax.nn.silu(gate) * up
 
 
@@ -50,7 +56,10 @@ def _swiglu_forward(gate: Array, up: Array) -> tuple[Array, tuple[Array, Array]]
 
 
 def _swiglu_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    gate, up = residuals
+    return cpu.in_float32(_gated_backward, *residuals, dy)
+
+
+def _gated_backward(gate: Array, up: Array, dy: Array) -> tuple[Array, Array]:
     share = jax.nn.sigmoid(gate)
     return dy * up * share * (1 + gate * (1 - share)), dy * gate * share
 

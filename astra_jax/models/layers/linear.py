@@ -56,7 +56,8 @@ def _forward(
     if matmul != "none":
         return quantized.forward(x, w, contracted, mesh, writes, matmul), (x, w)
     # No call of `_linear`: `jax.checkpoint`'s policies would not see the matmul in it.
-    return _dot(x, w.astype(x.dtype), range(x.ndim - contracted, x.ndim), range(contracted)), (x, w)
+    over = range(x.ndim - contracted, x.ndim), range(contracted)
+    return cpu.product(x, w.astype(x.dtype), over, mesh), (x, w)
 
 
 def _backward(
@@ -65,7 +66,8 @@ def _backward(
     x, w = residuals
     out, rows = w.ndim - contracted, x.ndim - contracted
     if matmul == "none":
-        dx = _dot(dy, w.astype(dy.dtype), range(dy.ndim - out, dy.ndim), range(contracted, w.ndim))
+        over = range(dy.ndim - out, dy.ndim), range(contracted, w.ndim)
+        dx = cpu.product(dy, w.astype(dy.dtype), over, mesh)
     else:
         dx = quantized.backward(dy, w, contracted, mesh, writes, matmul)
     gradient: Callable[[Array, Array], Array] = functools.partial(weight_gradient, rows=rows)
@@ -112,11 +114,8 @@ def weight_gradient(x: Array, dy: Array, rows: int = 1) -> Array:
 
 
 def _row_product(rows: int, x: Array, dy: Array) -> Array:
-    return _dot(x, dy, range(rows), range(rows), jnp.float32)
-
-
-def _dot(x: Array, y: Array, axes_x: range, axes_y: range, dtype: Any = None) -> Array:
-    return jax.lax.dot_general(x, y, ((tuple(axes_x), tuple(axes_y)), ((), ())), preferred_element_type=dtype)
+    over = tuple(range(rows))
+    return jax.lax.dot_general(x, dy, ((over, over), ((), ())), preferred_element_type=jnp.float32)
 
 
 _linear.defvjp(_forward, _backward)

@@ -18,13 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import WIDTH, AnyMesh, constrain
 from synthesis.core.refusals import Refusal
 
 Array = jax.Array
-
-PRODUCT = "quantized_product"
-"""What a product's output is called for `jax.checkpoint`: the sums in it are wider than what comes of them."""
 
 _TYPES = {"int8": (jnp.int8, jnp.int8), "fp8": (jnp.float8_e4m3fn, jnp.float8_e5m2)}
 """(of activations and weights, of gradients)."""
@@ -56,7 +54,7 @@ def forward(x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: b
     x_q = _scaled(x, kind, range(rows))
     w_q = _gathered(_scaled(w, kind, range(contracted, w.ndim)), mesh, writes)
     y = _dot(x_q, w_q, range(rows, x.ndim), range(contracted))
-    return checkpoint_name(y.astype(x.dtype), PRODUCT)
+    return checkpoint_name(y.astype(x.dtype), cpu.PRODUCT)  # the sums are wider
 
 
 def backward(dy: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:

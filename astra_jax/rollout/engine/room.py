@@ -27,7 +27,16 @@ def mesh_of(params: Any) -> Mesh | None:
 def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *, stacked: bool) -> Caches:
     """A cache on its devices; made there, since the whole may be more than one of them holds."""
     make = partial(model.cache, slots, max_length, stacked=stacked)
-    return make() if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
+    return committed(make()) if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
+
+
+def committed(arrays: Any) -> Any:
+    """The same arrays, tied to the devices that they lie on; not copied.
+
+    Weights from a checkpoint are, those that were just made are not, and JAX compiles a program for either: an engine
+    given the one and then the other had all of its programs compiled twice.
+    """
+    return jax.device_put(arrays, jax.tree.map(lambda x: x.sharding, arrays))
 
 
 def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str = "none") -> None:

@@ -22,7 +22,7 @@ from astra_jax.attention.cache import Caches
 from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps as device
-from astra_jax.rollout.engine.room import check_room, empty_cache, mesh_of
+from astra_jax.rollout.engine.room import check_room, committed, empty_cache, mesh_of
 from astra_jax.rollout.engine.sampling import Shaping
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
 from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
@@ -130,7 +130,7 @@ class Worker:
     def _prepare(self) -> None:
         if not self._prepared:
             how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
-            self._params, self._prepared = self.model.for_decoding(self._params, **how), True
+            self._params, self._prepared = committed(self.model.for_decoding(self._params, **how)), True
 
     def _empty_cache(self) -> Caches:
         shapes = self.shapes

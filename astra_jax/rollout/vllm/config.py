@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from typing import Annotated
-from urllib.parse import urlsplit
 
+from astra_jax.rollout.vllm.addresses import check_source
 from astra_jax.rollout.vllm.sync import Way
-from sandbox.access import is_loopback, keyless, trusting
-from sandbox.settings import Bound, Count, CountOrZero, Seconds, SettingError, Settings
+from sandbox.access import trusting
+from sandbox.settings import Bound, Count, CountOrZero, Seconds, SettingError, Settings, Share, Total
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,21 @@ class VLLMConfig(Settings):
     """How to reach the servers.
 
     Attributes:
-        urls: one for each server, without a path.
+        urls: one for each server, without a path. Or where they are looked up, again and again while a run goes on:
+            `@FILE`, which has one in each line, and `dns+http://NAME:PORT`, of which each address that the name has is
+            a server (Kubernetes: a headless service).
         api_key: what they were started with (`--api-key`).
         sync_key: what they take new weights for (`ASTRA_SYNC_KEY_FILE` there), another than `api_key`; None where they
             listen on loopback alone and have none.
         ca_file: PEM file of whoever signed their certificates; by default the system's authorities.
-        sync: how weights get there: `plugin` (ours, from Orbax checkpoints), or `reload` (vLLM's development endpoints,
-            from Hugging Face folders), for servers on this machine without the plugin.
+        sync: how weights get there: `plugin` (ours, from Orbax checkpoints), `direct` (ours, over TCP from the memory
+            of the trainer's hosts; wants a `sync_key`), or `reload` (vLLM's development endpoints, from Hugging Face
+            folders), for servers on this machine without the plugin.
         requests_per_server: in flight at once; more wait here.
+        cache_tokens: of the KV cache of a server that does not say it in its `/metrics`; requests wait here that it has
+            no room for. Ours: 524,288, 86 GB of Qwen3-14B.
+        slack: how much fuller than the least loaded server, in shares of its cache, one may be that has a request's
+            prefix cached, and is still asked for it. Ours: an eighth, more than a group of episodes holds.
         min_servers: so many must be there at the start, and have an update's weights before the run goes on; of
             fewer servers all.
         request_seconds: for one completion. A server that hangs is found sooner, by `stall_seconds`.
@@ -48,6 +55,8 @@ class VLLMConfig(Settings):
     ca_file: str | None = None
     sync: Way = "plugin"
     requests_per_server: Count = 256
+    cache_tokens: Total = 524_288
+    slack: Share = 0.125
     min_servers: Count = 1
     request_seconds: Seconds = 7200.0
     stall_seconds: Seconds = 300.0
@@ -74,24 +83,21 @@ class VLLMConfig(Settings):
                 f"VLLMConfig.lease_seconds is {self.lease_seconds:g}, check_seconds {self.check_seconds:g}: a lease is "
                 "renewed by looks, and lasts for three of them at least"
             )
-        for url in self.urls:
-            keyless(url, "VLLMConfig.urls")
+        for source in self.urls:
+            check_source(source, self.sync)
         trusting(self.ca_file)
         if self.sync_key is not None and self.sync_key == self.api_key:
             raise SettingError(
                 "VLLMConfig.sync_key is the api_key too: whoever may sample could replace the weights; give the "
                 "servers a key of its own for syncs"
             )
+        if self.sync == "direct" and self.sync_key is None:
+            raise SettingError(
+                "VLLMConfig.sync='direct' without sync_key, by which trainer and servers know each other before "
+                "weights are sent: give --rollout_sync_key_file, and the servers the same as ASTRA_SYNC_KEY_FILE"
+            )
         if self.sync == "reload" and self.sync_key is not None:
             raise SettingError(
                 "VLLMConfig.sync_key with sync='reload', whose endpoints ask for no key: leave it out, or use "
-                "sync='plugin'"
-            )
-        if self.sync == "reload" and (
-            far := [url for url in self.urls if not is_loopback(urlsplit(url).hostname or "")]
-        ):
-            raise SettingError(
-                f"VLLMConfig.sync='reload' with {far[0]}: vLLM's development endpoints ask for no API key, so that "
-                "whoever reaches them can replace the weights; bind that server to 127.0.0.1 and tunnel to it, or use "
                 "sync='plugin'"
             )

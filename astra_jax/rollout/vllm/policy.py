@@ -4,18 +4,18 @@
         await policy.update(params, 1)
         completion = await policy.generate(token_ids, sampling, session="group3.1")
 
-Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there. A server that
-fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It serves
-again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away and
-counted; with `most_age` a completion that an update fell into counts, each token by what drew it. `fleet.py`
-is which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
+Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there, and a request
+waits here until a server has room for it (`routing.py`). Servers come and go while a run goes on (`addresses.py`). One
+that fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It
+serves again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away
+and counted; with `most_age` a completion that an update fell into counts, each token by what drew it. `fleet.py` is
+which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import fields
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,9 +26,9 @@ from astra_jax.models.model import Params
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
 from astra_jax.rollout.vllm.fleet import Fleet
-from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher, PublishError
+from astra_jax.rollout.vllm.publishing import PublishError
 from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, ServerCounts, why
-from astra_jax.rollout.vllm.sync import sync_way
+from astra_jax.rollout.vllm.sync import AnyPublisher, sync_way
 from astra_jax.run.hosts import is_first
 from sandbox.access import trusting
 from synthesis.core.terminal import printable
@@ -44,7 +44,7 @@ class VLLMPolicy:
 
     Args:
         publisher: where `update` publishes; its folder must be where the servers can read it, under the same path. A
-            `Publisher` for `sync="plugin"`, a `FolderPublisher` for `"reload"`.
+            `Publisher` for `sync="plugin"`, a `DirectPublisher` for `"direct"`, a `FolderPublisher` for `"reload"`.
         vocabulary: digest of the tokenizer's vocabulary, from `tokenizer.vocabulary_digest`.
         max_length: tokens of the longest sequence that will be asked for.
 
@@ -52,9 +52,7 @@ class VLLMPolicy:
         ValueError: the publisher is of the other kind, or the model cannot be synced in this way.
     """
 
-    def __init__(
-        self, config: VLLMConfig, publisher: Publisher | FolderPublisher, *, vocabulary: str, max_length: int
-    ) -> None:
+    def __init__(self, config: VLLMConfig, publisher: AnyPublisher, *, vocabulary: str, max_length: int) -> None:
         self.config = config
         self._sync_way = sync_way(
             config.sync, publisher, vocabulary, config.sync_key, config.run_id, config.lease_seconds
@@ -95,15 +93,22 @@ class VLLMPolicy:
     @property
     def stats(self) -> ServerCounts:
         """Of all servers, since the policy was opened."""
-        names = [one.name for one in fields(ServerCounts)]
-        return ServerCounts(**{name: sum(getattr(one.counts, name) for one in self.fleet.servers) for name in names})
+        return self.fleet.counts
 
     def metrics(self) -> dict[str, float]:
-        """See `TrainablePolicy.metrics`: what each server does, and its counts since the policy was opened."""
+        """See `TrainablePolicy.metrics`: what each server does, and its counts since the policy was opened; how many
+        requests have found their prefix cached (`Router`), and how many wait for a server with room."""
+        router = self.fleet.router
         return {
             f"servers/{urlsplit(url).netloc}/{name}": value
             for url, row in self.fleet.rows().items()
             for name, value in row.items()
+        } | {
+            "routing/servers": float(len(self.fleet.serving)),
+            "routing/waiting": float(router.waiting),
+            "routing/placed": float(router.placed),
+            "routing/stayed": float(router.stayed),
+            "routing/moved": float(router.moved),
         }
 
     async def close(self) -> None:
@@ -126,15 +131,16 @@ class VLLMPolicy:
         while len(reasons) < self.config.attempts:
             if failed:  # a server that is overloaded, or on its way down, gets a moment
                 await asyncio.sleep(min(self.config.check_seconds, 0.05 * 2 ** len(failed)))
-            server = await self.fleet.place(session, failed)
-            server.load += 1
+            place = await self.fleet.place(session, len(token_ids), sampling.max_tokens, failed)
+            server, drawn = place.server, None
             try:
                 async with server.asking():
                     if not server.serving:
                         continue
                     version, label, syncs = self.fleet.version, self.fleet.label, server.syncs
                     draw = await server.draw(token_ids, sampling, self.config.request_seconds)
-                    labels = draw.labels or [await self._sync_way.version(server)] * len(draw.token_ids)
+                    drawn = len(draw.token_ids)
+                    labels = draw.labels or [await self._sync_way.version(server)] * drawn
             except (*FAILURES, PolicyError) as error:
                 server.counts.failures += 1
                 # Refused connections never brought it the request.
@@ -144,7 +150,7 @@ class VLLMPolicy:
                 await self.fleet.suspect(server, why(error))
                 continue
             finally:
-                server.load -= 1
+                place.leave(drawn)
             synced, drew = server.syncs != syncs, set(labels)
             spans = self.config.most_age > 0 and draw.labels is not None and all(map(self.fleet.still_counts, drew))
             if not (synced and spans) and (drew != {label} or (synced and draw.labels is None)):

@@ -121,14 +121,15 @@ class FolderPublisher:
 
     def __init__(self, dir: Path | str, model: Model, *, keep: int = 2, dtype: str = "bfloat16") -> None:
         _check_keep(keep)
-        if in_bucket(dir):
+        folder = location(dir)
+        if in_bucket(folder):
             raise InputError(
                 f"weights are published to {dir}, and vLLM's reload reads them from a disk: give a folder of the "
                 "servers' machine, or use Publisher, whose plugin reads buckets"
             )
         if jax.process_count() > 1:
             raise InputError(f"FolderPublisher in a run of {jax.process_count()} processes; publish with Publisher")
-        self.dir, self.model, self._keep = Path(location(dir)), model, keep
+        self.dir, self.model, self._keep = Path(folder), model, keep
         self._stored = replace(model, param_dtype=dtype)
         self.dir.mkdir(parents=True, exist_ok=True)
         _clear(self.dir, _UNFINISHED)

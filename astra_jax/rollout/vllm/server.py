@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol
 import aiohttp
 
 from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.vllm.figures import ServerFigures, figures_of
 from sandbox.answers import AnswerTooLarge, read_answer
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import rng_for
@@ -188,18 +189,18 @@ class ServerCounts:
     rejoined: int = 0
 
 
-_TOKENS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-
-
 class RolloutServer:
     """One server, its HTTP and what the policy knows of it.
 
     Args:
-        requests: in flight at once.
+        certified: the name that its certificate is of, where that is not its address's.
 
     Attributes:
-        load: requests in flight or waiting for a permit.
         asked: requests in flight.
+        checked: it was seen to be one for this policy.
+        leaving: it is to be asked no more, and forgotten when it has nothing in flight.
+        cache: tokens that its KV cache has room for; None: it does not say.
+        preemptions: see `ServerFigures`; 0 where it does not say.
         reason: why it is not serving; "" before anything is known.
         unanswered: looks in a row that it did not answer.
         settled: set while it is not being synced; requests wait for it.
@@ -214,11 +215,12 @@ class RolloutServer:
             engine on CPUs dies of one when a prompt is read in parts.
     """
 
-    def __init__(self, url: str, requests: int) -> None:
-        self.url = url.rstrip("/")
-        self.permits = asyncio.Semaphore(requests)
-        self.load = 0
+    def __init__(self, url: str, certified: str | None = None) -> None:
+        self.url, self._certified = url, certified
         self.asked = 0
+        self.checked = self.leaving = False
+        self.cache: int | None = None
+        self.preemptions = 0.0
         self.reason = ""
         self.unanswered = 0
         self.counts = ServerCounts()
@@ -271,18 +273,19 @@ class RolloutServer:
             )
         return drawn
 
-    async def tokens(self, seconds: float) -> float | None:
-        """How many it has read and drawn since it was started; None: it does not say (`--disable-log-stats`).
+    async def figures(self, seconds: float) -> ServerFigures:
+        """What it says of itself, of which `cache` and `preemptions` are kept.
 
         Raises:
             FAILURES: it does not answer.
         """
         status, text = await self._exchange("GET", "/metrics", None, seconds, None)
-        found = [line for line in text.splitlines() if line.startswith(_TOKENS)] if status == 200 else []
         try:
-            return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
-        except ValueError:
-            raise NotServing(f"/metrics answers what is no number: {found[0][:200]}") from None
+            found = figures_of(text if status == 200 else "")
+        except ValueError as error:
+            raise NotServing(f"/metrics answers what is no number: {error}") from None
+        self.cache, self.preemptions = found.cache, found.preemptions or 0.0
+        return found
 
     def moves(self, tokens: float | None) -> float:
         """Note how many tokens it has had; for how many seconds that has not changed with requests in flight.
@@ -321,18 +324,17 @@ class RolloutServer:
 
     @contextlib.asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Around a request: within what may be in flight, and not during a sync, whose draws are of no version."""
-        async with self.permits:
-            settled = asyncio.ensure_future(self.settled.wait())
-            try:
-                await self._or_left_out(settled)
-            finally:
-                settled.cancel()
-            self.asked += 1
-            try:
-                yield
-            finally:
-                self.asked -= 1
+        """Around a request: not during a sync, whose draws are of no version."""
+        settled = asyncio.ensure_future(self.settled.wait())
+        try:
+            await self._or_left_out(settled)
+        finally:
+            settled.cancel()
+        self.asked += 1
+        try:
+            yield
+        finally:
+            self.asked -= 1
 
     async def _or_left_out(self, done: asyncio.Future[Any]) -> None:
         """Return when that is done, or the server is left out."""
@@ -429,7 +431,13 @@ class RolloutServer:
         assert self.session is not None
         timeout = aiohttp.ClientTimeout(total=seconds)
         asked = self.session.request(
-            method, f"{self.url}{path}", json=body, timeout=timeout, headers=headers, allow_redirects=False
+            method,
+            f"{self.url}{path}",
+            json=body,
+            timeout=timeout,
+            headers=headers,
+            allow_redirects=False,
+            server_hostname=self._certified,
         )
         async with asked as response:
             try:

@@ -1,6 +1,7 @@
-"""How a server's weights are made the trainer's: our plugin, or vLLM's own reload of a folder.
+"""How a server's weights are made the trainer's: our plugin, from files or from the trainer's memory, or vLLM's own
+reload of a folder.
 
-Both publish a version as files, check a server before it is used, tell which version it has, and have it take one over.
+All publish a version, check a server before it is used, tell which version it has, and have it take one over.
 A sync that returns has put exactly those weights in service; one that raises leaves the server paused or on its old
 weights, never labelled with the new version.
 """
@@ -20,13 +21,14 @@ import numpy as np
 from astra_jax.head import token_logprobs
 from astra_jax.models.families import difference, from_hf
 from astra_jax.models.model import Model, Params
+from astra_jax.rollout.vllm.direct import DirectPublisher
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
 from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
-Way = Literal["plugin", "reload"]
+Way = Literal["plugin", "direct", "reload"]
 
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 0.5
@@ -38,9 +40,9 @@ PLUGIN = "astra_jax/rollout/vllm/plugin"
 """The distribution that servers have installed, in our checkout (docs/vllm.md)."""
 _REMEDY = f"install {PLUGIN} there, name it in VLLM_PLUGINS"
 KEY_HEADER = "X-Astra-Sync-Key"
-PROTOCOL = 3
-"""Of the plugin's endpoints: the trainer shows a key of its own, a server takes checkpoints below one root, and is one
-run's at a time."""
+PROTOCOL = 4
+"""Of the plugin's endpoints: the trainer shows a key of its own, a server takes checkpoints below one root or what the
+trainer serves, and is one run's at a time."""
 _DESCRIBED = {
     "protocol",
     "wants_key",
@@ -55,6 +57,9 @@ _DESCRIBED = {
     "sampling",
 }
 """What the plugin says of its server."""
+
+
+AnyPublisher = Publisher | DirectPublisher | FolderPublisher
 
 
 class WeightSync(Protocol):
@@ -89,7 +94,7 @@ class WeightSync(Protocol):
 
 def sync_way(
     way: Way,
-    publisher: Publisher | FolderPublisher,
+    publisher: AnyPublisher,
     vocabulary: str,
     key: str | None,
     run: str = "run",
@@ -104,12 +109,12 @@ def sync_way(
     Raises:
         ValueError: the publisher writes what the other way reads, or the model cannot be synced in this way.
     """
-    if way == "plugin" and isinstance(publisher, Publisher):
+    reads = {"plugin": Publisher, "direct": DirectPublisher, "reload": FolderPublisher}[way]
+    if not isinstance(publisher, reads):
+        raise InputError(f"VLLMConfig.sync is {way!r}, which reads what a {reads.__name__} writes; give one")
+    if isinstance(publisher, Publisher | DirectPublisher):
         return PluginSync(publisher, vocabulary, key, run, lease_seconds)
-    if way == "reload" and isinstance(publisher, FolderPublisher):
-        return ReloadSync(publisher)
-    wanted = {"plugin": Publisher, "reload": FolderPublisher}[way]
-    raise InputError(f"VLLMConfig.sync is {way!r}, which reads what a {wanted.__name__} writes; give one")
+    return ReloadSync(publisher)
 
 
 _SAME = (
@@ -167,9 +172,16 @@ def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
 
 
 class PluginSync:
-    """Through our plugin: from an Orbax checkpoint, checked whole before anything is touched."""
+    """Through our plugin: from an Orbax checkpoint or our memory, checked whole before anything is touched."""
 
-    def __init__(self, publisher: Publisher, vocabulary: str, key: str | None, run: str, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        publisher: Publisher | DirectPublisher,
+        vocabulary: str,
+        key: str | None,
+        run: str,
+        lease_seconds: float,
+    ) -> None:
         self._lease = {"run": run, "seconds": lease_seconds}
         self._publisher, self._vocabulary = publisher, vocabulary
         self._headers = {} if key is None else {KEY_HEADER: key}

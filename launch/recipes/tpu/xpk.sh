@@ -9,10 +9,10 @@
 #   launch/recipes/tpu/xpk.sh
 set -euo pipefail
 
-# What may be edited. Sizes are the planner's: 25.0 of 31.2 GiB on a v6e chip; two slices are MESH=data=2,context=16.
+# What may be edited. Sizes are the planner's: 25.0 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
 #   python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=context=16 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
-MESH=${MESH:-context=16}
+MESH=${MESH:-data=-1,context=16}
 BUCKET=${BUCKET:-gs://YOUR-BUCKET/grpo}
 WEIGHTS=${WEIGHTS:-gs://YOUR-BUCKET/models/Qwen3-14B}
 ENVIRONMENTS=${ENVIRONMENTS:-gs://YOUR-BUCKET/environments/train}
@@ -26,7 +26,7 @@ RESTARTS=${RESTARTS:-20}
 
 command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFIG --workdir=$BUCKET/run \
   --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost --publish_dir=$BUCKET/policy \
-  --rollout_url=http://servers-0.servers:8000,http://servers-1.servers:8000 --rollout_key_file=/secrets/api \
+  --rollout_url=dns+http://servers:8000 --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
   --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_key_file=/secrets/sandbox \
   --sandbox_tier=B --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_key_file=/secrets/metrics"

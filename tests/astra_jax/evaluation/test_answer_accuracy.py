@@ -99,6 +99,8 @@ def test_accuracy_is_the_share_of_scored_episodes_and_not_of_the_calls() -> None
     )
     assert result.answer_accuracy == 0.5 and result.episodes == 4 and result.voided == 1
     assert result.f1 == pytest.approx(0.75, abs=1e-5)
+    assert result.full_reward == 0.75 and result.full_reward_accuracy == pytest.approx(1 / 3)
+    assert summary([("france", episode(number, solved=0))]).full_reward_accuracy is None
     # Of the environments' means, which are both a half: their episodes are not independent.
     assert result.answer_interval[0] <= 0.5 <= result.answer_interval[1]
     assert result.answer_interval != (0.0, 1.0)

@@ -14,16 +14,28 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import pytest
 import pytest_asyncio
+from benchmark_world import program
 from bfcl_world import CATEGORIES, Reference, gold, reference, steps_of, turn_of
 from evaluation_world import Named, Policy, Request, Say, Scripted, endpoint, is_probe
 
+from astra_jax.evaluation.comparison import compare
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
+from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, SuiteContext
 from astra_jax.evaluation.suites import bfcl, make
+from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from astra_jax.tokenizer import ChatTokenizer
+from configs.training import SFTRun
 from synthesis.core.stages import Journal, Transient
+
+conduct_ablation = program("benchmarks.conduct_ablation")
 
 ALL = bool(os.environ.get("ASTRA_BFCL_ALL"))
 """All 800 entries instead of some of each category; about two minutes."""
@@ -101,8 +113,10 @@ async def test_who_plays_the_reference_scores_everything(world, harnesses, tmp_p
         assert result.calls == sum(map(len, turns))
         assert result.steps == sum(1 + bool(turn) for turn in turns)
         assert (result.prompt_tokens, result.completion_tokens) == (10 * result.steps, 5 * result.steps)
-        assert not any(result.metrics.get(name) for name in result.metrics if name != "abstained")
-        assert ("abstained" in result.metrics) == (not all(turns))
+        right = {"abstained", "called_when_able", "quiet_when_unable"}
+        assert not any(result.metrics.get(name) for name in result.metrics.keys() - right)
+        assert ("abstained" in result.metrics) == ("quiet_when_unable" in result.metrics) == (not all(turns))
+        assert {result.metrics[name] for name in right & result.metrics.keys()} == {1.0}
 
 
 async def test_who_never_calls_a_tool_scores_nothing(world, tmp_path) -> None:
@@ -112,6 +126,7 @@ async def test_who_never_calls_a_tool_scores_nothing(world, tmp_path) -> None:
         assert (result.score, result.calls, result.finish) == (0.0, 0, "answered")
         assert result.metrics["empty_turn_model_response"] == 1
         assert result.metrics.get("abstained", 1.0) == 1
+        assert (result.metrics["called_when_able"], result.metrics.get("quiet_when_unable", 1.0)) == (0, 1)
 
 
 async def test_every_hostile_call_is_refused_and_leaves_nothing(world, tmp_path) -> None:
@@ -235,6 +250,7 @@ async def test_a_function_that_is_still_missing_can_be_called(world) -> None:
 
     (result,) = await world.run(policy, entry)
     assert (result.score, result.metrics["refused_calls"], result.metrics["abstained"]) == (1.0, 0, 0)
+    assert (result.metrics["called_when_able"], result.metrics["quiet_when_unable"]) == (1, 0)
 
 
 async def test_wrong_calls_fail_the_check_that_they_fail(world, harnesses, tmp_path) -> None:
@@ -398,3 +414,37 @@ def _workers(harnesses: Path) -> set[str]:
             if str(harnesses).encode() in command and b"workers/bfcl.py" in command:
                 found.add(folder.name)
     return found
+
+
+async def test_the_ablation_of_conducts_in_tiny(harnesses, tmp_path) -> None:
+    """Both arms of one command, from random weights: what is trained on differs in what is left out alone."""
+    folder = tmp_path / "weights"
+    documents = [file.read_text() for file in (package(harnesses) / "data" / "multi_turn_func_doc").glob("*.json")]
+    tokenizer = ChatTokenizer.train(documents, 2_500, folder)
+    model = Qwen3Config(
+        vocab_size=tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
+        tie_embeddings=True, max_positions=8_192,
+    )  # fmt: skip
+    save_hf(model.init(jax.random.key(0)), model, folder)
+    data = DataConfig(seq_len=1_024, packing_bins=4)
+    sft = SFTConfig(data=data, batch_size=1, steps=1, learning_rate=1e-3, sample_every=0)
+    plan = conduct_ablation.Plan(
+        run=SFTRun(model, sft), weights=folder, harnesses=harnesses, trajectories=20, limit=2, max_tokens=4,
+        max_length=8_192, slots=2, seed=0,
+    )  # fmt: skip
+    row = await conduct_ablation.ablation(plan, tmp_path)
+    left_out = set(conduct_ablation.LEFT_OUT)
+    assert (
+        left_out & row["arms"]["with"]["conducts"].keys() and not left_out & row["arms"]["without"]["conducts"].keys()
+    )
+    for arm in row["arms"].values():
+        assert arm["trajectories"] == 20 and arm["steps"] == 1 and arm["trained_tokens_a_step"] > 0
+        assert set(arm["bfcl"]) == set(conduct_ablation.CATEGORIES)
+        missing = arm["bfcl"]["miss_func"]
+        # Random weights make no call: right in one turn of each entry, and wrong in all others.
+        assert [missing[name]["mean"] for name in conduct_ablation.MEASURES] == [0, 0, 1]
+        assert arm["bfcl"]["base"]["quiet_when_unable"] is None
+    assert row["difference"]["miss_param"]["accuracy"]["mean"] == 0
+    assert "| miss_func | quiet_when_unable | 1.00 (" in conduct_ablation.table(row)
+    compared = compare({arm: load_evaluation(tmp_path / arm) for arm in conduct_ablation.ARMS})
+    assert [suite.name for suite in compared.suites] == ["bfcl_v3_mt"]

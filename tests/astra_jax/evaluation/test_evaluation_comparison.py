@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -74,7 +75,8 @@ def test_a_difference_is_the_same_from_the_other_side(scores: list[tuple[float, 
         )
         assert (one.better, one.worse, one.same) == (other.worse, other.better, other.same)
     tables = compare({"a": before, "b": after}).tables
-    means = [[one.score.mean for one in (*t.suites[0].categories, *t.suites[0].headlines)] for t in tables.values()]
+    scored: list[list[Any]] = [[*one.suites[0].categories, *one.suites[0].headlines] for one in tables.values()]
+    means = [[row.score.mean for row in table] for table in scored]
     assert [one.points.mean for one in there] == pytest.approx([y - x for x, y in zip(*means, strict=True)], abs=1e-6)
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,7 +40,7 @@ ENVIRONMENTS = [
     msgspec.structs.replace(make_environment(country.lower(), country), split="held_out")
     for country in ("France", "Japan")
 ]
-SCRIPTS = {
+SCRIPTS: dict[str, list[Any]] = {
     "france": [
         [ToolCall("", "capital_of", {"country": "France"})],
         [ToolCall("", "population_of", {"city": "Paris"})],
@@ -112,7 +113,7 @@ def world(tmp_path_factory) -> World:
     model = Qwen3Config(
         vocab_size=640,
         d_model=128,
-        n_layers=2,
+        n_layers=1,
         n_heads=4,
         n_kv_heads=2,
         head_dim=32,

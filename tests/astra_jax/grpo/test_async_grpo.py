@@ -89,6 +89,8 @@ async def test_rollouts_go_on_across_updates_and_over_a_kill(
         return update_step(weights, state, groups, *arguments, **options)
 
     class Remote(Unhurried):
+        dies = False
+
         async def generate(self, *arguments, **options):
             nonlocal asked
             asked += busy

@@ -154,8 +154,9 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
         assert max(shares) > 0, "the second mini-batch's ratios are not 1"
     start = WIDER.init(jax.random.key(0))
     assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
-    mesh = make_mesh(data=2, context=2, tensor=2)
-    for changes in ({"rows": 1, "buckets": (64, 128)}, {"rows": 2, "buckets": (256,), "mesh": mesh}):
+    several = {"rows": 2, "buckets": (256,), "mesh": make_mesh(data=2, context=2, tensor=2)}
+    # Of Dr. GRPO it is the advantages and what is divided by that differ, before and behind the paper's program.
+    for changes in ({"rows": 1, "buckets": (64, 128)}, several)[: 1 if name == "dr_grpo" else 2]:
         got, metrics = stepped(objective, mini_batches=2, **changes)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5)
@@ -379,7 +380,7 @@ async def test_with_async_steps_rollouts_go_on_during_an_update(pool, chat_token
     def update(*arguments, **options):
         nonlocal busy
         busy = True
-        time.sleep(0.5)
+        time.sleep(0.3)
         busy = False
         return update_step(*arguments, **options)
 
@@ -421,7 +422,7 @@ async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, c
     model = model_for(chat_tokenizer)
     params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, async_steps=1)
-    async with Both(params, model, EngineConfig(slots=16, max_length=1024)) as engine:
+    async with Both(params, model, EngineConfig(slots=16, max_length=1024, min_window=1024)) as engine:
         result = await trained(config, pool, chat_tokenizer, tmp_path, engine)
     assert result.steps == 4 and engine.version == 4
 

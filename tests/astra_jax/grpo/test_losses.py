@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ def laid_out(groups: list[list[Tokens]], config: ObjectiveConfig, length: int = 
 
 def loss_and_gradient(terms: PolicyTerms, config: ObjectiveConfig):
     def objective(logps):
-        return grpo_objective(terms.replace(logps=logps), config)
+        return grpo_objective(dataclasses.replace(terms, logps=logps), config)
 
     return jax.value_and_grad(objective, has_aux=True)(terms.logps)
 
@@ -110,7 +111,7 @@ def test_the_coupled_objective_clips_relative_to_the_sampler() -> None:
     terms = PolicyTerms(logps, logps, sampler, advantages, jnp.ones(4), ages=jnp.asarray([0, 1, 1, 3]))
     config = ObjectiveConfig(proximal="sampler")
     (loss, sums), gradient = jax.value_and_grad(
-        lambda x: grpo_objective(terms.replace(logps=x, old_logps=x), config, 3), has_aux=True
+        lambda x: grpo_objective(dataclasses.replace(terms, logps=x, old_logps=x), config, 3), has_aux=True
     )(logps)
     gains = [1.28, -0.8, -np.e, np.exp(0.1)]
     assert float(loss) == pytest.approx(-sum(gains), rel=1e-6)
@@ -196,7 +197,8 @@ def test_masked_positions_never_matter(sequence) -> None:
     terms, _ = laid_out(random_groups(3), config)
     off = terms.mask == 0
     changed = {"logps": -1e4, "sampler_logps": 1e4, "advantages": 99.0, "episode_log_ratio": 1e4}
-    wild = terms.replace(**{name: jnp.where(off, value, getattr(terms, name)) for name, value in changed.items()})
+    noise = {name: jnp.where(off, value, getattr(terms, name)) for name, value in changed.items()}
+    wild = dataclasses.replace(terms, **noise)
     ((loss, _), gradient), ((wild_loss, _), wild_gradient) = (loss_and_gradient(t, config) for t in (terms, wild))
     np.testing.assert_allclose(wild_loss, loss, rtol=1e-6)
     np.testing.assert_allclose(wild_gradient, gradient, rtol=1e-6)
@@ -208,7 +210,7 @@ def test_an_episode_that_the_sampler_saw_quite_differently_does_not_overflow() -
     terms, _ = laid_out(random_groups(3), config)
     for mismatch in (1e6, -1e6):
         (loss, _), gradient = loss_and_gradient(
-            terms.replace(episode_mismatch=jnp.full_like(terms.mask, mismatch)), config
+            dataclasses.replace(terms, episode_mismatch=jnp.full_like(terms.mask, mismatch)), config
         )
         assert np.isfinite(loss) and np.isfinite(gradient).all()
         assert (mismatch < 0) == (not np.any(gradient)), "a weight of 2, or of 0"
@@ -218,10 +220,10 @@ def test_on_policy_gradient_is_the_policy_gradient() -> None:
     """With old = current (the loop's default) nothing clips and d loss / d logp = -advantage."""
     config = ObjectiveConfig()
     terms, _ = laid_out(random_groups(5), config)
-    terms = terms.replace(sampler_logps=terms.logps)
+    terms = dataclasses.replace(terms, sampler_logps=terms.logps)
 
     def loss(logps):
-        return grpo_objective(terms.replace(logps=logps, old_logps=logps), config)[0]
+        return grpo_objective(dataclasses.replace(terms, logps=logps, old_logps=logps), config)[0]
 
     np.testing.assert_allclose(jax.grad(loss)(terms.logps), -terms.advantages * terms.mask, rtol=1e-5)
 

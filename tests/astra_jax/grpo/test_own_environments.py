@@ -113,7 +113,7 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
     class Hangs(type(bolts.subject)):
         async def stock_of(self, item: str) -> int:
             """Never comes back."""
-            await asyncio.Event().wait()
+            return await asyncio.Event().wait()
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sessions, "MOST_SECONDS", 0.01)

@@ -72,7 +72,7 @@ async def test_an_open_episode_of_a_world_goes_on_from_its_calls(pool, chat_toke
         assert place == len(turns)
         turns.append(turn)
 
-    async def run(said, **options) -> tuple[Episode, int]:
+    async def run(said, **options) -> Episode:
         policy = ScriptedPolicy(chat_tokenizer, says(*said))
         given = policy, pool, task, chat_tokenizer, EPISODE
         return await run_episode(*given, seed=0, session="s", **options)

@@ -173,16 +173,15 @@ def test_smollm2_is_what_transformers_reads_and_knows_the_capital_of_france(tmp_
     made = convert(smollm2(), tmp_path / "hf")
     assert (made.parameters, made.dtype) == (134_515_008, "float32")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
-    theirs = AutoModelForCausalLM.from_config(ours.config).eval()
-    read = load_gguf_checkpoint(str(smollm2()), return_tensors=True, model_to_load=theirs)
-    theirs.load_state_dict(read["tensors"], strict=False)
-    theirs.tie_weights()
+    read = load_gguf_checkpoint(str(smollm2()), return_tensors=True, model_to_load=ours)["tensors"]
+    stored = ours.state_dict()
+    assert read.keys() | {"lm_head.weight"} == stored.keys()  # which is tied
+    assert all(torch.equal(stored[name], tensor) for name, tensor in read.items())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.no_grad():
-        wanted, found = theirs(**ids).logits, ours(**ids).logits
-        assert torch.equal(wanted, found) and wanted.abs().max() > 30
+        wanted = ours(**ids).logits
         said = ours.generate(**ids, max_new_tokens=12, do_sample=False)[0][ids["input_ids"].shape[1] :]
     assert tokenizer.decode(said) == "The capital of France is Paris.<|im_end|>"
     # And so do our own layers, of an embedding with rows for the tokens of calls.

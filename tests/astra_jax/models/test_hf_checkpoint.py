@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs_world import HEAVY, programs
+from programs_world import programs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -133,7 +133,7 @@ def test_float32_is_cast_as_it_is_read(tmp_path) -> None:
 def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
     directory, config = hf
     (directory / "tokenizer.json").write_text("{}")
-    with programs("launch.convert", tmp_path, heavy=HEAVY) as convert:
+    with programs("launch.convert", tmp_path) as convert:
         there = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
         assert there.code == 0, there.errors
         back = convert(f"--from_orbax={tmp_path / 'orbax'}", f"--to_hf={tmp_path / 'hf'}")
@@ -165,7 +165,7 @@ def test_a_release_as_llama_2s_is_read(tmp_path) -> None:
     for later in ("head_dim", "attention_bias", "mlp_bias", "rope_parameters", "num_key_value_heads"):
         del content[later]
     (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
-    with programs("launch.convert", tmp_path, heavy=HEAVY) as convert:
+    with programs("launch.convert", tmp_path) as convert:
         flags = [f"--from_hf={tmp_path / 'hf'}", f"--to_orbax={tmp_path / 'orbax'}"]
         assert "dtype is 'float16', which nothing is computed in; say what you want" in convert(*flags).line
         there = convert(*flags, "--param_dtype=float32")

@@ -96,7 +96,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path, kind: str
     sizes |= {"model_type": kind, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 24}
     if kind == "qwen3_moe":
         sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    ours = hf_checkpoint.read_config(written(tmp_path, sizes))
+    ours: Any = hf_checkpoint.read_config(written(tmp_path, sizes))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert theirs.hidden_act == "silu" and not getattr(theirs, "use_sliding_window", False)
     assert ours.n_kv_heads == theirs.num_key_value_heads
@@ -112,7 +112,8 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path, kind: str
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen2"])
 def test_null_key_value_heads_are_as_many_as_heads(tmp_path, kind: str) -> None:
     written(tmp_path, plain(kind) | {"num_key_value_heads": None})
-    ours, theirs = hf_checkpoint.read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
+    ours: Any = hf_checkpoint.read_config(tmp_path)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert ours.n_kv_heads == theirs.num_key_value_heads == 4
 
 

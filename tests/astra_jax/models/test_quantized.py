@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import re
 from functools import partial
@@ -39,6 +40,11 @@ def loss_and_gradients(model, mesh=None, **how):
     function = jax.value_and_grad(lambda p, b: loss_sums(p, b, model=model, mesh=mesh, **how), has_aux=True)
     (loss, (count, _)), gradients = jax.jit(function)(params, batch)
     return jax.device_get((loss / count, jax.tree.map(lambda g: g / count, gradients)))
+
+
+@functools.cache
+def on_one_device():
+    return loss_and_gradients(DENSE, matmul="int8", remat="full")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,7 @@ def test_training_in_8_bits_follows_the_curve_of_float32() -> None:
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"tensor": 8}, {"data": 2, "fsdp": 2, "context": 2}], ids=str)
 def test_eight_devices_equal_one(axes) -> None:
     """To rounding: a number that is scaled to just beside a half may go to the other side of it."""
-    expected_loss, expected = loss_and_gradients(DENSE, matmul="int8", remat="full")
+    expected_loss, expected = on_one_device()
     loss, gradients = loss_and_gradients(DENSE, make_mesh(**axes), matmul="int8", remat="full")
     assert loss == pytest.approx(expected_loss, rel=1e-4)
     assert min(jax.tree.leaves(jax.tree.map(cosine, gradients, expected))) > 0.9995

@@ -144,17 +144,15 @@ def test_under_adapters_no_gradient_of_the_weights_is_computed() -> None:
 
 @needs_libtpu
 @pytest.mark.slow
-def test_a_run_of_adapters_is_planned_with_their_state_alone(plan) -> None:
+def test_a_run_of_adapters_is_planned_with_their_state_alone(plan, planned) -> None:
     """Also as it may be written: without the part that the settings are of."""
-    flags = ["--config=sft:qwen2.5-0.5b", *SMALLER, "--mesh=fsdp=2,tensor=2", "--tokens=1024"]
-    flags += ["--topology=v5e:2x2", "--json"]
     model = dataclasses.replace(ALL_MODELS["qwen2.5-0.5b"], **SMALL)
     lora = ["--config.lora.rank=16", "--config.lora.alpha=8", '--config.lora.targets=["q_proj","down_proj"]']
+    result = plan(*RUN, *lora)
     found = []
-    for more in ([], lora):
-        result = plan(*flags, *more)
-        assert result.code == 0, result.errors
-        found.append(json.loads(result.out.splitlines()[-1])["bytes_by_kind"]["arguments"])
+    for one in (planned, result):
+        assert one.code == 0, one.errors
+        found.append(json.loads(one.out.splitlines()[-1])["bytes_by_kind"]["arguments"])
     adapters = model.n_layers * 16 * (model.d_model + model.n_heads * model.head_dim + model.d_ff + model.d_model)
     weights = parameters(model)
     saved = (3 * 4 * weights - (4 * weights + 3 * 4 * adapters)) / 4
@@ -163,7 +161,7 @@ def test_a_run_of_adapters_is_planned_with_their_state_alone(plan) -> None:
         """--config.sft.lora.rank=16 --config.sft.lora.alpha=8.0 --config.sft.lora.targets='["q_proj","down_proj"]'"""
         in (result.out)
     )
-    refused = plan(*flags, "--config.lora.rank=16", '--config.lora.targets=["experts"]')
+    refused = plan(*RUN, "--config.lora.rank=16", '--config.lora.targets=["experts"]')
     assert refused.code == 2 and "q_proj, k_proj, v_proj, o_proj, gate_proj" in refused.errors
 
 
@@ -227,24 +225,31 @@ def test_presets_are_the_papers(name: str) -> None:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Iterator[Callable[..., Ended]]:
     """The command, as users have programs compiled (`tests/conftest.py`)."""
-    with programs("launch.plan", tmp_path_factory.mktemp("said"), heavy=PLANNING, XLA_FLAGS="") as made:
+    with programs("launch.plan", tmp_path_factory.mktemp("said"), XLA_FLAGS="") as made:
         yield made
 
 
-PLANNING = ("astra_jax.planner.plan", "astra_jax.planner.search", "configs.training")
 SMALL = {"n_layers": 2, "vocab_size": 1024, "d_model": 256, "d_ff": 512, "n_heads": 4, "n_kv_heads": 2}
 """What the compiler takes is a fifth of what it takes for the smallest preset's own sizes."""
 SMALLER = [f"--config.model.{name}={value}" for name, value in SMALL.items()]
 
 
+OWN = ["--config.sft.remat=dots", "--config.sft.micro_batch_size=4", "--config.sft.batch_size=8"]
+PLACE = ["--mesh=fsdp=2,tensor=2", "--topology=v5e:2x2", "--tokens=512"]
+RUN = ["--config=sft:qwen2.5-0.5b", *SMALLER, *OWN, *PLACE, "--steps=100", "--price_per_chip_hour=1.2", "--json"]
+
+
+@pytest.fixture(scope="module")
+def planned(plan) -> Ended:
+    return plan(*RUN)
+
+
 @needs_libtpu
 @pytest.mark.slow
-def test_the_command_compiles_the_real_step(plan) -> None:
+def test_the_command_compiles_the_real_step(planned) -> None:
     """Of a model with biases, which are spread as heads are, and heads of 64, which the kernel takes: SmolLM2 and Llama
     3.2 1B have such heads too."""
-    own = ["--config.sft.remat=dots", "--config.sft.micro_batch_size=4", "--config.sft.batch_size=8"]
-    run = ["--config=sft:qwen2.5-0.5b", *SMALLER, *own, "--mesh=fsdp=2,tensor=2"]
-    ended = plan(*run, "--topology=v5e:2x2", "--tokens=512", "--steps=100", "--price_per_chip_hour=1.2", "--json")
+    ended = planned
     assert ended.code == 0, ended.errors
     found = json.loads(ended.out.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["v5e"].hbm_bytes

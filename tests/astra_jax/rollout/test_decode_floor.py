@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import pytest
-from programs_world import HEAVY, programs
+from programs_world import programs
 
 from astra_jax.models.flops import decoding_bytes
 from benchmarks.rows import ROOT
@@ -50,6 +50,6 @@ def test_bad_flags_end_in_one_line(tmp_path) -> None:
         "--batches=1,x": "--batches=1,x: 'x' is not what it takes; use a whole number from 1 to",
         "--model=tiny": "the memory bandwidth of 'cpu' is not known; give --bandwidth",
     }
-    with programs("benchmarks.decode_floor", tmp_path, heavy=HEAVY) as start:
+    with programs("benchmarks.decode_floor", tmp_path) as start:
         for flag, words in cases.items():
             assert words in start(flag).line

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 from rollout_world import decisive, engine_model
 
 from astra_jax.head import token_logprobs
+from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import draw
 from astra_jax.rollout.policy import Completion, Sampling
@@ -48,14 +51,17 @@ def greedy(params, prompt: Sequence[int], steps: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+@functools.partial(jax.jit, static_argnames="temperature")
+def logps(params, tokens_bt, lengths_b, targets_bt, temperature):
+    x_btd = hidden(params, tokens_bt, lengths_b)
+    return token_logprobs(x_btd, MODEL.head_kernel(params), targets_bt, temperature=temperature)[0]
+
+
 def trainer_logps(params, prompt: Sequence[int], new: Sequence[int], temperature: float) -> np.ndarray:
     ids = [*prompt, *new]
     tokens, lengths = row(ids)
-    targets = np.roll(tokens, -1, axis=1)
-    logps, _ = token_logprobs(
-        hidden(params, tokens, lengths), MODEL.head_kernel(params), targets, temperature=temperature
-    )
-    return np.asarray(logps[0, len(prompt) - 1 : len(ids) - 1])
+    found = logps(params, tokens, lengths, np.roll(tokens, -1, axis=1), temperature=temperature)
+    return np.asarray(found)[0, len(prompt) - 1 : len(ids) - 1]
 
 
 def prompts(count: int, seed: int = 0, low: int = 1, high: int = 40) -> list[list[int]]:
@@ -90,6 +96,16 @@ def test_greedy_equals_plain_forward_loop(params):
         np.testing.assert_allclose(
             completion.logprobs, trainer_logps(params, text, completion.token_ids, 1.0), atol=1e-4
         )
+
+
+def test_weights_that_were_made_and_those_of_a_checkpoint_share_their_programs(params):
+    """The latter are committed to their device, which for JAX are other arguments."""
+    programs: list[Any] = [device_steps.prefill, device_steps.decode, device_steps.copy]
+    texts = prompts(11)
+    made = run(params, lambda engine: all_of(engine, texts, temperature=0.0))
+    compiled = [program._cache_size() for program in programs]
+    restored = run(jax.device_put(params, jax.devices()[0]), lambda engine: all_of(engine, texts, temperature=0.0))
+    assert restored == made and [program._cache_size() for program in programs] == compiled
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])

@@ -211,7 +211,7 @@ def test_options_out_of_range_are_refused():
 
 
 def test_after_a_warm_up_nothing_is_compiled(params):
-    programs = (device_steps.prefill, device_steps.copy, device_steps.decode)
+    programs: list[Any] = [device_steps.prefill, device_steps.copy, device_steps.decode]
 
     async def main() -> int:
         shapes = EngineConfig(slots=1, max_length=40, prefill_chunk=40, decode_chunk=3, min_window=40)

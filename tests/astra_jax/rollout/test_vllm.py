@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,9 +23,7 @@ from vllm_world import (
     CONTEXT,
     GREEDY,
     KEY,
-    PLUGIN,
     PROMPTS,
-    VLLM,
     Server,
     World,
     assert_same,
@@ -34,8 +31,8 @@ from vllm_world import (
     model,
     post,
     require_vllm,
+    said_in_vllm,
     serving,
-    sync_settings,
     trainer_logprobs,
     weights,
 )
@@ -63,17 +60,16 @@ def worlds(tmp_path_factory) -> dict[str, World]:
 
 
 @pytest.fixture(scope="module")
-def servers(worlds) -> Iterator[dict[str, list[Server]]]:
-    # The second does not tell which weights drew a completion.
-    second = Server(worlds["untied"], scale_out=False)
-    with serving(Server(worlds["untied"]), second, Server(worlds["tied"])) as (first, second, tied):
-        yield {"untied": [first, second], "tied": [tied]}
+def servers(worlds) -> Iterator[tuple[Server, ...]]:
+    """Of the untied model; the second does not tell which weights drew a completion."""
+    with serving(Server(worlds["untied"]), Server(worlds["untied"], scale_out=False)) as servers:
+        yield servers
 
 
-@pytest.mark.parametrize("kind", ["untied", "tied"])
-async def test_servers_follow_the_trainer(worlds, servers, kind: str) -> None:
-    world = worlds[kind]
-    async with world.policy(*servers[kind]) as policy:
+async def test_servers_follow_the_trainer(worlds, servers) -> None:
+    """Of the tied model: `test_two_ranks_take_their_slices_of_what_is_read_once`."""
+    world = worlds["untied"]
+    async with world.policy(*servers) as policy:
         for version, seed in ((1, 1), (2, 2), (3, 1)):
             params = weights(world.model, seed)
             await policy.update(params, version)
@@ -86,7 +82,7 @@ async def test_servers_follow_the_trainer(worlds, servers, kind: str) -> None:
 async def test_draws_are_the_same_in_both_ways_of_asking(worlds, servers) -> None:
     """`/v1/completions` of the second server draws what `/inference/v1/generate` of the first draws."""
     world = worlds["untied"]
-    first, second = servers["untied"]
+    first, second = servers
     params = weights(world.model, 1)
     stop = Sampling(max_tokens=200, stop_ids=(7, 8, 9, 10, *range(20, 60)), seed=3, temperature=0.8)
     nucleus = Sampling(max_tokens=60, stop_ids=(), seed=4, temperature=1.2, top_p=0.7)
@@ -106,7 +102,7 @@ async def test_draws_are_the_same_in_both_ways_of_asking(worlds, servers) -> Non
 
 
 async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_weights_drew_it(worlds, servers) -> None:
-    world, server = worlds["untied"], servers["untied"][1]
+    world, server = worlds["untied"], servers[1]
     old, new = weights(world.model, 1), weights(world.model, 2)
     async with world.policy(server, check_seconds=60.0) as policy:  # the request finds it, not a look
         await policy.update(old, 1)
@@ -117,7 +113,8 @@ async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_wei
             drawn = [one for one in completions if one.policy_version == version]
             assert len({tuple(one.token_ids) for one in drawn}) <= 1
             for completion in drawn[:1]:
-                want = trainer_logprobs(params, world, [*PROMPTS[0], *completion.token_ids])[len(PROMPTS[0]) - 1 :]
+                tokens = [*PROMPTS[0], *completion.token_ids]
+                want = trainer_logprobs(params, world.model, tokens)[len(PROMPTS[0]) - 1 :]
                 np.testing.assert_allclose(completion.logprobs, want, atol=1e-3)
         publisher = world.publisher()
         item = str(publisher.publish(old, 3))
@@ -132,14 +129,14 @@ async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_wei
 async def test_draws_are_reproducible_and_stop_where_they_are_told(worlds, servers) -> None:
     world = worlds["untied"]
     params = weights(world.model, 1)
-    async with world.policy(*servers["untied"]) as policy:
+    async with world.policy(*servers) as policy:
         await policy.update(params, 1)
         sampling = Sampling(max_tokens=200, stop_ids=(7, 8, 9, 10, *range(20, 60)), seed=3, temperature=0.8)
         first = await policy.generate(PROMPTS[1], sampling, session="a")
         again = await policy.generate(PROMPTS[1], sampling, session="b")
         assert first == again and first.finish == "stop" and first.token_ids[-1] in sampling.stop_ids
         assert not set(first.token_ids[:-1]) & set(sampling.stop_ids)
-        with pytest.raises(ValueError, match="maximum model length"):
+        with pytest.raises(ValueError, match="maximum (model|context) length"):
             await policy.generate([1] * (CONTEXT + 1), GREEDY)
 
 
@@ -148,7 +145,7 @@ async def test_seeds_of_long_prompts_draw_the_same_alone_and_among_others(worlds
     world = worlds["untied"]
     prompts = [[(7 * i + j) % 500 + 20 for j in range(1_500)] for i in range(12)]
     sampling = [Sampling(max_tokens=3, stop_ids=(), seed=i, temperature=1.0) for i in range(12)]
-    async with world.policy(servers["untied"][0], attempts=1) as policy:
+    async with world.policy(servers[0], attempts=1) as policy:
         await policy.update(weights(world.model, 1), 1)
         together = await asyncio.gather(*(policy.generate(*one) for one in zip(prompts, sampling, strict=True)))
         for i in (0, 7, 11):
@@ -163,7 +160,7 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
     """Where older weights may draw: what the sync falls into goes on, and each token's logprob is of those it names."""
     world = worlds["untied"]
     by_version = {1: weights(world.model, 1), 2: weights(world.model, 2)}
-    async with world.policy(servers["untied"][0], most_age=1) as policy:
+    async with world.policy(servers[0], most_age=1) as policy:
         await policy.update(by_version[1], 1)
         completions = await drawn_during(policy, by_version[2], 2)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
@@ -172,13 +169,13 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
     assert all(one.versions == sorted(one.versions) and len(one.token_ids) == 100 for one in completions)
     one = max(spanning, key=lambda one: min(one.versions.count(version) for version in by_version))
     for version, params in by_version.items():
-        want = trainer_logprobs(params, world, [*PROMPTS[0], *one.token_ids])[len(PROMPTS[0]) - 1 :]
+        want = trainer_logprobs(params, world.model, [*PROMPTS[0], *one.token_ids])[len(PROMPTS[0]) - 1 :]
         off, drew = np.abs(np.asarray(one.logprobs) - want), np.asarray(one.versions) == version
         assert off[drew].max() < 1e-3 and np.median(off[~drew]) > 1
 
 
 async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, servers) -> None:
-    world, server = worlds["untied"], servers["untied"][0]
+    world, server = worlds["untied"], servers[0]
     bad = world.folder / "bad"
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
@@ -233,8 +230,38 @@ async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, ser
         assert policy.stats.stale == policy.stats.failures == 0
 
 
+async def test_weights_out_of_the_trainers_memory_are_those_of_its_files_to_the_bit(worlds, servers) -> None:
+    world, server = worlds["untied"], servers[0]
+    params = weights(world.model, 3)
+
+    def drawn() -> list[list[tuple[int, float]]]:
+        return [greedy(server, prompt) for prompt in PROMPTS]
+
+    async with world.policy(server) as policy:
+        await policy.update(params, 1)
+        by_files = drawn()
+    async with world.direct_policy(server) as (policy, publisher):
+        await policy.update(weights(world.model, 1), 2)
+        assert all(one != other for one, other in zip(drawn(), by_files, strict=True))
+        await policy.update(params, 3)
+        assert drawn() == by_files
+        await policy.update(params | {"embed_vd": 1.5 * params["embed_vd"]}, 4)  # the rest is there already
+        assert drawn() != by_files
+        await policy.update(params, 5)
+        assert drawn() == by_files
+        await assert_same(policy, params, world, 5)
+        item = publisher.publish(params, 6)
+        publisher.wait()
+        for label, said in (("r1:7", "weights r1:7 are not served"), ("r1:4", "weights r1:4 are not served")):
+            status, answer = post(server, "/v1/policy/sync", {"item": item, "version": label})
+            assert status == 400 and said in answer["error"], answer
+    status, answer = post(server, "/v1/policy/sync", {"item": item, "version": "r1:6"})
+    assert status == 400 and "cannot be reached" in answer["error"]  # the trainer has ended
+    assert drawn() == by_files
+
+
 async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
-    world, server = worlds["untied"], servers["untied"][0]
+    world, server = worlds["untied"], servers[0]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
         await policy.update(params, 5)
@@ -276,13 +303,13 @@ async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
 
 
 async def test_other_servers_are_refused_at_the_start(worlds, servers) -> None:
-    untied, tied = worlds["untied"], worlds["tied"]
+    untied = worlds["untied"]
     with pytest.raises(PolicyError, match="context of 2048 tokens, episodes may have 4000.*--max-model-len=4000"):
-        async with untied.policy(servers["untied"][0], max_length=4000):
+        async with untied.policy(servers[0], max_length=4000):
             pass
     other = World(untied.folder, untied.model.__class__(**{**vars(untied.model), "vocab_size": 700}), untied.tokenizer)
     with pytest.raises(PolicyError, match="whose vocab_size is 640, the policy's is 700; start it from the folder"):
-        async with other.policy(servers["untied"][0]):
+        async with other.policy(servers[0]):
             pass
     for change, said in (
         ({"rope_theta": 100.0}, "rope_theta is 1000000.0, the policy's is 100.0"),
@@ -290,23 +317,23 @@ async def test_other_servers_are_refused_at_the_start(worlds, servers) -> None:
     ):
         turned = World(untied.folder, dataclasses.replace(untied.model, **change), untied.tokenizer)
         with pytest.raises(PolicyError, match=f"serves a model whose {said}"):
-            async with turned.policy(servers["untied"][0]):
+            async with turned.policy(servers[0]):
                 pass
     foreign = type(untied.tokenizer).train(["quite another text, " * 30], 500, untied.folder / "foreign")
     with pytest.raises(PolicyError, match="serves another tokenizer"):
-        async with World(tied.folder, tied.model, foreign).policy(servers["tied"][0]):
+        async with World(untied.folder, untied.model, foreign).policy(servers[0]):
             pass
     nowhere = Server(untied)
     with pytest.raises(PolicyError, match="no rollout server answers"):
         async with untied.policy(nowhere):
             pass
-    async with untied.policy(servers["untied"][0]) as policy:
+    async with untied.policy(servers[0]) as policy:
         with pytest.raises(PolicyError, match="no weights yet"):
             await policy.generate([1], GREEDY)
 
 
 async def test_what_other_weights_drew_is_thrown_away(worlds, servers) -> None:
-    world, server = worlds["untied"], servers["untied"][0]
+    world, server = worlds["untied"], servers[0]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
         await policy.update(params, 1)
@@ -325,7 +352,7 @@ async def test_what_other_weights_drew_is_thrown_away(worlds, servers) -> None:
 
 async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights(worlds, servers) -> None:
     world = worlds["untied"]
-    first, second = servers["untied"]
+    first, second = servers
     params = weights(world.model, 2)
     async with world.policy(first, second) as policy:
         await policy.update(params, 1)
@@ -337,6 +364,7 @@ async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_wei
         completions = await running
         assert len(completions) == 24 and all(len(one.token_ids) == 400 for one in completions)
         assert policy.stats.failures > 0 and policy.stats.dropped == 1
+        assert all(server.cache and server.cache >= CONTEXT for server in policy.fleet.servers)  # by their own metrics
         newer = weights(world.model, 3)
         await policy.update(newer, 2)  # while one is away
         second.start()
@@ -346,18 +374,18 @@ async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_wei
                 break
             await asyncio.sleep(0.3)
         assert policy.stats.rejoined == 1
-        policy.fleet.servers.pop(0)  # so that the one that came back has to answer
+        policy.fleet.router.close(first.url)  # so that the one that came back has to answer
         await assert_same(policy, newer, world, 2)
 
 
 async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
     """Roll out, one update, sync, roll out again: the trainer finds the sampler's logprobs to be its own each time."""
-    world = worlds["tied"]
+    world = worlds["untied"]
     episode = EpisodeConfig(max_turns=2, max_prompt_tokens=1500, max_response_tokens=100, distractors_per_band=0)
     config = GRPOConfig(group_size=2, batch_size=1, learning_rate=1e-2, episode=episode, row_buckets=(2048,))
     params, opt_state = initial_state(weights(world.model, 4), grpo_optimizer(config))
     environments = [make_environment()]
-    async with SandboxPool() as pool, world.policy(servers["tied"][0], max_length=1600) as policy:
+    async with SandboxPool() as pool, world.policy(servers[0], max_length=1600) as policy:
         await policy.update(params, 0)
         sampler = GroupSampler(policy, pool, environments, world.tokenizer, episode, group_size=2, seed=0)
         for update in (1, 2):
@@ -387,6 +415,10 @@ async def test_two_ranks_take_their_slices_of_what_is_read_once(worlds) -> None:
 
 
 async def follow(world: World, server: Server, greedy: Sampling) -> None:
+    async with world.direct_policy(server) as (policy, _):
+        params = weights(world.model, 3)
+        await policy.update(params, 0)
+        await assert_same(policy, params, world, 0, greedy)
     async with world.policy(server) as policy:
         for version, seed in ((1, 1), (2, 2)):
             params = weights(world.model, seed)
@@ -400,23 +432,22 @@ async def follow(world: World, server: Server, greedy: Sampling) -> None:
 
 async def test_in_bfloat16_a_sync_changes_no_bit_of_what_a_server_would_draw_without_it(worlds) -> None:
     """A server that starts from weights takes others over, and then its own again."""
-    both = list(worlds.values())
-    with serving(*(Server(world, dummy=False, dtype="bfloat16") for world in both)) as servers:
-        for world, server in zip(both, servers, strict=True):
-            publisher = Publisher(world.folder / "bfloat16", world.model)
+    world = worlds["tied"]
+    publisher = Publisher(world.folder / "bfloat16", world.model)
+    with serving(Server(world, dummy=False, dtype="bfloat16")) as (server,):
 
-            def sync(seed: int, version: int, server=server, publisher=publisher, world=world) -> None:
-                item = str(publisher.publish(weights(world.model, seed), version))
-                publisher.wait()
-                assert post(server, "/v1/policy/sync", {"item": item, "version": f"r1:{version}"})[0] == 200
+        def sync(seed: int, version: int) -> None:
+            item = str(publisher.publish(weights(world.model, seed), version))
+            publisher.wait()
+            assert post(server, "/v1/policy/sync", {"item": item, "version": f"r1:{version}"})[0] == 200
 
-            started = [greedy(server, prompt) for prompt in PROMPTS]
-            assert started == [greedy(server, prompt) for prompt in PROMPTS]
-            sync(1, 1)
-            assert all(one != greedy(server, prompt) for one, prompt in zip(started, PROMPTS, strict=True))
-            sync(0, 2)
-            assert started == [greedy(server, prompt) for prompt in PROMPTS]
-            publisher.close()
+        started = [greedy(server, prompt) for prompt in PROMPTS]
+        assert started == [greedy(server, prompt) for prompt in PROMPTS]
+        sync(1, 1)
+        assert all(one != greedy(server, prompt) for one, prompt in zip(started, PROMPTS, strict=True))
+        sync(0, 2)
+        assert started == [greedy(server, prompt) for prompt in PROMPTS]
+    publisher.close()
 
 
 def greedy(server: Server, prompt: list[int]) -> list[tuple[int, float]]:
@@ -447,10 +478,8 @@ engine = SimpleNamespace(
 )
 asyncio.run(PolicyEndpoint().init_state(engine, None, args))
 """
-    command = [str(VLLM.with_name("python")), "-c", script]
-    environment = os.environ | sync_settings(worlds["untied"].folder) | {"PYTHONPATH": str(PLUGIN)}
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
-    assert ended.returncode and "--worker-extension-cls astra_vllm.tpu.PolicyWorker (it has none)" in ended.stderr
+    said = await asyncio.to_thread(said_in_vllm, script, worlds["untied"].folder)
+    assert "Error" in said and "--worker-extension-cls astra_vllm.tpu.PolicyWorker (it has none)" in said
 
 
 async def test_published_weights_are_hugging_faces(worlds, tmp_path) -> None:

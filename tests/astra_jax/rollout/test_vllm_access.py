@@ -27,7 +27,8 @@ sys.path.insert(0, str(PLUGIN))  # a distribution of its own, which this environ
 
 from astra_vllm import access  # noqa: E402
 from astra_vllm.access import NotTaken, SyncAccess, SyncRoot  # noqa: E402
-from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError  # noqa: E402
+from astra_vllm.checkpoint import PolicyCheckpoint  # noqa: E402
+from astra_vllm.layout import PolicyCheckpointError  # noqa: E402
 from astra_vllm.lease import Held, Lease, is_run, run_of  # noqa: E402
 
 UP = "model.layers.{}.mlp.up_proj.weight"
@@ -78,7 +79,7 @@ def refused(item: Path, root: Path, shapes: dict, dtype: str = "float32") -> str
         with pytest.raises((NotTaken, PolicyCheckpointError)) as why:
             checkpoint = PolicyCheckpoint(str(item), SyncRoot(str(root)))
             checkpoint.compare(shapes, {}, dtype)
-            checkpoint.read(memoryview(bytearray(checkpoint.bytes)))
+            checkpoint.read(memoryview(bytearray(checkpoint.bytes)), {})
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
         assert time.process_time() - started < 5
     finally:
@@ -90,7 +91,7 @@ def test_a_good_checkpoint_is_read_to_the_bit(published, shapes) -> None:
     checkpoint = PolicyCheckpoint(str(published / "1" / "params"), SyncRoot(str(published)))
     checkpoint.compare(shapes, {}, "float32")
     buffer = bytearray(checkpoint.bytes)
-    checkpoint.read(memoryview(buffer))
+    checkpoint.read(memoryview(buffer), {})
     wanted = dict(hf_tensors(weights(model(tie=False), 0), model(tie=False)))
     assert {span.name for span in checkpoint.spans} == wanted.keys()
     for span in checkpoint.spans:
@@ -108,7 +109,7 @@ def test_what_is_equal_to_zarrs_fill_value_is_stored(tmp_path) -> None:
     publisher.close()
     checkpoint = PolicyCheckpoint(str(tmp_path / "1" / "params"), SyncRoot(str(tmp_path)))
     checkpoint.compare({name: x.shape for name, x in hf_tensors(weights(config, 0), config)}, {}, "float32")
-    checkpoint.read(memoryview(bytearray(checkpoint.bytes)))
+    checkpoint.read(memoryview(bytearray(checkpoint.bytes)), {})
 
 
 def test_nothing_beside_the_root_is_opened(root, shapes, tmp_path) -> None:
@@ -403,15 +404,15 @@ async def test_another_plugin_and_a_missing_key_are_told_apart_by_name(tmp_path)
     keyed, keyless = (sync_way("plugin", publisher, "", key) for key in (SYNC_KEY, None))
     with pytest.raises(PolicyError, match="does not say its protocol: its plugin is older than this trainer"):
         await keyed.check(Describes(), 2048, 60.0)
-    with pytest.raises(PolicyError, match="has a plugin of protocol 2, this trainer speaks 3: install this version's"):
+    with pytest.raises(PolicyError, match="has a plugin of protocol 2, this trainer speaks 4: install this version's"):
         await keyed.check(Describes(protocol=2, wants_key=True), 2048, 60.0)
     with pytest.raises(
         PolicyError, match="from who shows the key of its ASTRA_SYNC_KEY_FILE: .*--rollout_sync_key_file"
     ):
-        await keyless.check(Describes(protocol=3, wants_key=True), 2048, 60.0)
-    server = Describes(protocol=3, wants_key=True)
+        await keyless.check(Describes(protocol=4, wants_key=True), 2048, 60.0)
+    server = Describes(protocol=4, wants_key=True)
     await keyed.check(server, 2048, 60.0)
-    await keyless.check(Describes(protocol=3, wants_key=False), 2048, 60.0)
+    await keyless.check(Describes(protocol=4, wants_key=False), 2048, 60.0)
     assert server.shown == [{access.KEY_HEADER: SYNC_KEY}, ("/v1/policy/lease", 60.0)]
     publisher.close()
     with pytest.raises(ValueError, match="reads what a Publisher writes"):

@@ -47,11 +47,11 @@ async def test_a_server_of_each_family_follows_the_trainer(worlds, servers, fami
     # What the comparison is worth: biases and the rotary embedding's scaling are seen in it.
     if family == "qwen2":
         bare = jax.tree_util.tree_map_with_path(lambda path, x: x * ("bias" not in path[-1].key), params)
-        other = trainer_logprobs(bare, world, PROMPTS[1])
+        other = trainer_logprobs(bare, world.model, PROMPTS[1])
     else:
-        plain = World(world.folder, LlamaConfig(**{**vars(world.model), "llama3": None}), world.tokenizer)
+        plain = LlamaConfig(**{**vars(world.model), "llama3": None})
         other = trainer_logprobs(params, plain, PROMPTS[1])
-    assert np.abs(other - trainer_logprobs(params, world, PROMPTS[1])).max() > 1e-2
+    assert np.abs(other - trainer_logprobs(params, world.model, PROMPTS[1])).max() > 1e-2
 
 
 async def test_weights_of_another_family_and_the_same_sizes_are_refused(worlds, servers) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from tpu_world import needs_libtpu
 
+from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
 from astra_jax.planner.hardware import Slice
 from astra_jax.run.chips import CHIPS
@@ -78,6 +79,24 @@ def test_a_program_has_the_options_of_its_arguments_devices_and_of_its_config() 
     wrong = dataclasses.replace(config, compiler_options=("xla_nonsense=1",))
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nonsense"):  # so they reach the compiler
         program(jnp.ones(3), config=wrong)
+
+
+def test_runs_that_differ_in_what_the_host_does_share_their_programs() -> None:
+    """And a program cannot depend on such a setting: it would be compiled for one run and used by another."""
+
+    def scaled(x, *, config):
+        return config.learning_rate * x
+
+    program, config = Program(scaled, static_argnames=("config",)), GRPOConfig(learning_rate=0.5)
+    for changes in ({}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}, {"learning_rate": 0.25}):
+        rate = changes.get("learning_rate", 0.5)
+        assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * rate
+    assert program.cache_size() == 2
+    for read in (lambda x, config: x * config.seed, lambda x, config: x if config.mini_batches > 1 else -x):
+        with pytest.raises(TypeError, match="take it out there"):
+            Program(read, static_argnames=("config",))(jnp.ones(2), config=config)
+    for config in (GRPOConfig(), SFTConfig()):
+        assert {field.name for field in dataclasses.fields(config)} >= set(config.of_the_host)
 
 
 @needs_libtpu

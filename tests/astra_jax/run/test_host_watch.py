@@ -105,6 +105,13 @@ def test_a_host_that_is_gone_or_failed_is_named() -> None:
     assert Told().hear(1, (2, 0), (2, 0), (2, 0), states=failed) == "host 1 of 3 failed: InputError: no such file"
 
 
+def test_it_is_watched_until_all_have_ended() -> None:
+    told, states = Told(), ("ended", "ended", "failed: ValueError: ended")
+    assert told.hear(2, (2, 0), (2, 0), None, states=states) is None and not told.roll.all_ended()
+    assert told.hear(2, (2, 0), (2, 0), (2, 0), states=states) is not None and not told.roll.all_ended()
+    assert told.hear(2, (2, 0), (2, 0), (2, 0), states=("ended",) * 3) is None and told.roll.all_ended()
+
+
 async def test_what_is_awaited_shows_that_the_main_thread_is_well(monkeypatch) -> None:
     monkeypatch.setattr(hosts, "_PULSE_SECONDS", 0.01)
     reached(7)
@@ -251,4 +258,5 @@ def test_what_is_raised_over_a_broken_collective_is_one() -> None:
 
     broken = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed")
     assert hosts._of_a_collective(broken) and hosts._of_a_collective(closing(broken))
+    assert hosts._of_a_collective(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
     assert not hosts._of_a_collective(closing(ValueError("a bug"))) and not hosts._of_a_collective(None)

@@ -31,7 +31,7 @@ def one_update(name: str, *, weight_decay: float = 0.0, max_grad_norm: float = 1
     params = CONFIG.init(jax.random.key(0))
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    gradients = tree.unflatten([jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
+    gradients = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
     optimizer = make_optimizer(settings(name, b2=0.99, weight_decay=weight_decay, max_grad_norm=max_grad_norm), 1.0)
     updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
     return params, gradients, updates

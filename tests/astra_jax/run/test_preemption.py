@@ -30,6 +30,8 @@ class Dies:
 class Forgotten:
     """Something that a callback waits for."""
 
+    seen: weakref.ref[Forgotten]
+
 
 def in_a_destructor() -> None:
     Dies()

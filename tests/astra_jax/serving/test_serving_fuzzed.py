@@ -20,7 +20,7 @@ from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.serving.service import OpenAIService, ServingConfig
 
-REQUESTS = 5_000
+REQUESTS = 3_000
 SHAPES = EngineConfig(slots=2, max_length=256, prefill_chunk=32, decode_chunk=4, min_window=256)
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -310,6 +310,7 @@ def test_a_loss_mask_that_is_empty_or_full_is_an_error(
     dataset, tokenizer, tokenizer_dir, model, params, tmp_path, value, error
 ):
     wrong = WrongMask.load(tokenizer_dir)
+    assert isinstance(wrong, WrongMask)
     wrong.value = value
     with pytest.raises((DatasetError, ValueError), match=error):
         train(CONFIG, model, starting(params), dataset, wrong, tmp_path, progress=False)

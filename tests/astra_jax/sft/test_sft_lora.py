@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs_world import HEAVY, programs
+from programs_world import programs
 from sft_world import make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.models import adapters, hf_checkpoint, peft
@@ -235,7 +235,7 @@ def test_the_command_merges_and_writes_what_peft_reads(world, whole, tmp_path) -
     """`launch.convert`: whole weights from adapters, adapters alone, and what is asked wrongly."""
     model, first, base, _, _ = world
     source, result = whole[0] / "checkpoints", whole[1]
-    with programs("launch.convert", tmp_path, heavy=HEAVY) as convert:
+    with programs("launch.convert", tmp_path) as convert:
         merged = convert(f"--from_orbax={source}", f"--to_hf={tmp_path / 'hf'}")
         assert merged.code == 0, merged.errors
         written = hf_checkpoint.load_hf(tmp_path / "hf", model)

@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 from rollout_world import make_environment
 
+from synthesis.core import datasets
 from synthesis.core.datasets import (
     CARD_FILE,
     RECORDS_FILE,
     DatasetError,
+    check_dataset,
     each_record,
     read_card,
     read_dataset,
@@ -88,6 +90,27 @@ def test_missing_foreign_and_corrupt_datasets_are_named(tmp_path):
     data[position : position + 7] = b"value 8"
     (path / RECORDS_FILE).write_bytes(data)
     with pytest.raises(DatasetError, match="delete .* and run its stage again"):
+        read_dataset(path, Answer)
+
+
+def test_a_large_dataset_has_several_files(tmp_path, monkeypatch):
+    """The order, the digest and the places are those of one file."""
+    many = [Answer(value=f"value {number}") for number in range(50)]
+    path = tmp_path / "answers"
+    one_file = write_dataset(path, Answer, many, card={})
+    assert "shards" not in read_card(path)
+    monkeypatch.setattr(datasets, "SHARD_BYTES", 400)
+    assert write_dataset(path, Answer, many, card={}) == one_file
+    assert read_card(path)["shards"] == len(list(path.glob("*.array_record"))) > 3
+    assert read_dataset(path, Answer) == many
+    assert [read_record(path, Answer, index) for index in range(50)] == many
+    assert check_dataset(path, Answer)["count"] == 50
+    (path / "records-00002.array_record").unlink()
+    with pytest.raises(DatasetError, match="records-00002.array_record is missing"):
+        check_dataset(path, Answer)
+    card = json.loads((path / CARD_FILE).read_text())
+    (path / CARD_FILE).write_text(json.dumps({**card, "shards": 10**12}))
+    with pytest.raises(DatasetError, match="shards is 1000000000000, no number of files"):
         read_dataset(path, Answer)
 
 

@@ -280,7 +280,7 @@ async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_not
             done = rf"stage draw: {answers} of 20 inputs are finished and kept in .*"
             with pytest.raises(EndpointUnusable, match=f"{said}{done}{remedy}.*run the same command again to go on"):
                 await draw(teacher, journal)
-            assert len(journal.keys("draw")) == answers
+            assert len(journal.load("draw")) == answers
             # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
             assert endpoint.refused <= 4 + 1 and endpoint.peak <= 3
             result = await draw(teacher_of(url, recording, "record", api_key="right"), journal)

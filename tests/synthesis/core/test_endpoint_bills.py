@@ -12,6 +12,7 @@ from aiohttp import web
 from flaky_endpoint import Flaky
 
 from synthesis.core.endpoint import Endpoint, EndpointDown, RequestRefused
+from synthesis.core.endpoint_limits import BYTES_PER_TOKEN
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 
 NOTHING_WRITTEN = ("429", "500", "503")
@@ -113,7 +114,7 @@ async def test_prompts_of_which_a_byte_is_many_tokens_are_estimated_as_such() ->
     async with service as url:
         endpoint = endpoint_at(url)
         small = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}], "max_tokens": 50}).encode()
-        assert len(small) // Endpoint.BYTES_PER_TOKEN < 60  # what the service counts for it
+        assert len(small) // BYTES_PER_TOKEN < 60  # what the service counts for it
         for _ in range(12):
             await endpoint.complete("answer", small, random.Random(0))
         await endpoint.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_time import MOST_SECONDS, loop_seconds
 
 from sandbox.limits import Limits
 from synthesis.core.matching import contains, match
@@ -19,8 +19,6 @@ from synthesis.core.readings import MOST_CHARACTERS, MOST_VALUES, Reading
 from synthesis.core.records import Answer
 
 A = Answer
-MOST_SECONDS = 0.05
-"""Processor time for which a call may hold the event loop."""
 RESULT_BYTES = Limits().result_bytes
 
 # Each is repeated: digits of all kinds, separators, dates, units, marks, invisible characters, brackets, words.
@@ -42,18 +40,6 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def seconds(act: Callable[[], Any]) -> float:
-    """The processor time of a call; the least of three where the first was too long, for the machine is shared."""
-    least = 1e9
-    for _ in range(3):
-        started = time.process_time()
-        act()
-        least = min(least, time.process_time() - started)
-        if least < MOST_SECONDS:
-            break
-    return least
-
-
 def outputs(unit: str, size: int) -> dict[str, Any]:
     """A text, a list and an object of about a size."""
     count = max(size // len(unit), 1)
@@ -73,14 +59,14 @@ def test_no_result_holds_the_loop(unit: str, size: int) -> None:
             match(reading, answer)
 
     for form, output in outputs(unit, size).items():
-        assert seconds(lambda given=output: search(given)) < MOST_SECONDS, form
+        assert loop_seconds(lambda given=output: search(given)) < MOST_SECONDS, form
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
 def test_reading_numbers_and_notation_grows_as_the_text_does(unit: str) -> None:
     def spent(size: int, read: Callable[[str], Any]) -> float:
         text = unit * (size // len(unit)) + "é"
-        return seconds(lambda: read(text))
+        return loop_seconds(lambda: read(text))
 
     for read in (quantities, fold, written_number, unit_of_key):
         # A square of 8,000 is half a second.
@@ -122,7 +108,7 @@ def test_normal_forms_are_linear_and_change_nothing_that_people_write() -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         assert normalized(form, written) == unicodedata.normalize(form, written)
         for marks in ("\u0301\u0316", "\u0316\u0301", "\uff9e\u0316", "\u0344\u0316"):
-            assert seconds(lambda form=form, marks=marks: normalized(form, "a" + marks * 40_000)) < MOST_SECONDS
+            assert loop_seconds(lambda form=form, marks=marks: normalized(form, "a" + marks * 40_000)) < MOST_SECONDS
             assert len(normalized(form, "a" + marks * 40_000)) < 100
     # All characters that a normal form could sort are counted as marks.
     pairs = ((chr(one), unicodedata.normalize("NFKD", chr(one))) for one in range(0x110000))

@@ -1,4 +1,4 @@
-"""One program at a time in a bucket's folder, on an emulator of the service: who lives keeps it, the killed lose it."""
+"""One program at a time in a bucket's folder, on emulators of both services: who lives keeps it, the killed lose it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bucket_world import Storage, storage
+from bucket_world import Buckets, s3_storage, storage, used
 
 from synthesis.core import leases
+from synthesis.core.buckets import Guarded, guarded
+from synthesis.core.files import location
 from synthesis.core.leases import LeaseError
 from synthesis.core.workdir import locked, locked_target
 
@@ -24,6 +27,8 @@ pytestmark = pytest.mark.slow
 HOLDER = f"""
 import sys, time
 from synthesis.core import leases
+from synthesis.core.buckets import Guarded, guarded
+from synthesis.core.files import location
 leases.LEASE_SECONDS = {SECONDS}
 from synthesis.core.workdir import locked
 try:
@@ -35,11 +40,9 @@ except leases.LeaseError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Storage]:
-    with storage() as made, pytest.MonkeyPatch.context() as patch:
-        for name, value in made.environment.items():
-            patch.setenv(name, value)
+@pytest.fixture(scope="module", params=[storage, s3_storage])
+def bucket(request) -> Iterator[Buckets]:
+    with used(request.param) as made:
         yield made
 
 
@@ -49,80 +52,100 @@ def short(monkeypatch) -> None:
 
 
 @pytest.fixture
-def holder(request, bucket) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds `gs://bucket/NAME`, NAME the test's."""
-    command = [sys.executable, "-c", HOLDER, f"gs://bucket/{request.node.name}"]
+def name(request) -> str:
+    """A folder in the bucket that is the test's own."""
+    return request.node.originalname or request.node.name
+
+
+@pytest.fixture
+def holder(bucket, name) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds it."""
+    command = [sys.executable, "-c", HOLDER, bucket.place(name)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         yield process
         process.kill()
 
 
-def test_who_lives_keeps_it(bucket, holder, request) -> None:
-    words = rf"gs://bucket/{request.node.name} is in use by another process \(process {holder.pid} of .*; wait for it"
-    with pytest.raises(LeaseError, match=words), locked(f"gs://bucket/{request.node.name}"):
+@pytest.fixture
+def objects(bucket) -> type[Any]:
+    """What locks are made of there."""
+    return type(guarded(location(bucket.place("any/lock"), s3=True), SECONDS))
+
+
+def test_who_lives_keeps_it(bucket, holder, name) -> None:
+    words = rf"{bucket.place(name)} is in use by another process \(process {holder.pid} of .*; wait for it"
+    with pytest.raises(LeaseError, match=words), locked(bucket.place(name)):
         pytest.fail("two hold it")
 
 
-def test_what_is_there_is_read_once_where_it_is_held(bucket, holder, request, monkeypatch) -> None:
-    from google.cloud.storage import Blob
+def test_what_is_there_is_read_once_where_it_is_held(bucket, holder, name, objects, monkeypatch) -> None:
+    real, read = objects.read, []
 
-    real, read = Blob.reload, []
-
-    def watched(lease: leases._Lease, generation: int, who: str) -> bool:
-        assert generation and who.startswith(f"process {holder.pid} of ")
+    def watched(lease: leases._Lease, stamp: str, who: str) -> bool:
+        assert stamp and who.startswith(f"process {holder.pid} of ")
         raise LeaseError("watched")
 
-    monkeypatch.setattr(Blob, "reload", lambda self, **options: (read.append(self.name), real(self, **options)))
+    monkeypatch.setattr(objects, "read", lambda self: (read.append(self), real(self))[1])
     monkeypatch.setattr(leases._Lease, "_abandoned", watched)
-    with pytest.raises(LeaseError, match="watched"), locked(f"gs://bucket/{request.node.name}"):
+    with pytest.raises(LeaseError, match="watched"), locked(bucket.place(name)):
         pytest.fail("two hold it")
-    assert read == [f"{request.node.name}/lock"]
+    assert len(read) == 1
 
 
-def test_from_who_was_killed_it_is_taken_over(bucket, holder, request, capsys) -> None:
+def test_from_who_was_killed_it_is_taken_over(bucket, holder, name, capsys) -> None:
     holder.kill()
     holder.wait()
-    name = f"gs://bucket/{request.node.name}"
-    with locked(name):
+    with locked(bucket.place(name)):
         assert f"is of process {holder.pid} of" in capsys.readouterr().out
-        assert bucket.get(f"{request.node.name}/lock").startswith(b"process %d of" % os.getpid())
+        assert bucket.get(f"{name}/lock").startswith(b"process %d of" % os.getpid())
 
 
-def test_who_slept_too_long_is_ended_in_what_it_does(bucket, holder, request) -> None:
+def test_who_slept_too_long_is_ended_in_what_it_does(bucket, holder, name) -> None:
     holder.send_signal(signal.SIGSTOP)
-    with locked(f"gs://bucket/{request.node.name}"):
+    with locked(bucket.place(name)):
         holder.send_signal(signal.SIGCONT)
         assert holder.stdout is not None
         assert f"(process {os.getpid()} of " in holder.stdout.readline()
         assert holder.wait(timeout=60) == 0
-        bucket.get(f"{request.node.name}/lock")  # it took nothing with it
+        bucket.get(f"{name}/lock")  # it took nothing with it
 
 
 def test_it_is_renewed_and_removed_and_its_holder_may_enter_again(bucket) -> None:
-    with locked("gs://bucket/again"), locked("gs://bucket/again"):
+    with locked(bucket.place("again")), locked(bucket.place("again")):
         first = bucket.get("again/lock")
         until = time.monotonic() + 60
         while bucket.get("again/lock") == first:
             assert time.monotonic() < until, "it is not renewed"
             time.sleep(SECONDS / 4)
-    with locked_target("gs://bucket/again/data"):
+    with locked_target(bucket.place("again/data")):
         assert bucket.names("again/") == [".data.lock"]
     assert "again/lock" not in bucket.names("")
 
 
-def test_a_write_whose_answer_was_lost_is_known_again(bucket, monkeypatch) -> None:
-    """The client tries again, and is told that another generation is there: its own."""
-    from google.cloud.storage import Blob
+def test_a_write_whose_answer_was_lost_is_known_again(bucket, objects, monkeypatch) -> None:
+    """The client tries again, and is told that something else is there: its own."""
+    real, written = objects.write, []
 
-    real, written = Blob.upload_from_string, []
-
-    def twice(self: Blob, text: str, **options: object) -> None:
+    def twice(self: Guarded, data: bytes, over: str) -> str | None:
         if not written:
-            written.append(real(self, text, **options))
-        real(self, text, **options)
+            written.append(real(self, data, over))
+        return real(self, data, over)
 
-    monkeypatch.setattr(Blob, "upload_from_string", twice)
-    with locked("gs://bucket/lost"):
-        assert bucket.get("lost/lock").startswith(b"process %d of" % os.getpid())
+    monkeypatch.setattr(objects, "write", twice)
+    with locked(bucket.place("lost")):
+        assert written[0] and bucket.get("lost/lock").startswith(b"process %d of" % os.getpid())
     assert "lost/lock" not in bucket.names("")
+
+
+def test_an_object_is_written_only_over_what_was_seen(bucket) -> None:
+    one, other = (guarded(location(bucket.place("seen/object"), s3=True), 10.0) for _ in range(2))
+    assert one.read() == ("", b"") and one.write(b"1", over="") is not None
+    first, data = other.read()
+    assert data == b"1" and other.write(b"2", over="") is None
+    second = other.write(b"2", over=first)
+    assert second and one.write(b"3", over=first) is None and one.read() == (second, b"2")
+    one.remove(first)
+    assert one.read() == (second, b"2")
+    one.remove(second)
+    assert other.read() == ("", b"") and other.write(b"4", over=second) is None

@@ -7,6 +7,7 @@ import asyncio
 import math
 import sys
 import types
+from typing import Any
 
 import pytest
 from rollout_world import make_environment
@@ -39,7 +40,7 @@ async def own(value: float = 0.75) -> float:
 @pytest.fixture
 def rewards_module(monkeypatch):
     """A module of somebody's own rewards."""
-    module = types.ModuleType("somebodys_rewards")
+    module: Any = types.ModuleType("somebodys_rewards")
     module.half = lambda episode: 0.5
     module.nothing = 7
 
@@ -171,8 +172,11 @@ def test_what_an_environment_does_not_have_is_refused() -> None:
     with pytest.raises(InputError, match="expects none; use score"):
         Rewards("answer").check(environment)
     Rewards("score,format:0.1").check(environment)
-    Mine.answer = 40
-    Rewards("answer").check(OwnEnvironment(Mine()))
+
+    class Answered(Mine):
+        answer = 40
+
+    Rewards("answer").check(OwnEnvironment(Answered()))
 
 
 def test_a_file_is_imported_once(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from synthesis.core.records import CodeTool, ToolSpec
+from synthesis.environments import distract
 from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
 from synthesis.environments.drafts import NeededTool
@@ -134,6 +136,31 @@ def test_every_tool_of_a_band_is_as_likely_as_any_other() -> None:
         assert set(drawn[band]) == {one.tool.spec.name for one in found}
         # Six standard deviations of a count.
         assert all(abs(n - expected) < 6 * expected**0.5 for n in drawn[band].values()), band
+
+
+def test_memory_grows_with_the_tools_and_is_shared_by_the_processes_of_a_machine() -> None:
+    """Every candidate is close to every needed tool: all of them would be n x n."""
+    sizes = []
+    for n in (1_500, 3_000):
+        candidates = [candidate(f"c{i}", "1", domain="x") for i in range(n)]
+        needed = [tool(f"n{i}", "d", "0" if i % 2 else "2") for i in range(n)]
+        index = built(candidates, needed)
+        buffers: list[pickle.PickleBuffer] = []
+        own = pickle.dumps(index, 5, buffer_callback=buffers.append)
+        assert len(own) < 10_000
+        sizes.append(sum(len(one.raw()) for one in buffers))
+        copy: Index = pickle.loads(own, buffers=buffers)
+        bands = copy.draw(needed[:3], dict.fromkeys(BANDS, 5), random.Random(1))
+        assert bands == index.draw(needed[:3], dict.fromkeys(BANDS, 5), random.Random(1)) and len(bands["high"]) == 5
+        assert all(found in candidates for found in bands["high"])
+    assert sizes[1] < 2.1 * sizes[0]
+    drawn = {
+        one.tool.spec.name for seed in range(3) for one in index.draw(needed[:1], ALL, random.Random(seed))["high"]
+    }
+    others = {one.tool.spec.name for one in index.draw(needed[2:3], ALL, random.Random(0))["high"]}
+    assert len(drawn) == len(others) == distract._CLOSE and drawn != others  # a part, another for each
+    with pytest.raises(KeyError, match="was not built with"):
+        index.draw([tool("stranger", "d", "0")], ALL, random.Random(0))
 
 
 def test_large_indices_are_drawn_from_quickly() -> None:

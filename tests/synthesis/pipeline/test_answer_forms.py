@@ -25,7 +25,7 @@ from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, role_
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.teacher_answers import EmulatedResult, TaskChainProposals, TaskRating
 
-ANSWERS = (*of_trajectories.ANSWERS, *of_environments.ANSWERS, Probe)
+ANSWERS: tuple[type[msgspec.Struct], ...] = (*of_trajectories.ANSWERS, *of_environments.ANSWERS, Probe)
 
 
 class Note(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,10 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from bucket_world import s3_storage
 from flaky_endpoint import Flaky
+from programs_world import Ended
+from secrets_world import MARK, echoing, in_files, in_nothing, planted, variables
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core import progress
@@ -152,7 +156,11 @@ async def stage(
 
 
 def rows(folder: Path) -> list[Any]:
-    with sqlite3.connect(folder / "journal.sqlite") as db:
+    return rows_of(folder / "journal.sqlite")
+
+
+def rows_of(journal: Path) -> list[Any]:
+    with closing(sqlite3.connect(journal)) as db:
         return db.execute("SELECT * FROM done ORDER BY stage, key").fetchall()
 
 
@@ -245,14 +253,17 @@ async def test_a_machine_that_cannot_work_is_named_and_left_out_and_a_later_one_
 
 
 class Counted(Flaky):
-    """Knows how many requests it has had at once."""
+    """Knows how many requests it has had at once; the first are answered when there were three."""
 
     at_once = most = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
+        deadline = time.monotonic() + 30
         try:
+            while self.most < 3 and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
             return await super().answer(request)
         finally:
             self.at_once -= 1
@@ -322,7 +333,8 @@ async def test_environments_have_the_same_bytes_when_a_worker_is_killed(cluster:
             here = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path / "here", seed=4)
     pids = tmp_path / "pids"
     pids.mkdir()
-    with Deadly(tmp_path / "there" / "journal.sqlite", pids, after=30) as journal:
+    deadly = Deadly(tmp_path / "there" / "journal.sqlite", pids, after=30)
+    with deadly as journal:
         there = await synthesize(
             config,
             executor=RayExecutor(sandbox=partial(noted_pool, pids), teacher=OfflineTeacher, count=2),
@@ -330,56 +342,84 @@ async def test_environments_have_the_same_bytes_when_a_worker_is_killed(cluster:
             out_dir=tmp_path / "there",
             seed=4,
         )
-    assert journal.killed and not Path(f"/proc/{journal.killed}").exists()
+    assert deadly.killed and not Path(f"/proc/{deadly.killed}").exists()
     assert there == here and sum(here.counts.values()) > 6
     assert tree(tmp_path / "there", "train", "held_out") == tree(tmp_path / "here", "train", "held_out")
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
 @pytest.mark.slow
-async def test_a_killed_run_of_the_program_goes_on_and_does_nothing_twice(cluster: str, tmp_path: Path) -> None:
+async def test_a_killed_run_of_the_program_goes_on_in_a_bucket_and_does_nothing_twice(
+    cluster: str, tmp_path: Path
+) -> None:
+    """What it reads is in the bucket too; of what it writes there each byte is that of a run on a disk."""
     settings = ("--config.trajectories=8", "--config.proposals=3",
-                '--config.fact_servers=["numbers", "elements", "http"]',
+                '--config.fact_servers=["numbers", "elements", "http"]', "--config.personas=s3://bucket/people.jsonl",
                 "--config.sources=[]", "--config.mcp_share=0", "--config.min_tools=2")  # fmt: skip
-
-    def start(folder: str, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "launch.trajectories", f"--workdir={tmp_path / folder}", *settings, *more]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def said(process: subprocess.Popen[str]) -> str:
-        out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-3000:]
-        return out.replace("remote", "local")
-
-    local = start("local")
+    here, there, lost = tmp_path / "here", "s3://bucket/there", tmp_path / "lost"
+    kept = Path("journals", "trajectories.sqlite")
     on_ray = ("--executor=ray", f"--ray_address={cluster}", "--ray_workers=2")
-    killed = start("remote", *on_ray)
-
     logs = Path(ray.worker.global_worker.node.get_logs_dir_path(), "tpu_logs")
 
+    def start(workdir: Path | str, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "launch.trajectories", f"--workdir={workdir}", *settings, *more]
+        options: dict[str, Any] = {"env": os.environ | bucket.environment, "cwd": ROOT, "text": True}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+    async def said(process: subprocess.Popen[str], workdir: Path | str) -> str:
+        out, errors = await asyncio.to_thread(process.communicate, timeout=300)
+        assert process.returncode == 0, errors[-3000:]
+        return out.replace(str(workdir), "WORKDIR")
+
     def finished() -> list[Any]:
-        found = list((tmp_path / "remote" / "journals").glob("*.sqlite"))
         try:
-            with sqlite3.connect(found[0]) as db:
+            with closing(sqlite3.connect(f"file:{lost / kept}?mode=ro", uri=True)) as db:
                 return db.execute("SELECT stage, key FROM done").fetchall()
-        except (IndexError, sqlite3.OperationalError):  # not made yet
+        except sqlite3.OperationalError:  # not made yet
             return []
 
-    while len(finished()) < 30:
-        assert killed.poll() is None, killed.communicate()[1][-3000:]
-        with (logs / "tpu_driver.INFO").open("a") as log:
-            log.write("what another program says to its chip\n")
-        await asyncio.sleep(0.02)
-    killed.kill()
-    assert "chip" not in killed.communicate()[0]
-    assert not (tmp_path / "remote" / "trajectories").exists()
-    (journal,) = (tmp_path / "remote" / "journals").glob("*.sqlite")
-    with sqlite3.connect(journal) as db:  # whoever does a finished input again is stopped
-        db.execute(
-            "CREATE TRIGGER twice BEFORE INSERT ON done WHEN EXISTS "
-            "(SELECT 1 FROM done WHERE stage = NEW.stage AND key = NEW.key) "
-            "BEGIN SELECT RAISE(ABORT, 'done twice'); END"
-        )
-    assert said(start("remote", *on_ray)) == said(local)
+    with s3_storage() as bucket:
+        bucket.put("people.jsonl", b'{"occupation": "a botanist"}\n{"occupation": "a baker"}\n')
+        local, killed = start(here), start(lost, *on_ray)
+        while len(finished()) < 30:
+            assert killed.poll() is None, killed.communicate()[1][-3000:]
+            with (logs / "tpu_driver.INFO").open("a") as log:
+                log.write("what another program says to its chip\n")
+            await asyncio.sleep(0.02)
+        killed.kill()
+        assert "chip" not in killed.communicate()[0]
+        assert not (lost / "trajectories").exists()
+        with closing(sqlite3.connect(lost / kept)) as db:  # whoever does a finished input again is stopped
+            db.execute(
+                "CREATE TRIGGER twice BEFORE INSERT ON done WHEN EXISTS "
+                "(SELECT 1 FROM done WHERE stage = NEW.stage AND key = NEW.key) "
+                "BEGIN SELECT RAISE(ABORT, 'done twice'); END"
+            )
+        bucket.put(f"there/{kept}", (lost / kept).read_bytes())
+        assert await said(start(there, *on_ray), there) == await said(local, here)
+        fetched = bucket.copy("there/", tmp_path / "fetched")
     names = ("servers", "chains", "tasks", "trajectories", "graphs")
-    assert tree(tmp_path / "remote", *names) == tree(tmp_path / "local", *names)
+    assert tree(fetched, *names) == tree(here, *names)
+    assert {one.name for one in fetched.iterdir()} == {*names, "journals"}
+    assert rows_of(fetched / kept) == rows_of(here / kept)
+
+
+async def test_a_key_is_in_no_log_nor_state_of_ray(cluster: str, tmp_path: Path) -> None:
+    """Of an endpoint that repeats it: asked by a worker, shown by the driver; and what is in the environment."""
+    with echoing() as (server, url):
+        command = [
+            *(sys.executable, "-m", "launch.environments", f"--workdir={tmp_path / 'run'}", "--config.count=2"),
+            *('--config.languages={"en": 1}', "--executor=ray", f"--ray_address={cluster}", "--ray_workers=1"),
+            *(f"--teacher_url={url}/401/v1", "--teacher_model=m", "--judge_own_text", "--teacher_tries=1"),
+            f"--teacher_key_file={planted(tmp_path, 'teacher')}",
+        ]
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env=os.environ | variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await process.communicate()
+        assert any("Bearer plantedsecret-teacher" in shown for shown in server.seen)
+    assert process.returncode not in (0, 1) and "[key]" in errors.decode(), errors.decode()[-3000:]
+    in_nothing(Ended(process.returncode, out.decode(), errors.decode()), tmp_path)
+    state, session = ray._private.state, Path(ray.worker.global_worker.node.get_session_dir_path())
+    assert "EndpointActor" in repr(state.actors()) and MARK not in repr([state.actors(), state.jobs()])
+    assert len(list((session / "logs").iterdir())) > 5 and not in_files(session / "logs")

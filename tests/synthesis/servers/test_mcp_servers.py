@@ -187,7 +187,7 @@ async def test_an_answer_without_end_is_ended(tmp_path, monkeypatch, caplog, kin
 
 
 async def test_nobody_listens(tmp_path):
-    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+    async with McpConnections(cwd=tmp_path, timeout_seconds=3) as connections:
         with pytest.raises(Rejected, match="mcp_server_unavailable.*did not connect"):
             await collect(
                 http_source(f"http://127.0.0.1:{free_port()}/mcp", {}), SimpleNamespace(connections=connections)
@@ -320,7 +320,7 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
         assert (await executor.mcp(other, other.execution, call)).content == "seen"
         assert not waiting.done()
         waiting.cancel()
-    async with McpConnections(cwd=tmp_path, timeout_seconds=5) as connections:
+    async with McpConnections(cwd=tmp_path, timeout_seconds=3) as connections:
         executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
         calls = [executor.mcp(hanging, hanging.execution, call) for _ in range(30)]
         errors = await asyncio.gather(*calls, return_exceptions=True)

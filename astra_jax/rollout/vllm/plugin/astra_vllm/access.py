@@ -3,7 +3,8 @@
     ASTRA_SYNC_ROOT       folder, or gs://BUCKET/FOLDER, below which the trainer publishes: nothing else is ever opened
     ASTRA_SYNC_KEY_FILE   file whose first line is the key of syncs: who may sample may not replace the weights
 
-Without a key nobody but this machine may reach the server.
+Without a key nobody but this machine may reach the server. With one it also takes weights out of the memory of a
+trainer that has the same; where that is all it is to take, it has no root.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from urllib.parse import urlsplit
 ROOT = "ASTRA_SYNC_ROOT"
 KEY_FILE = "ASTRA_SYNC_KEY_FILE"
 KEY_HEADER = "X-Astra-Sync-Key"
-PROTOCOL = 3
+PROTOCOL = 4
 """Of these endpoints. 1 asked for no key and opened any path; its trainers send none. 2 knew no runs: two trainers on
-one server took each other's weights for their own."""
+one server took each other's weights for their own. 3 took files alone."""
 _DEV_MODE = "VLLM_SERVER_DEV_MODE"
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9_=.-]+)+)")
 """Without what an URL could mean besides a name: queries, escapes, further stores."""
@@ -95,12 +96,12 @@ class SyncAccess:
     """Who may sync what.
 
     Attributes:
-        root: of checkpoints.
+        root: of checkpoints; None: no files are taken.
         key: that syncs must show; None only where nobody else can reach the server.
         local: it listens on a socket file, where there is no `Host` to look at.
     """
 
-    root: SyncRoot
+    root: SyncRoot | None
     key: str | None
     local: bool
 
@@ -118,10 +119,12 @@ class SyncAccess:
         Raises:
             RuntimeError: the weights would not be safe; the server does not start.
         """
-        if not (root := environment.get(ROOT)):
+        root = environment.get(ROOT)
+        if not root and not environment.get(KEY_FILE):
             raise RuntimeError(
                 f"astra_sync: {ROOT} is not set: give the folder that the trainer publishes to (its --publish_dir, by "
-                "default WORKDIR/policy), below which alone checkpoints are then taken"
+                "default WORKDIR/policy), below which alone checkpoints are then taken; or, for weights from the "
+                f"trainer's memory alone (its --rollout_sync=direct), a key in {KEY_FILE}"
             )
         key = _key_in(environment[KEY_FILE]) if environment.get(KEY_FILE) else None
         reachable = not socket and not is_loopback(host)
@@ -140,7 +143,25 @@ class SyncAccess:
                 f"astra_sync: {_DEV_MODE} opens /pause, /update_weights and more to whoever reaches the server, past "
                 f"the key of {KEY_FILE}: unset it, or listen on 127.0.0.1 without a key"
             )
-        return cls(SyncRoot(root), key, bool(socket))
+        return cls(SyncRoot(root) if root else None, key, bool(socket))
+
+    def below(self, item: str) -> SyncRoot:
+        """The folder that an item of files must be below. Raises `NotTaken`: there is none."""
+        if self.root is None:
+            raise NotTaken(
+                f"{item[:_SHOWN]!r} is of files, and this server was started without {ROOT}: set it, or give the "
+                "trainer --rollout_sync=direct"
+            )
+        return self.root
+
+    def key_of_streams(self, item: str) -> str:
+        """What this server and a trainer show each other. Raises `NotTaken`: there is none."""
+        if self.key is None:
+            raise NotTaken(
+                f"{item[:_SHOWN]!r} is a trainer's memory, and this server was started without {KEY_FILE}, by which it "
+                "would know that trainer: set it to a file with the key of syncs"
+            )
+        return self.key
 
     def refusal(self, headers: Mapping[str, str], *, syncs: bool) -> tuple[int, str] | None:
         """Status and text for who may not ask this, or None.

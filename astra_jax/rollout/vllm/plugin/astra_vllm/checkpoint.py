@@ -1,17 +1,11 @@
-"""Reading what the trainer published: an Orbax item whose leaves are Hugging Face tensors, stacked over layers.
-
-A leaf's name has a `{}` for each stacked axis: `model.layers.{}.mlp.up_proj.weight` of shape [28, 3072, 1024] holds 28
-tensors of [3072, 1024].
-"""
+"""Reading what the trainer published: an Orbax item whose leaves are those of `layout.py`."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +13,7 @@ import numpy as np
 import tensorstore as ts
 
 from astra_vllm.access import SyncRoot
+from astra_vllm.layout import Leaf, Parts, PolicyCheckpointError, Shapes, Span, all_bytes, item_bytes, laid_out
 
 _SHOWN = 200
 _MOST_METADATA_BYTES = 16 << 20
@@ -26,39 +21,6 @@ _LEAF = re.compile(r"[A-Za-z0-9_]+(?:\.(?:[A-Za-z0-9_]+|\{\}))*")
 _PLAIN_CODECS = {"bytes", "transpose", "crc32c", "sharding_indexed"}
 _MARKER = "_CHECKPOINT_METADATA"
 _ITEM_METADATA = "_METADATA"
-Shapes = Mapping[str, tuple[int, ...]]
-DTYPES = ("bfloat16", "float32", "float16")
-"""Dtypes that are taken; tensorstore and torch have the same names for them."""
-
-
-class PolicyCheckpointError(Exception):
-    """The checkpoint cannot be used; the message names the first thing that is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Where a tensor lies in the buffer that `PolicyCheckpoint.read` fills.
-
-    Attributes:
-        name: Hugging Face's.
-        dtype: of `DTYPES`.
-        start: first byte.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    start: int
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * item_bytes(self.dtype)
-
-
-def _filled(name: str, place: tuple[int, ...]) -> str:
-    for i in place:
-        name = name.replace("{}", str(i), 1)
-    return name
 
 
 def _packers(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -74,11 +36,6 @@ def _packers(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield from _packers({"codecs": configuration.get(inner)})
 
 
-def item_bytes(dtype: str) -> int:
-    """Bytes of one number."""
-    return 4 if dtype == "float32" else 2
-
-
 class PolicyCheckpoint:
     """An item of which only metadata are read, until it was compared with the model that it is for.
 
@@ -88,6 +45,7 @@ class PolicyCheckpoint:
 
     Attributes:
         spans: all tensors, in the order in which they are read; none before `compare`.
+        read_bytes: that `read` has read.
 
     Raises:
         NotTaken: it is not below the root.
@@ -118,6 +76,7 @@ class PolicyCheckpoint:
         self._names = sorted({key[0] for key in keys})
         self._leaves: dict[str, ts.TensorStore] = {}
         self.spans: list[Span] = []
+        self.read_bytes = 0
 
     def _require_commit(self) -> None:
         folder = self._store["path"].rstrip("/").rpartition("/")[0]
@@ -153,10 +112,6 @@ class PolicyCheckpoint:
             metadata = array.spec().to_json()["metadata"]
         except (ValueError, OSError) as error:
             raise PolicyCheckpointError(f"{self.item}: leaf {name} cannot be opened: {error}") from None
-        if array.dtype.name not in DTYPES:
-            raise PolicyCheckpointError(f"{self.item}: leaf {name} is {array.dtype.name}; publish {', '.join(DTYPES)}")
-        if name.count("{}") > array.rank:
-            raise PolicyCheckpointError(f"{self.item}: leaf {name} has only {array.rank} axes")
         if packed := sorted(_packers(metadata)):
             raise PolicyCheckpointError(
                 f"{self.item}: leaf {name} is stored with {packed[0]}, which may unpack to any size; publish it "
@@ -173,7 +128,7 @@ class PolicyCheckpoint:
     @property
     def bytes(self) -> int:
         """Of all tensors."""
-        return self.spans[-1].start + self.spans[-1].bytes if self.spans else 0
+        return all_bytes(self.spans)
 
     def compare(self, expected: Shapes, optional: Shapes, dtype: str) -> None:
         """Check every tensor's name, shape and dtype. Nothing of their size is allocated.
@@ -186,54 +141,24 @@ class PolicyCheckpoint:
         Raises:
             PolicyCheckpointError: names the first tensor that is missing, left over or of another shape or dtype.
         """
-        known = {**optional, **expected}
-        if len(self._names) > len(known):
-            raise PolicyCheckpointError(
-                f"{self.item}: it has {len(self._names)} leaves, the model {len(known)} tensors"
-            )
-        spans: dict[str, Span] = {}
-        start = 0
+        self.spans = laid_out(self.item, len(self._names), self._opened(), expected, optional, dtype)
+
+    def _opened(self) -> Iterator[Leaf]:
         for name in self._names:
             array = self._leaves[name] = self._open(name)
-            if dtype not in ("float32", array.dtype.name):
-                raise PolicyCheckpointError(
-                    f"{self.item}: leaf {name} is {array.dtype.name}, the model is served in {dtype}: publish that, or "
-                    "start the server with --dtype float32"
-                )
-            stacked, shape = name.count("{}"), tuple(array.shape)
-            # Before there is a span for each: a shape is a few bytes, whatever it says.
-            if (count := math.prod(shape[:stacked])) > len(known) - len(spans):
-                raise PolicyCheckpointError(
-                    f"{self.item}: leaf {name} of shape {list(shape)} holds {count} tensors, more than the model has"
-                )
-            for place in itertools.product(*map(range, shape[:stacked])):
-                span = Span(_filled(name, place), shape[stacked:], array.dtype.name, start)
-                if span.name not in known or span.name in spans:
-                    twice = "is there twice" if span.name in spans else "is not part of the model"
-                    raise PolicyCheckpointError(f"{self.item}: tensor {span.name} {twice}")
-                if span.shape != known[span.name]:
-                    raise PolicyCheckpointError(
-                        f"{self.item}: tensor {span.name} has shape {list(span.shape)}, the model's has "
-                        f"{list(known[span.name])}"
-                    )
-                spans[span.name] = span
-                start += span.bytes
-        for name, shape in sorted(expected.items()):
-            if name not in spans:
-                raise PolicyCheckpointError(
-                    f"{self.item}: tensor {name} is missing; the model's has shape {list(shape)}"
-                )
-        self.spans = list(spans.values())
+            yield Leaf(name, tuple(array.shape), array.dtype.name)
 
-    def read(self, buffer: memoryview) -> None:
+    def read(self, buffer: memoryview, parts: Parts) -> None:
         """Read all tensors, in the order of `spans`; every chunk is read, so a damaged one is noticed here.
 
         Args:
             buffer: of `self.bytes` bytes.
+            parts: of what it held; nothing is said of what it holds then.
 
         Raises:
             PolicyCheckpointError: names the leaf that cannot be read.
         """
+        parts.clear()
         whole = np.frombuffer(buffer, np.uint8)
         reads: list[tuple[str, Any]] = []
         start = 0
@@ -250,3 +175,4 @@ class PolicyCheckpoint:
                 errors.append(f"{self.item}: leaf {name} cannot be read: {error}")
         if errors:
             raise PolicyCheckpointError(errors[0])
+        self.read_bytes = start

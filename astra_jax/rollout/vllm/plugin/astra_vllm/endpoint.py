@@ -5,7 +5,8 @@ A lease says whose weights the server has (`lease.py`), and a sync is of the run
 a sync takes checkpoints below one root alone (`access.py`); pausing and resuming are parts of it, and no endpoints of
 their own.
 
-A checkpoint is read and checked whole before anything is touched: every name, shape and dtype against the served model,
+Weights are read from a checkpoint's files (`checkpoint.py`) or out of the trainer's memory (`stream.py`), and checked
+whole before anything is touched: every name, shape and dtype against the served model,
 and every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused,
 with requests kept: they go on afterwards, their caches computed anew, and their tokens labelled with the version that
 drew them. A load that fails half-way leaves the server paused, never serving half a model; the next good sync mends it.
@@ -27,11 +28,13 @@ from fastapi.responses import JSONResponse
 from vllm import platforms
 
 from astra_vllm.access import PROTOCOL, NotTaken, SyncAccess
-from astra_vllm.checkpoint import PolicyCheckpoint, PolicyCheckpointError
+from astra_vllm.checkpoint import PolicyCheckpoint
 from astra_vllm.handover import Handover, WeightTransfer, WorkerExtension
+from astra_vllm.layout import PolicyCheckpointError
 from astra_vllm.lease import MOST_SECONDS, Held, Lease, is_run, run_of
 from astra_vllm.memory import Place, SharedMemory
 from astra_vllm.model import Shapes, described, expected_tensors, vocabulary_digest
+from astra_vllm.stream import SCHEME, PolicyStream
 
 _MOST_BYTES = 64 << 10
 """Of a request."""
@@ -140,7 +143,10 @@ class PolicyEndpoint:
         return body
 
     async def _sync(self, request: Request) -> JSONResponse:
-        wanted = {"item": "the published params folder or URL", "version": "RUN:UPDATE"}
+        wanted = {
+            "item": "the published params folder or URL, or the trainer's tcp://HOST:PORT",
+            "version": "RUN:UPDATE",
+        }
         body = await self._body(request, wanted)
         if isinstance(body, JSONResponse):
             return body
@@ -158,12 +164,12 @@ class PolicyEndpoint:
             self._lease.check(run)  # another's sync may have been waited for
             clock = _Clock()
             try:
-                checkpoint = await asyncio.to_thread(self._checked, item)
+                source = await asyncio.to_thread(self._checked, item, version)
                 clock.lap("check")
-                if self._memory is None or self._memory.size != checkpoint.bytes:
-                    self._memory = SharedMemory(checkpoint.bytes)
-                await asyncio.to_thread(checkpoint.read, self._memory.view)
-                places = [(span.name, span.shape, span.dtype, span.start) for span in checkpoint.spans]
+                if self._memory is None or self._memory.size != source.bytes:
+                    self._memory = SharedMemory(source.bytes)
+                await asyncio.to_thread(source.read, self._memory.view, self._memory.parts)
+                places = [(span.name, span.shape, span.dtype, span.start) for span in source.spans]
                 await asyncio.to_thread(self._handover.prepare, self._memory, places)
                 clock.lap("read")
             except (NotTaken, PolicyCheckpointError) as error:
@@ -173,12 +179,17 @@ class PolicyEndpoint:
             except Exception as error:
                 text = f"{item} could not be loaded ({error!r}); generation stays paused until a sync succeeds"
                 return _refused(500, text)
-            return JSONResponse({"version": version, "bytes": checkpoint.bytes, "seconds": clock.seconds})
+            read = {"bytes": source.bytes, "read_bytes": source.read_bytes}
+            return JSONResponse({"version": version, **read, "seconds": clock.seconds})
 
-    def _checked(self, item: str) -> PolicyCheckpoint:
-        checkpoint = PolicyCheckpoint(item, self._access.root)
-        checkpoint.compare(*self._expected, self._dtype)
-        return checkpoint
+    def _checked(self, item: str, version: str) -> PolicyCheckpoint | PolicyStream:
+        source: PolicyCheckpoint | PolicyStream
+        if item.startswith(SCHEME):
+            source = PolicyStream(item, version, self._access.key_of_streams(item))
+        else:
+            source = PolicyCheckpoint(item, self._access.below(item))
+        source.compare(*self._expected, self._dtype)
+        return source
 
     @functools.cached_property
     def _expected(self) -> tuple[Shapes, Shapes]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from astra_vllm.layout import Parts
+
 Place = tuple[str, tuple[int, ...], str, int]
 """(HF name, shape, dtype, first byte) of a tensor. Arrives in a worker as a list."""
 
@@ -18,10 +20,14 @@ class SharedMemory:
 
     Args:
         size: bytes.
+
+    Attributes:
+        parts: digests of what is in it, for a stream that need not fill it anew.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.parts: Parts = {}
         self._descriptor = os.memfd_create("policy", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, size)
         self.view = memoryview(mmap.mmap(self._descriptor, size))

@@ -19,8 +19,8 @@ import torch
 from flax import nnx
 from tpu_inference.models.jax.utils.weight_utils import JaxAutoWeightsLoader
 
-from astra_vllm.checkpoint import DTYPES
 from astra_vllm.digest import hashed
+from astra_vllm.layout import DTYPES
 from astra_vllm.memory import Place, mapped, tensors
 
 

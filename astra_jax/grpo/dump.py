@@ -1,0 +1,303 @@
+"""A run's batches as a dataset, to be trained on again (`replay.py`) and looked at (`launch.inspect`).
+
+    dump = BatchDump(workdir / FOLDER, run=run, identity=identity, tokenizer=tokenizer)
+    dump.begin(step)  # what another life of the run has of later updates leaves
+    line = dump.write(update, groups, filling)  # a shard: whole, or not there
+    dump.commit(line, before, after)  # from now on it is part of the dataset
+
+The folder has a card, and for each update a dataset of its own, `update_<update>`, whose records are the batch's
+groups. A shard is written before the card names it, with its digest, so that the folder is whole at any time, and what
+is cut, swapped or missing is refused by its name. Arrays are bytes (`packed.CompactEpisode`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from astra_jax.grpo.packed import CompactEpisode, compact, expanded
+from astra_jax.rollout.filling import Group
+from synthesis.core.datasets import (
+    CARD_FILE,
+    BinaryRecord,
+    DatasetError,
+    Folder,
+    card_text,
+    each_record,
+    read_card,
+    read_record,
+    write_dataset,
+)
+from synthesis.core.files import location, on_disk, write_text
+from synthesis.core.refusals import InputError
+
+if TYPE_CHECKING:  # the pages want neither
+    from etils import epath
+
+    from astra_jax.tokenizer import ChatTokenizer
+
+FOLDER = "batches"
+"""Below a run's workdir."""
+
+_QUESTION = 400
+_SHARD = "update_"
+
+
+class DumpedGroup(BinaryRecord, frozen=True, kw_only=True):
+    """A group that was trained on; fields as of `filling.Group`.
+
+    Attributes:
+        pieces: the text of each token id that occurs, for people; of a part of a character it is U+FFFD.
+    """
+
+    index: int
+    update: int
+    episodes: list[CompactEpisode]
+    pieces: dict[int, str]
+
+    def group(self) -> Group:
+        """The group, the logprobs of its episodes as float32.
+
+        Raises:
+            ValueError: an episode's parts do not fit together.
+        """
+        episodes = [expanded(one) for one in self.episodes]
+        environment = episodes[0].environment_id if episodes else ""
+        return Group(index=self.index, environment_id=environment, update=self.update, episodes=episodes)
+
+
+class GroupLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as its shard's card has it.
+
+    Attributes:
+        question: the beginning of the user's first message.
+        update: whose weights drew its oldest token.
+        rewards, deviation: of its episodes.
+        tokens: sampled ones.
+        versions: the oldest and the newest that drew a token.
+    """
+
+    index: int
+    environment_id: str
+    question: str
+    update: int
+    rewards: list[float]
+    deviation: float
+    tokens: int
+    versions: tuple[int, int]
+
+
+class DumpedUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """An update as the dataset's card has it.
+
+    Attributes:
+        groups, episodes, tokens: of its batch, tokens those that were sampled.
+        reward: the mean.
+        versions: the oldest and the newest that drew a token.
+        digest: of its shard.
+        before, after: digests of the weights that it began from and came to (`TrainingRun.digest`).
+    """
+
+    update: int
+    groups: int
+    episodes: int
+    tokens: int
+    reward: float
+    versions: tuple[int, int]
+    digest: str
+    before: str = ""
+    after: str = ""
+
+
+class BatchDump:
+    """Writes the batches of a run; the first host's alone.
+
+    Args:
+        folder: on disk or in a bucket.
+        run: of `identity.run_id`.
+        identity: of `identity.run_identity`.
+        tokenizer: for the text of tokens.
+    """
+
+    def __init__(self, folder: Folder, *, run: str, identity: Mapping[str, Any], tokenizer: ChatTokenizer) -> None:
+        self._folder, self._run, self._identity, self._tokenizer = location(folder), run, dict(identity), tokenizer
+        self._updates: list[DumpedUpdate] = []
+
+    def begin(self, step: int) -> None:
+        """Go on from a state with so many updates behind it.
+
+        Raises:
+            DatasetError: there is something else in the folder.
+        """
+        if (self._folder / CARD_FILE).exists():
+            there = DumpedBatches(self._folder)
+            self._updates = [line for line in there.updates.values() if line.update < step]
+        elif self._folder.exists() and any(self._folder.iterdir()):
+            raise DatasetError(f"{self._folder} has files and no {CARD_FILE}; move them elsewhere, or delete them")
+        self._write_card()  # first: what it does not name is no part of the dataset
+        kept = {shard_folder(self._folder, line.update) for line in self._updates}
+        for path in [*self._folder.iterdir()]:
+            if path.name.lstrip(".").startswith(_SHARD) and path not in kept:
+                path.rmtree()
+
+    def write(self, update: int, groups: Sequence[Group], filling: Mapping[str, Any]) -> DumpedUpdate:
+        """Write the shard of an update.
+
+        Args:
+            groups: its batch, in its order.
+            filling: how filling it went, JSON values.
+
+        Raises:
+            DatasetError, OSError, StorageError: it could not be written.
+        """
+        lines = [_line(group) for group in groups]
+        card = {"update": update, "filling": dict(filling), "groups": msgspec.to_builtins(lines)}
+        with on_disk(self._folder) as folder:
+            shard = Path(shard_folder(folder, update))
+            digest = write_dataset(shard, DumpedGroup, map(self._record, groups), card=card)
+        rewards = [*chain.from_iterable(line.rewards for line in lines)]
+        return DumpedUpdate(
+            update=update,
+            groups=len(groups),
+            episodes=len(rewards),
+            tokens=sum(line.tokens for line in lines),
+            reward=float(np.mean(rewards)),
+            versions=(min(line.versions[0] for line in lines), max(line.versions[1] for line in lines)),
+            digest=digest,
+        )
+
+    def commit(self, line: DumpedUpdate, before: str, after: str) -> None:
+        """Make a shard part of the dataset, when its update is done. Raises as `write`."""
+        self._updates.append(msgspec.structs.replace(line, before=before, after=after))
+        self._write_card()
+
+    def _record(self, group: Group) -> DumpedGroup:
+        occurring = sorted({*chain.from_iterable(episode.token_ids for episode in group.episodes)})
+        return DumpedGroup(
+            index=group.index,
+            update=group.update,
+            episodes=[compact(episode) for episode in group.episodes],
+            pieces={number: self._tokenizer.decode([number]) for number in occurring},
+        )
+
+    def _write_card(self) -> None:
+        card = {"run": self._run, "identity": self._identity, "updates": msgspec.to_builtins(self._updates)}
+        digest = hashlib.sha256("".join(line.digest for line in self._updates).encode()).hexdigest()
+        count = sum(line.groups for line in self._updates)
+        write_text(self._folder / CARD_FILE, card_text(DumpedGroup, count, digest, card))
+
+
+class DumpedBatches:
+    """The batches that a run has written.
+
+    Attributes:
+        card: the dataset's.
+        run, identity: as of `BatchDump`.
+        updates: by their number.
+
+    Raises:
+        DatasetError: there is no such dataset.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = location(folder)
+        self.card: dict[str, Any] = read_card(self.folder)
+        if self.card["kind"] != DumpedGroup.__name__:
+            raise DatasetError(f"{folder} holds {self.card['kind']} records, no batches of a run's `dump_batches`")
+        if "updates" not in self.card:
+            raise DatasetError(f"{folder} is the batch of one update; give the folder that it is in")
+        try:
+            lines = msgspec.convert(self.card["updates"], list[DumpedUpdate])
+            self.run = msgspec.convert(self.card.get("run"), str)
+            self.identity = msgspec.convert(self.card.get("identity"), dict[str, Any])
+        except msgspec.ValidationError as error:
+            raise DatasetError(
+                f"{self.folder / CARD_FILE} is no card of batches ({error}); have them written again"
+            ) from None
+        self.updates = {line.update: line for line in lines}
+
+    def check_there(self, first: int, last: int) -> None:
+        """See that the batches of updates from `first` to before `last` are there.
+
+        Raises:
+            InputError: one is not.
+        """
+        for update in range(first, last):
+            if update not in self.updates:
+                numbers = sorted(self.updates)
+                there = f"updates {numbers[0]} to {numbers[-1]}" if numbers else "none"
+                raise InputError(
+                    f"{self.folder} has no batch of update {update}: it has {there}; lower steps (they are {last}), or "
+                    "have all of them written, from the run's start on (dump_batches)"
+                )
+
+    def shard(self, update: int) -> tuple[list[GroupLine], dict[str, Any]]:
+        """The groups of an update and how its batch was filled, by the shard's card.
+
+        Raises:
+            DatasetError: the shard is not there, or is another one than the dataset's card says.
+        """
+        path = shard_folder(self.folder, update)
+        card = read_card(path)
+        if update not in self.updates or card["digest"] != self.updates[update].digest:
+            raise DatasetError(f"{path} is another batch than {self.folder / CARD_FILE} says; have both written again")
+        try:
+            filling = msgspec.convert(card.get("filling"), dict[str, Any])
+            return msgspec.convert(card.get("groups"), list[GroupLine]), filling
+        except msgspec.ValidationError as error:
+            raise DatasetError(f"{path / CARD_FILE} is no card of a batch ({error}); have it written again") from None
+
+    def groups(self, update: int) -> tuple[list[Group], dict[str, Any]]:
+        """The batch of an update, checked by its digest, and how it was filled.
+
+        Raises:
+            DatasetError: it is not there, cut, or another one than the card says.
+        """
+        _, filling = self.shard(update)
+        path = shard_folder(self.folder, update)
+        records = list(each_record(path, DumpedGroup))  # all of them first: then the digest is known
+        return [_whole(path, record) for record in records], filling
+
+    def group(self, update: int, place: int) -> tuple[Group, dict[int, str]]:
+        """One group by its place in the batch, and the text of its tokens. Raises as `groups`, but for its digest."""
+        path = shard_folder(self.folder, update)
+        record = read_record(path, DumpedGroup, place)
+        return _whole(path, record), record.pieces
+
+
+def shard_folder(folder: Folder, update: int) -> epath.Path:
+    """Where the batch of an update is."""
+    return location(folder) / f"{_SHARD}{update:08}"
+
+
+def _whole(path: Folder, record: DumpedGroup) -> Group:
+    try:
+        return record.group()
+    except (ValueError, RecursionError) as error:  # msgspec's and JSON's are ValueErrors
+        raise DatasetError(f"{path}: group {record.index} is corrupt ({error}); have it written again") from None
+
+
+def _sendable(text: str) -> str:
+    """Without lone surrogates, which no file of JSON has."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _line(group: Group) -> GroupLine:
+    versions = [*chain.from_iterable(episode.sampled_by for episode in group.episodes)]
+    question = next((one.content for one in group.episodes[0].messages if one.role == "user"), "")
+    return GroupLine(
+        index=group.index,
+        environment_id=_sendable(group.environment_id),
+        question=_sendable(question[:_QUESTION]),
+        update=group.update,
+        rewards=group.rewards,
+        deviation=group.deviation,
+        tokens=sum(sum(episode.loss_mask) for episode in group.episodes),
+        versions=(min(versions, default=group.update), max(versions, default=group.update)),
+    )

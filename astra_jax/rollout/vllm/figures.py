@@ -1,0 +1,48 @@
+"""What a rollout server's `/metrics` say that the policy goes by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TOKENS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+_PREEMPTIONS, _CACHE = "vllm:num_preemptions_total", "vllm:cache_config_info{"
+_SIZE = re.compile(r'[{,]kv_cache_size_tokens="([0-9]{1,15})"')
+_BLOCKS = re.compile(r'[{,]num_gpu_blocks="([0-9]{1,15})"')
+_BLOCK = re.compile(r'[{,]block_size="([0-9]{1,15})"')
+
+
+@dataclass(frozen=True)
+class ServerFigures:
+    """Figures of a server; None is what it does not say (`--disable-log-stats`).
+
+    Attributes:
+        tokens: that it has read and drawn since it was started.
+        cache: tokens that its KV cache has room for, of all its engines.
+        preemptions: requests that its cache had no room for any more, and that were computed again.
+    """
+
+    tokens: float | None
+    cache: int | None
+    preemptions: float | None
+
+
+def figures_of(text: str) -> ServerFigures:
+    """Read what vLLM answers. Its `cache_config_info` (0.32) has a line for each engine, with `kv_cache_size_tokens` of
+    that engine, while `num_gpu_blocks` is of all.
+
+    Raises:
+        ValueError: a figure is no number.
+    """
+    lines = text.splitlines()
+
+    def total(names: str | tuple[str, ...]) -> float | None:
+        found = [line for line in lines if line.startswith(names)]
+        return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
+
+    caches = [line for line in lines if line.startswith(_CACHE)]
+    cache = sum(int(found[1]) for line in caches if (found := _SIZE.search(line)))
+    if not cache and caches:
+        blocks, block = _BLOCKS.search(caches[0]), _BLOCK.search(caches[0])
+        cache = int(blocks[1]) * int(block[1]) if blocks and block else 0
+    return ServerFigures(total(_TOKENS), cache or None, total(_PREEMPTIONS))

@@ -1,0 +1,121 @@
+"""What `benchmarks.growth` measures of a run's process by its records; prints a line of JSON.
+
+    python -m benchmarks.record_side RECORDS
+
+Two stages of trajectories (5 KB of JSON each, invented here: real ones would take an hour), their statistics and their
+dataset, as `trajectories/pipeline.py` has them: the most memory that this process held beyond what it began with, its
+processor time, and the bytes of the journal and of the dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from synthesis.core.records import EmulatedExecution, Message, ToolCall, ToolServer, ToolSpec, Trajectory
+from synthesis.core.stages import Journal, rng_for
+from synthesis.offline.teacher import OfflineTeacher
+from synthesis.pipeline.executors import LocalExecutor, Resources
+from synthesis.pipeline.track import Track
+from synthesis.trajectories.statistics import trajectory_statistics
+
+WORDS = tuple(
+    f"{first}{second}" for first in "bdfghklmnprst" for second in ("ar", "el", "ith", "on", "und", "yme", "osk")
+)
+SERVERS, TOOLS = 50, 12
+
+
+@dataclass(frozen=True)
+class RecordsConfig:
+    """A run's settings are on its card."""
+
+    records: int = 0
+
+
+def text(count: int, *parts: object) -> str:
+    return " ".join(rng_for(0, *parts).choices(WORDS, k=count))
+
+
+def server(number: int) -> ToolServer:
+    schema = {
+        "type": "object",
+        "properties": {"key": {"type": "string", "description": text(8, number)}},
+        "required": [],
+    }
+    tools = [ToolSpec(f"tool_{number}_{one}", text(25, number, one), schema) for one in range(TOOLS)]
+    return ToolServer(f"s{number}", "", text(12, number), "d", "en", tools, EmulatedExecution())
+
+
+async def converse(number: int, context: Resources, servers: Sequence[ToolServer]) -> list[Trajectory]:
+    """A request, two calls and an answer."""
+    of = servers[number % len(servers)]
+    messages = [Message("user", text(30, "user", number))]
+    for turn in range(2):
+        call = ToolCall(f"c{turn}", of.tools[turn].name, {"key": text(2, number, turn)})
+        messages.append(Message("assistant", text(20, "says", number, turn), tool_calls=[call]))
+        messages.append(Message("tool", text(60, "told", number, turn), tool_call_id=call.id, name=call.name))
+    messages.append(Message("assistant", text(50, "answer", number)))
+    name = f"task-0-{number:06d}"
+    return [Trajectory(name, name, of.id, of.domain, "en", of.tools, messages, 0, {}, None, needs=[])]
+
+
+async def rate(one: Trajectory, context: Resources) -> list[Trajectory]:
+    return [msgspec.structs.replace(one, reward=rng_for(0, one.id).random())]
+
+
+@asynccontextmanager
+async def given(resources: Resources) -> AsyncIterator[Resources]:
+    yield resources
+
+
+async def measure(records: int) -> dict[str, float]:
+    servers = [server(number) for number in range(SERVERS)]
+    by_id = {one.id: one for one in servers}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        executor = LocalExecutor(OfflineTeacher(), None)  # type: ignore[arg-type]
+        async with executor.workers(given) as workers:
+            with Journal(folder / "journal.sqlite") as journal:
+                track = Track(workers, journal, folder, config=RecordsConfig(records), concurrency=16, seed=0)
+                await run(track, min(records, 100), servers, by_id, "warm")
+                before, processor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+                await run(track, records, servers, by_id, "data")
+                processor = time.process_time() - processor
+                held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            kept = os.path.getsize(folder / "journal.sqlite")
+        written = sum(one.stat().st_size for one in (folder / "data").iterdir())
+    return {
+        "held_kib": held,
+        "processor_ms_a_record": 1000 * processor / records,
+        "journal_bytes_a_record": kept / records,
+        "dataset_bytes_a_record": written / records,
+    }
+
+
+async def run(
+    track: Track[Resources], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
+) -> None:
+    talk = partial(converse, servers=servers)
+    runs = await track.stage(
+        f"{name}-runs", talk, range(records), key=str, out=Trajectory, label=f"{name}: runs", depends=()
+    )
+    rated = await track.stage(
+        f"{name}-judge", rate, runs, key=lambda one: one.id, out=Trajectory, label=f"{name}: judge", depends=()
+    )
+    track.write(name, Trajectory, rated, trajectory_statistics(rated, by_id))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(measure(int(sys.argv[1])))), flush=True)

@@ -1,0 +1,1 @@
+"""Notebooks that are pages of the documentation, and what runs them without Jupyter."""

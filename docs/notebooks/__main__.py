@@ -1,0 +1,52 @@
+"""Run notebooks in a folder, and store what their cells show in docs/notebooks.
+
+    python -m docs.notebooks --folder=DIR --only=quickstart,evaluation
+
+What a run leaves in the folder the next notebook finds there, and `astra` goes on with it. Stored is what goes to
+standard output, not progress, and this machine's folders are taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from docs.notebooks import cells
+from launch.flags import cli
+from synthesis.core.files import write_text
+from synthesis.core.terminal import say
+
+_FOLDER = flags.DEFINE_string("folder", None, "Folder that they run in.", required=True)
+_ONLY = flags.DEFINE_list("only", [], "Names of notebooks; by default all, by name.")
+
+
+def main() -> None:
+    folder = cli.local_folder(_FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {file.stem: file for file in cells.files()}
+    if unknown := [name for name in _ONLY.value if name not in there]:
+        raise cli.UsageError(f"--only={','.join(_ONLY.value)}: there is no {unknown[0]}; there are {', '.join(there)}")
+    os.chdir(folder)
+
+    def shell(command: str) -> str:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        python = f"{cells.FOLDER.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        given = os.environ | {"PATH": path, "PYTHONPATH": python}
+        return subprocess.run(command, shell=True, check=True, stdout=subprocess.PIPE, text=True, env=given).stdout
+
+    for name in _ONLY.value or there:
+        notebook = cells.read(there[name])
+        cells.run(notebook, shell)
+        text = json.dumps(notebook, indent=1, ensure_ascii=False)
+        text = text.replace(f"{folder.resolve()}/", "").replace(str(Path.home()), "~")
+        write_text(there[name], text + "\n")
+        say(f"{there[name]}: {sum(1 for _ in cells.code(notebook))} cells")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,132 @@
+"""What holds for the requests of one endpoint: how many at once, how many a minute, what all of them may cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
+from synthesis.core.rate_limits import Budget, Prices, TokenBucket, Usage
+
+BYTES_PER_TOKEN = 4
+"""Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
+
+
+@dataclass(frozen=True)
+class TokenEstimate:
+    """What a request is expected to cost, before it is sent.
+
+    Attributes:
+        kind: of its answer; answers of a kind are about as long.
+        size: of its body, bytes.
+        most: what it can cost, as far as that is known; asked for where it has to be told.
+        stage: of the run for which it is made.
+    """
+
+    kind: str
+    size: int
+    most: Callable[[], Usage]
+    stage: str
+
+
+@dataclass
+class Permit:
+    """What was taken for a request; given back by `EndpointLimits.settle`."""
+
+    estimate: TokenEstimate
+    reserved: Usage = Usage()
+    tokens: float = 0.0
+
+
+class EndpointLimits(Protocol):
+    """Whoever says when the next request may be made: this process alone, or all that share an endpoint."""
+
+    def slot(self) -> AbstractAsyncContextManager[object]:
+        """A request's place among those that are in flight; waits for one."""
+        ...
+
+    async def reserve(self, estimate: TokenEstimate) -> Permit:
+        """Set aside what a request is expected to cost. Raises `BudgetSpent`."""
+        ...
+
+    async def take(self, permit: Permit) -> None:
+        """Wait until one more request, and its tokens, fit into this minute."""
+        ...
+
+    def settle(self, permit: Permit, used: Usage | None, *, answered: bool) -> None:
+        """The request is over, and what it used is booked; None: nothing."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Nobody asks for so long: the endpoint wants it so."""
+        ...
+
+    def paused(self) -> float:
+        """For how many more seconds nobody asks."""
+        ...
+
+
+class AnswerLengths:
+    """How long the answers of each kind have been, by which a request's cost is foreseen."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._mean: dict[str, float] = {}
+
+    def expected(self, estimate: TokenEstimate) -> Usage:
+        """Before any answer of its kind: all that it may be long."""
+        written = round(self._mean.get(estimate.kind, self._longest))
+        return Usage(estimate.size // BYTES_PER_TOKEN, written)
+
+    def note(self, kind: str, written: int) -> None:
+        """One more answer, of so many tokens."""
+        seen = self._mean.get(kind, float(written))
+        self._mean[kind] = seen + (written - seen) / 32
+
+
+class OwnLimits:
+    """Limits of an endpoint that this process alone asks, on the event loop that runs."""
+
+    def __init__(self, config: OpenAITeacherConfig, budget: Budget, lengths: AnswerLengths) -> None:
+        self._budget, self._lengths = budget, lengths
+        self._prices = Prices(config.price_prompt, config.price_completion)
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._clock = clock = asyncio.get_running_loop().time
+        self._requests = TokenBucket(config.requests_per_minute, clock) if config.requests_per_minute else None
+        self._tokens = TokenBucket(config.tokens_per_minute, clock) if config.tokens_per_minute else None
+        self._paused_until = 0.0
+
+    def slot(self) -> AbstractAsyncContextManager[object]:
+        """See `EndpointLimits.slot`."""
+        return self._slots
+
+    async def reserve(self, estimate: TokenEstimate) -> Permit:
+        """See `EndpointLimits.reserve`. The first answer of a kind tells, while others wait, how long they will be."""
+        reserved = await self._budget.reserve(lambda: self._lengths.expected(estimate), self._prices)
+        return Permit(estimate, reserved)
+
+    async def take(self, permit: Permit) -> None:
+        """See `EndpointLimits.take`."""
+        if self._requests is not None:
+            await self._requests.take(lambda: 1)
+        if self._tokens is not None:
+            permit.tokens = await self._tokens.take(lambda: self._lengths.expected(permit.estimate).tokens)
+
+    def settle(self, permit: Permit, used: Usage | None, *, answered: bool) -> None:
+        """See `EndpointLimits.settle`."""
+        if self._tokens is not None and permit.tokens:
+            self._tokens.give_back(permit.tokens - (used.tokens if used else 0))
+        if used is not None and answered:
+            self._lengths.note(permit.estimate.kind, used.completion)
+        self._budget.settle(permit.reserved, self._prices)
+
+    def pause(self, seconds: float) -> None:
+        """See `EndpointLimits.pause`."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
+
+    def paused(self) -> float:
+        """See `EndpointLimits.paused`."""
+        return max(0.0, self._paused_until - self._clock())

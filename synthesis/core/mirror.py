@@ -1,0 +1,187 @@
+"""What a run has in buckets: files that it reads, and its folder.
+
+The folder is worked in on this machine's disk (SQLite files want one, and ArrayRecord's writer too), and kept in the
+bucket, so that another machine can go on. What a run goes on from (its stores and its datasets'
+cards) is fetched before it begins; snapshots of the stores are kept while it runs, and all its files when it ends,
+however it ends. What a machine that is lost takes with it is what was done since the last snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from etils import epath
+
+from synthesis.core.datasets import CARD_FILE, Folder
+from synthesis.core.files import StorageError, first_line, in_bucket, location
+from synthesis.core.workdir import LOCK
+
+_log = logging.getLogger(__name__)
+
+SNAPSHOT_SECONDS = 60.0
+"""Between two; longer where the last took more than a twentieth of it."""
+_STORES = ".sqlite"
+_OF_STORES = (_STORES, f"{_STORES}-wal", f"{_STORES}-shm")
+_BLOCK = 16 << 20
+
+
+@contextlib.asynccontextmanager
+async def mirrored(workdir: epath.Path) -> AsyncIterator[Path]:
+    """The folder to work in: `workdir` itself, or one on this machine's disk where that is in a bucket.
+
+    Raises:
+        StorageError: the bucket cannot be read or written.
+    """
+    if not in_bucket(workdir):
+        yield Path(workdir)
+        return
+    with tempfile.TemporaryDirectory(prefix="astra-run-") as name:
+        kept = _Mirror(workdir, Path(name))
+        await asyncio.to_thread(kept.fetch)
+        keeping = asyncio.create_task(kept.keep())
+        try:
+            yield Path(name)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await asyncio.to_thread(kept.finish)
+
+
+@functools.cache
+def fetched(name: Folder) -> Path:
+    """A file or folder that is read: itself, or a copy on this machine's disk, until the process ends, of what is in a
+    bucket.
+
+    Raises:
+        InputError: it is a URL of another kind, or names nothing in its bucket.
+        StorageError: the bucket cannot be read.
+    """
+    if "://" not in os.fspath(name):
+        return Path(name)
+    source = location(name, s3=True)
+    folder = tempfile.TemporaryDirectory(prefix="astra-input-")
+    atexit.register(folder.cleanup)
+    copy = Path(folder.name) / source.name
+    found = list(_below(source)) if source.is_dir() else [source]
+    for path in found:
+        file = copy / path.relative_to(source)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _copy(path, epath.Path(file), f"{path} could not be read")
+    return copy
+
+
+class _Mirror:
+    """Files below a folder, and in a bucket those of the same names."""
+
+    def __init__(self, bucket: epath.Path, folder: Path) -> None:
+        self._bucket, self._folder = bucket, folder
+        self._there: dict[Path, tuple[int, int]] = {}
+        """Times and sizes of the files that the bucket has as they are."""
+        self._writing = threading.Lock()
+        """A snapshot under way when the run ends is finished first: it must not replace the last one."""
+
+    def fetch(self) -> None:
+        """What a run goes on from."""
+        for path in _below(self._bucket):
+            if path.name == CARD_FILE or path.name.endswith(_STORES):
+                file = self._folder / path.relative_to(self._bucket)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                _copy(path, epath.Path(file), f"{path} could not be read")
+                self._there[file] = _state(file)
+
+    async def keep(self) -> None:
+        """Snapshots of the stores, from time to time."""
+        pause = SNAPSHOT_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            try:
+                await asyncio.to_thread(self._stores)
+            except (StorageError, sqlite3.Error) as error:  # the next one may be written, and the last one must be
+                _log.warning("%s: no snapshot was kept (%s); it is tried again", self._bucket, first_line(error))
+            pause = max(SNAPSHOT_SECONDS, 20 * (time.monotonic() - began))
+
+    def finish(self) -> None:
+        """All files, a dataset's card as its last: without one it is none."""
+        self._stores()
+        every = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and self._is_kept(path)]
+        changed = [path for path in every if self._there.get(path) != _state(path)]
+        cards = [path for path in changed if path.name == CARD_FILE]
+        for card in cards:
+            (self._bucket / card.relative_to(self._folder)).unlink(missing_ok=True)
+        for path in [*(path for path in changed if path.name != CARD_FILE), *cards]:
+            self._send(path, path)
+
+    def _stores(self) -> None:
+        """A journal must not hold what was made of an answer that the recording lacks: so journals, which are named so,
+        or in a folder that is, are taken first, and written last."""
+        with self._writing:
+            self._snapshot()
+
+    def _snapshot(self) -> None:
+        stores = sorted(
+            self._folder.rglob(f"*{_STORES}"), key=lambda path: "journal" not in str(path.relative_to(self._folder))
+        )
+        with tempfile.TemporaryDirectory(prefix="astra-snapshot-") as name:
+            taken = []
+            for number, path in enumerate(stores):
+                state = max(_state(one) for one in (path, path.with_name(path.name + "-wal")) if one.exists())
+                if self._there.get(path) != state:
+                    snapshot = Path(name) / str(number)
+                    with (
+                        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store,
+                        contextlib.closing(sqlite3.connect(snapshot)) as copy,
+                    ):
+                        store.backup(copy)
+                    taken.append((path, snapshot, state))
+            for path, snapshot, state in reversed(taken):
+                self._send(path, snapshot)
+                self._there[path] = state
+
+    def _is_kept(self, path: Path) -> bool:
+        """Whether it is no store, which has snapshots, no lock, and not hidden, as a dataset is until it is whole."""
+        hidden = any(part.startswith(".") for part in path.relative_to(self._folder).parts)
+        return not hidden and path.name != LOCK and not path.name.endswith(_OF_STORES)
+
+    def _send(self, path: Path, source: Path) -> None:
+        target = self._bucket / path.relative_to(self._folder)
+        _copy(epath.Path(source), target, f"{target} could not be written")
+        self._there[path] = _state(path)
+
+
+def _below(folder: epath.Path) -> Iterator[epath.Path]:
+    """All files, those of folders that are not there: none."""
+    if folder.exists():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield from _below(path)
+            else:
+                yield path
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _copy(source: epath.Path, target: epath.Path, problem: str) -> None:
+    """In blocks; an object comes into being when all of it is there. Raises `StorageError`."""
+    try:
+        with source.open("rb") as given, target.open("wb") as taken:
+            shutil.copyfileobj(given, taken, _BLOCK)
+    except Exception as error:  # of the bucket's client, without a common base
+        raise StorageError(
+            f"{problem} ({first_line(error)}); see to the bucket and the disk, and run the same command again"
+        ) from error

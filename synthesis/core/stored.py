@@ -1,0 +1,219 @@
+"""Many records as a sequence that is read as it is asked for: what a stage finished, a part of it, several in a row.
+
+A run holds an index of them (`Keys` of the inputs, 12 bytes for an output, 8 for one of a part), never the records:
+each pass over them reads them anew.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from synthesis.core.journal import Journal
+from synthesis.core.refusals import InputError
+
+T = TypeVar("T")
+_AT_ONCE = 64
+"""Records that are held while a sequence is read."""
+
+
+class Records(Sequence[T]):
+    """A sequence of records, read anew by each pass; slices and sums of it are such sequences too."""
+
+    @abstractmethod
+    def at(self, places: Iterable[int]) -> Iterator[T]:
+        """The records at some places, from 0, one after the other."""
+
+    def __iter__(self) -> Iterator[T]:
+        return self.at(range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Records[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Records[T]:
+        chosen = range(len(self))[index]
+        return Chosen(self, chosen) if isinstance(chosen, range) else next(self.at((chosen,)))
+
+    def __add__(self, other: Records[T]) -> Records[T]:
+        return Joined([self, other])
+
+    def take(self, places: Iterable[int]) -> Records[T]:
+        """Those at some places, in their order."""
+        return Chosen(self, places)
+
+    def where(self, wanted: Callable[[T], object]) -> Records[T]:
+        """Those that are wanted, for which each is read once."""
+        return Chosen(self, (place for place, one in enumerate(self) if wanted(one)))
+
+
+def outputs_of(
+    journal: Journal,
+    stage: str,
+    keys: Iterable[str],
+    decoder: msgspec.json.Decoder[list[T]],
+    rejected: Callable[[str, str], object] | None = None,
+) -> Iterator[tuple[int, list[T]]]:
+    """What was made of finished inputs: the number of each that was not dropped, and its outputs.
+
+    Args:
+        decoder: of one input's outputs.
+        rejected: is told reason and detail of each input that was dropped.
+
+    Raises:
+        InputError: the outputs are of another type.
+        KeyError: an input is not finished.
+    """
+    for number, (data, reason, detail) in enumerate(journal.rows(stage, keys)):
+        if data is not None:
+            try:
+                yield number, decoder.decode(data)
+            except msgspec.MsgspecError as error:
+                raise InputError(
+                    f"{journal.path}: what stage {stage} has finished is of another version ({error}); delete the file "
+                    "to begin anew"
+                ) from None
+        elif rejected is not None:
+            rejected(reason, detail)
+
+
+class Stored(Records[T]):
+    """What a stage has finished, in the order of its inputs. It can be read as long as the journal is open.
+
+    Args:
+        keys: of the inputs, all of them finished.
+        out: the outputs' type.
+        rejected: is told reason and detail of each input that was dropped.
+
+    Raises:
+        InputError: they are of another type.
+    """
+
+    def __init__(
+        self, journal: Journal, stage: str, keys: Sequence[str], out: type[T], rejected: Callable[[str, str], object]
+    ) -> None:
+        self._journal, self._stage, self._keys = journal, stage, keys
+        self._decoder: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+        self._inputs, self._parts = array("Q"), array("I")
+        for number, outputs in outputs_of(journal, stage, keys, self._decoder, rejected):
+            self._inputs.extend([number] * len(outputs))
+            self._parts.extend(range(len(outputs)))
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def at(self, places: Iterable[int]) -> Iterator[T]:
+        """See `Records.at`."""
+        waiting = iter(places)
+        while some := list(islice(waiting, _AT_ONCE)):
+            inputs = [self._inputs[place] for place in some]
+            needed = list(dict.fromkeys(inputs))
+            keys = [self._keys[one] for one in needed]
+            made = [outputs for _, outputs in outputs_of(self._journal, self._stage, keys, self._decoder)]
+            of_inputs = dict(zip(needed, made, strict=True))
+            for one, place in zip(inputs, some, strict=True):
+                yield of_inputs[one][self._parts[place]]
+
+
+class Chosen(Records[T]):
+    """Records of a sequence by their places."""
+
+    def __init__(self, records: Sequence[T], places: Iterable[int]) -> None:
+        self._records = records
+        self._places = places if isinstance(places, range) else array("Q", places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def at(self, places: Iterable[int]) -> Iterator[T]:
+        """See `Records.at`."""
+        return _at(self._records, (self._places[place] for place in places))
+
+
+class Joined(Records[T]):
+    """Several sequences, one behind the other."""
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def at(self, places: Iterable[int]) -> Iterator[T]:
+        """See `Records.at`."""
+        waiting = iter(places)
+        while some := list(islice(waiting, _AT_ONCE)):
+            of_parts: dict[int, list[int]] = {}
+            whose = [bisect_right(self._ends, place) for place in some]
+            for part, place in zip(whose, some, strict=True):
+                of_parts.setdefault(part, []).append(place - (self._ends[part - 1] if part else 0))
+            found = {part: _at(self._parts[part], local) for part, local in of_parts.items()}
+            for part in whose:
+                yield next(found[part])
+
+
+class Made(Records[T]):
+    """What a function makes of the records of several sequences of one length, those at one place together."""
+
+    def __init__(self, function: Callable[..., T], *parts: Records[Any]) -> None:
+        self._function, self._of = function, parts
+
+    def __len__(self) -> int:
+        return len(self._of[0])
+
+    def at(self, places: Iterable[int]) -> Iterator[T]:
+        """See `Records.at`."""
+        waiting = iter(places)
+        while some := list(islice(waiting, _AT_ONCE)):
+            yield from map(self._function, *(part.at(some) for part in self._of))
+
+
+def _at(records: Sequence[T], places: Iterable[int]) -> Iterator[T]:
+    return records.at(places) if isinstance(records, Records) else map(records.__getitem__, places)
+
+
+class Keys(Sequence[str]):
+    """Names of a stage's inputs in their order, each once: their UTF-8 and 8 bytes for each.
+
+    Args:
+        stage: for the message of `add`.
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._text, self._ends = bytearray(), array("Q", [0])
+        self._hashes: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        chosen = range(len(self))[index]
+        return [self[one] for one in chosen] if isinstance(chosen, range) else self._at(chosen)
+
+    def _at(self, index: int) -> str:
+        return self._text[self._ends[index] : self._ends[index + 1]].decode()
+
+    def add(self, key: str) -> str:
+        """One more, which is returned. Raises `InputError`: it is there already."""
+        if (hashed := hash(key)) in self._hashes and key in self:  # of equal hashes one in 10^19 is of another key
+            raise InputError(f"stage {self._stage}: two inputs have the key {key!r}; keys must be unique")
+        self._hashes.add(hashed)
+        self._text += key.encode()
+        self._ends.append(len(self._text))
+        return key
+
+    def close(self) -> None:
+        """No more come."""
+        self._hashes.clear()
