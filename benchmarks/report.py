@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import growth_page, rows, simulation_page
+from benchmarks import async_page, growth_page, rows, simulation_page
 from launch.flags import cli
 from launch.flags.cli import UsageError
 from synthesis.core import svg
@@ -450,6 +450,7 @@ def rewrite() -> list[Line]:
     rows.rewrite(DOCS / "performance.md", "growth", growth_page.table(grown))
     growth_page.figure(grown, DOCS / "growth.svg")
     rows.rewrite(DOCS / "performance.md", "simulation", simulation_page.table(rows.read("rl_simulation")))
+    rows.rewrite(DOCS / "performance.md", "async", async_page.table(rows.read("async_rollouts")))
     rows.rewrite(README, "results", learnt(rows.read("quickstart")))
     rows.rewrite(README, "speed", speed(found))
     return found

@@ -3,6 +3,7 @@
 Most of a short run's time is XLA's, and many tests, and the processes that they start, compile the same.
 """
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -41,6 +42,7 @@ compiled, `tests/launch/test_quickstart.py` goes through all stages. And XLA's o
 change as they start: what one process compiled would be of no use to another."""
 
 _compiled = pytest.StashKey[str]()
+_errors = pytest.StashKey[int]()
 _TESTS = Path(__file__).parent
 
 
@@ -55,11 +57,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and all programs under test
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[_errors] = os.dup(2)  # before tests' output is captured
     if not hasattr(config, "workerinput"):
         config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["XLA_FLAGS"] = f"{COMPILED_FAST} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What kills the process is said where it is seen: absl's programs, which tests run here, have it said to what is
+    standard error then, which is captured, and lost with the process."""
+    faulthandler.enable(file=item.config.stash[_errors])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -120,7 +120,12 @@ def run(
     try:
         app.run(guarded, flags_parser=partial(_parse, settings=settings))
     except KeyboardInterrupt as error:  # while flags are parsed
-        sys.exit(endings.code(error, again=again))
+        code = endings.code(error, again=again)
+        endings.leave(code)
+        sys.exit(code)
+    except SystemExit as ended:
+        endings.leave(ended.code)
+        raise
 
 
 class _VersionFlag(flags.BooleanFlag):

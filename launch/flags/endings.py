@@ -18,6 +18,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 import traceback
 from logging import LogRecord, getLogger
 from pathlib import Path
@@ -53,6 +54,9 @@ what was tried is known."""
 _WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 """Those of them that come without a path, from a file that is open already."""
 
+PATIENCE = 60.0
+"""Seconds for which threads are waited for when a program is over."""
+
 _folders: dict[str, str] = {}
 
 
@@ -73,6 +77,32 @@ def prepare() -> None:
     # Shared memory that data workers leave where a run is interrupted is unlinked by Python's tracker, a process of its
     # own that would say so behind the last line. It takes its filters from here.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+
+
+def leave(code: object) -> None:
+    """Have the process end within `PATIENCE`, whatever threads there are; call it last, and let Python end.
+
+    Python waits for them for ever. Threads of an Orbax save whose folder could not be made wait for it for twenty
+    minutes, in which a job that has failed seems to run.
+
+    Args:
+        code: as of `SystemExit`.
+    """
+    status = code if isinstance(code, int) else int(code is not None)
+    threading.Thread(target=_left, args=(status,), name="leave", daemon=True).start()
+
+
+def _left(status: int) -> None:
+    """Nothing, where Python ends meanwhile, or where whoever started the program goes on; else they are stuck."""
+    time.sleep(PATIENCE)
+    main = threading.main_thread()
+    if main.is_alive():  # it is none any more once Python waits for the others
+        return
+    if stuck := [one.name for one in threading.enumerate() if one is not main and not one.daemon]:
+        say(f"what does not end is not waited for any longer: {', '.join(sorted(stuck))}", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
 
 
 def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:

@@ -140,6 +140,26 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(tmp_path) -> None:
         assert ended.returncode == 130 and b"Traceback" not in ended.stderr
 
 
+def test_a_thread_that_waits_for_ever_does_not_hold_the_process(tmp_path) -> None:
+    """Orbax's did for twenty minutes, after a save whose folder could not be made. What still works is waited for."""
+    begins = "import threading, time; from launch.flags import endings; endings.PATIENCE = {}; "
+    stuck = begins.format(0.3) + "threading.Thread(target=threading.Event().wait, name='saves').start(); return 4"
+    ended = run(tmp_path, stuck, "--workdir=x")
+    assert ended.returncode == 4, ended.stderr
+    assert b"what does not end is not waited for any longer: saves" in ended.stderr
+    works = "threading.Thread(target=lambda: (time.sleep(0.5), print('written'))).start()"
+    ended = run(tmp_path, begins.format(30) + works, "--workdir=x")
+    assert ended.returncode == 0 and ended.stdout == b"written\n" and b"waited" not in ended.stderr
+    goes_on = begins.format(0.1) + "threading.Thread(target=time.sleep, args=(1,)).start()"
+    program = PROGRAM.replace("{body}", goes_on).replace("cli.run(", "try: cli.run(") + "except SystemExit: pass\n"
+    (tmp_path / "program.py").write_text(program + "import time; time.sleep(0.5); print('went on')\n")
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), "--workdir=x"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0 and ended.stdout == b"went on\n", ended.stderr
+
+
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
 def test_any_locale_will_do(tmp_path, locale) -> None:
     """Text that it cannot say is written out; a folder's name need be no text at all."""

@@ -190,11 +190,13 @@ async def emulated(count: int) -> AsyncIterator[list[EmulatedServer]]:
             await server.stop()
 
 
-def policy_on(servers: list[EmulatedServer], model: Any, folder: Path, **config: Any) -> VLLMPolicy:
+def policy_on(
+    servers: list[EmulatedServer], model: Any, folder: Path, *, kind: type[VLLMPolicy] = VLLMPolicy, **config: Any
+) -> VLLMPolicy:
     """A policy whose looks are a moment apart."""
     quick = dict(check_seconds=0.05, answer_seconds=0.3, patience_seconds=20.0, grace_seconds=0.2)
     config.setdefault("run_id", RUN)
     urls = config.pop("urls", tuple(server.url for server in servers))
     options = VLLMConfig(urls, **{**quick, **config})
     publisher = Publisher(folder / "policy", model, dtype="float32")
-    return VLLMPolicy(options, publisher, vocabulary="", max_length=2048)
+    return kind(options, publisher, vocabulary="", max_length=2048)
