@@ -4,6 +4,7 @@ filled up and told to end, at random by a seed; what is left on disk is whole.""
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 
@@ -46,6 +47,7 @@ def test_a_long_drill_loses_nothing(tmp_path) -> None:
     if REAL:
         require_vllm()
         pytest.importorskip("ray")
+    faulthandler.cancel_dump_traceback_later()  # it is longer than any test of CI's
     plan = planned(SEED, SECONDS, (4.0, 20.0), OF_VLLM if REAL else KINDS)
     run(tmp_path / "drill", SEED, plan, records=round((3 if REAL else 10) * SECONDS), real=REAL)
 
