@@ -33,6 +33,15 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """Python has them as modules of one name: pytest collects the first one, and in each of its processes."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path.name not in ("conftest.py", "__init__.py"):
+            places[path.name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 300 and not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_no_module_takes_what_another_keeps_to_itself() -> None:
     for path, tree in trees():
         for node in ast.walk(tree):
