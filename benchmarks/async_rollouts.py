@@ -210,8 +210,10 @@ def _warmed(start: Start, arms: Sequence[Arm], folder: Path) -> None:
     """Compiles what arms run: the first one would pay for the others by the clock."""
     for steps in sorted({arm.async_steps for arm in arms}):
         where = folder / str(steps)
-        if not where.exists():
+        if not (where / "done").exists():
+            shutil.rmtree(where, ignore_errors=True)
             asyncio.run(_trained(start, Arm(steps, drained=False), where, 3_600.0, 0.0, updates=2))
+            (where / "done").touch()
 
 
 async def _measured(start: Start, arm: Arm, folder: Path, seconds: float, tool_seconds: float) -> dict[str, Any]:
@@ -269,9 +271,9 @@ async def _served(start: Start, arm: Arm, folder: Path) -> AsyncIterator[Clocked
     served = replace(model, param_dtype="float32")
     hf_checkpoint.write_serving_folder(served, start.folder / "tokenizer", tokenizer.added_files(), folder / "serve")
     world = World(folder, model, tokenizer)
-    with serving(Server(world)) as (server,):
+    longest = episode.max_prompt_tokens + episode.max_response_tokens
+    with serving(Server(world, arguments=[f"--max-model-len={longest}"])) as (server,):
         options = VLLMConfig((server.url,), api_key=KEY, sync_key=SYNC_KEY, most_age=arm.async_steps, check_seconds=0.5)
-        longest = episode.max_prompt_tokens + episode.max_response_tokens
         kind = DrainedPolicy if arm.drained else ClockedPolicy
         policy = kind(options, world.publisher(), vocabulary=tokenizer.vocabulary_digest, max_length=longest)
         async with policy:
