@@ -82,7 +82,7 @@ def prepare() -> None:
 def leave(code: object) -> None:
     """Have the process end within `PATIENCE`, whatever threads there are; call it last, and let Python end.
 
-    Python waits for them for ever. Threads of an Orbax save whose folder could not be made wait for it for twenty
+    Python waits for them for ever. Threads of an Orbax save whose folder could not be made wait for it for five
     minutes, in which a job that has failed seems to run.
 
     Args:

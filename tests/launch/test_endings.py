@@ -141,7 +141,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(tmp_path) -> None:
 
 
 def test_a_thread_that_waits_for_ever_does_not_hold_the_process(tmp_path) -> None:
-    """Orbax's did for twenty minutes, after a save whose folder could not be made. What still works is waited for."""
+    """Orbax's did for five minutes, after a save whose folder could not be made. What still works is waited for."""
     begins = "import threading, time; from launch.flags import endings; endings.PATIENCE = {}; "
     stuck = begins.format(0.3) + "threading.Thread(target=threading.Event().wait, name='saves').start(); return 4"
     ended = run(tmp_path, stuck, "--workdir=x")
