@@ -24,32 +24,31 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from astra_jax.evaluation.episodes import EvalResult, evaluate
 from astra_jax.grpo import train as grpo
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.model import Params
-from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
 from astra_jax.rollout.vllm.policy import VLLMPolicy
-from astra_jax.run import compilation_cache, weights
-from astra_jax.tokenizer import ChatTokenizer
+from astra_jax.run import compilation_cache
 from benchmarks import rows
 from configs.quickstart import QuickstartConfig, seeded
 from launch.flags import cli
 from launch.flags.numbers import number_flag, numbers_of
-from sandbox import CallResult, PastCall, SandboxPool
+from launch.quickstart import summary
+from launch.quickstart.ledger import Ledger
+from launch.quickstart.stages import Quickstart
+from sandbox import CallResult, SandboxPool
 from sandbox.settings import Seconds, Seed
-from synthesis.core.datasets import read_dataset
-from synthesis.core.records import ToolEnvironment
 
 sys.path.append(str(rows.ROOT / "tests" / "worlds"))
 
@@ -90,35 +89,23 @@ class SlowTools(SandboxPool):
 
     seconds: float = 0.0
 
-    async def call(
-        self,
-        code: str,
-        function: str,
-        arguments: Mapping[str, Any],
-        *,
-        seed: int = 0,
-        now: int | None = None,
-        history: Sequence[PastCall] = (),
-    ) -> CallResult:
+    async def call(self, code: str, function: str, arguments: Mapping[str, Any], **options: Any) -> CallResult:
         """See `SandboxPool.call`."""
-        named = json.dumps([function, dict(arguments), seed], sort_keys=True).encode()
+        named = json.dumps([function, dict(arguments), options.get("seed", 0)], sort_keys=True).encode()
         await asyncio.sleep(random.Random(hashlib.sha256(named).digest()).uniform(0, self.seconds))
-        return await super().call(code, function, arguments, seed=seed, now=now, history=history)
+        return await super().call(code, function, arguments, **options)
 
 
 class ClockedPolicy(VLLMPolicy):
-    """Sets the clock when the servers have the first weights: SIGTERM ends the run, saved."""
+    """Calls `begins` when the servers have the first weights."""
 
-    tools: SlowTools
-    tool_seconds: float
-    seconds: float
+    begins: Callable[[], None]
 
     async def update(self, params: Params, version: int) -> None:
         """See `TrainablePolicy.update`."""
         await super().update(params, version)
         if version == 0:
-            self.tools.seconds = self.tool_seconds
-            asyncio.get_running_loop().call_later(self.seconds, os.kill, os.getpid(), signal.SIGTERM)
+            self.begins()
 
 
 class DrainedPolicy(ClockedPolicy):
@@ -155,36 +142,16 @@ class DrainedPolicy(ClockedPolicy):
                 self._changed.notify_all()
 
 
-@dataclass(frozen=True)
-class Start:
-    """What all arms of a seed have in common: a quickstart that has been through SFT."""
-
-    folder: Path
-    config: QuickstartConfig
-
-    @classmethod
-    def of(cls, parent: Path, seed: int) -> Start:
-        """The seed's run, made where there is none. One update of GRPO ends it."""
-        folder = parent / f"start-{seed}"
-        command = [f"--workdir={folder}", f"--seed={seed}", "--config.grpo.steps=1"]
-        subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT)
-        return cls(folder, seeded(QuickstartConfig(), seed))
-
-    @property
-    def tokenizer(self) -> ChatTokenizer:
-        return ChatTokenizer.load(self.folder / "tokenizer")
-
-    def trained(self) -> Params:
-        """The weights after SFT."""
-        return weights.load_orbax(self.folder / "sft" / "tools" / "checkpoints", self.config.model)
-
-    def environments(self, split: str) -> list[ToolEnvironment]:
-        return read_dataset(self.folder / "environments" / split, ToolEnvironment)
-
-    def held_out(self) -> dict[str, float]:
-        """F1 and answers after SFT, as the quickstart has them."""
-        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        return {name: summary["held_out"]["sft"][name] for name in ("f1", "answer_accuracy")}
+@contextmanager
+def started(parent: Path, seed: int) -> Iterator[Quickstart]:
+    """A seed's quickstart that has been through SFT, made where there is none; one update of GRPO ends it."""
+    folder = parent / f"start-{seed}"
+    command = [f"--workdir={folder}", f"--seed={seed}", "--config.grpo.steps=1"]
+    subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT)
+    config = seeded(QuickstartConfig(), seed)
+    made = replace(config, grpo=replace(config.grpo, steps=1))
+    with closing(Ledger(folder, summary.identity(made, "quick"))) as ledger:
+        yield Quickstart(made, folder, ledger)
 
 
 def main() -> None:
@@ -194,19 +161,19 @@ def main() -> None:
     programs = workdir / compilation_cache.FOLDER
     compilation_cache.keep_programs(programs)
     for number, seed in enumerate(seeds):
-        start = Start.of(workdir, int(seed))
-        if not number:
-            _warmed(start, arms, workdir / "warm-up")
-        for arm in arms:
-            folder = workdir / f"seed-{seed}" / arm.name
-            done = folder / "row.json"
-            if not done.exists():
-                row = asyncio.run(_measured(start, arm, folder, _SECONDS.value, _TOOL_SECONDS.value))
-                done.write_text(json.dumps(row), encoding="utf-8")
-                rows.report("async_rollouts", row, save=_SAVE.value)
+        with started(workdir, int(seed)) as start:
+            if not number:
+                _warmed(start, arms, workdir / "warm-up")
+            for arm in arms:
+                folder = workdir / f"seed-{seed}" / arm.name
+                done = folder / "row.json"
+                if not done.exists():
+                    row = asyncio.run(_measured(start, arm, folder, _SECONDS.value, _TOOL_SECONDS.value))
+                    done.write_text(json.dumps(row), encoding="utf-8")
+                    rows.report("async_rollouts", row, save=_SAVE.value)
 
 
-def _warmed(start: Start, arms: Sequence[Arm], folder: Path) -> None:
+def _warmed(start: Quickstart, arms: Sequence[Arm], folder: Path) -> None:
     """Compiles what arms run: the first one would pay for the others by the clock."""
     for steps in sorted({arm.async_steps for arm in arms}):
         where = folder / str(steps)
@@ -216,27 +183,29 @@ def _warmed(start: Start, arms: Sequence[Arm], folder: Path) -> None:
             (where / "done").touch()
 
 
-async def _measured(start: Start, arm: Arm, folder: Path, seconds: float, tool_seconds: float) -> dict[str, Any]:
+async def _measured(start: Quickstart, arm: Arm, folder: Path, seconds: float, tool_seconds: float) -> dict[str, Any]:
     """A row: an arm of a seed."""
     shutil.rmtree(folder, ignore_errors=True)  # the clock of one that was interrupted says nothing
     result = await _trained(start, arm, folder, seconds, tool_seconds)
-    after = await _evaluated(start, result.params)
-    before = start.held_out()
+    async with SandboxPool() as start.sandbox:
+        after = await start.evaluate(lambda: result.params, arm.name)
+    before = start.ledger.result("evaluate_sft")
+    assert before is not None, "it has been through SFT"
     return {
         "seed": start.config.seed,
         "async_steps": arm.async_steps,
         "drained": arm.drained,
         "seconds": seconds,
         "tool_seconds": tool_seconds,
-        **summary(result.history),
+        **means(result.history),
         "f1_before": round(before["f1"], 4),
-        "f1": round(after.f1, 4),
+        "f1": round(after["f1"], 4),
         "answer_accuracy_before": round(before["answer_accuracy"], 4),
-        "answer_accuracy": round(after.answer_accuracy, 4),
+        "answer_accuracy": round(after["answer_accuracy"], 4),
     }
 
 
-def summary(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def means(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Of an arm's metrics: updates, an hour of which those after the first, whose pipeline is empty, would fill.
 
     Returns:
@@ -263,13 +232,14 @@ def summary(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _served(start: Start, arm: Arm, folder: Path) -> AsyncIterator[ClockedPolicy]:
+async def _served(start: Quickstart, arm: Arm, folder: Path) -> AsyncIterator[ClockedPolicy]:
     """A new server for an arm, whose prefix cache is empty, and the policy on it."""
     from vllm_world import KEY, SYNC_KEY, Server, World, serving
 
-    model, tokenizer, episode = start.config.model, start.tokenizer, start.config.grpo.episode
+    model, tokenizer = start.config.model, start.tokenizer
+    episode = start.config.grpo.episode
     served = replace(model, param_dtype="float32")
-    hf_checkpoint.write_serving_folder(served, start.folder / "tokenizer", tokenizer.added_files(), folder / "serve")
+    hf_checkpoint.write_serving_folder(served, start.workdir / "tokenizer", tokenizer.added_files(), folder / "serve")
     world = World(folder, model, tokenizer)
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     with serving(Server(world, arguments=[f"--max-model-len={longest}"])) as (server,):
@@ -281,37 +251,31 @@ async def _served(start: Start, arm: Arm, folder: Path) -> AsyncIterator[Clocked
 
 
 async def _trained(
-    start: Start, arm: Arm, folder: Path, seconds: float, tool_seconds: float, updates: int = UPDATES
+    start: Quickstart, arm: Arm, folder: Path, seconds: float, tool_seconds: float, updates: int = UPDATES
 ) -> grpo.GRPOResult:
     folder.mkdir(parents=True)
     # Saved once, in the end: checkpoints of so small a model would be most of what is written.
     config = replace(
         start.config.grpo, steps=updates, async_steps=arm.async_steps, checkpoint_every=UPDATES, episodes_every=0
     )
-    async with SlowTools() as tools, _served(start, arm, folder) as policy:
-        policy.tools, policy.tool_seconds, policy.seconds = tools, tool_seconds, seconds
+    tools = SlowTools()
+    async with tools, _served(start, arm, folder) as policy:
+
+        def begins() -> None:
+            """The tools are slow, and the clock runs: SIGTERM ends the run, saved."""
+            tools.seconds = tool_seconds
+            asyncio.get_running_loop().call_later(seconds, os.kill, os.getpid(), signal.SIGTERM)
+
+        policy.begins = begins
         return await grpo.train(
             config,
             start.config.model,
-            start.trained,
-            start.environments("train"),
+            partial(start.trained, "sft/tools"),
+            start.environments_of("train"),
             start.tokenizer,
             tools,
             folder / "run",
             policy=policy,
-            progress=False,
-        )
-
-
-async def _evaluated(start: Start, params: Params) -> EvalResult:
-    """As the quickstart evaluates."""
-    async with SandboxPool() as tools, Engine(params, start.config.model, start.config.engine) as engine:
-        return await evaluate(
-            engine,
-            start.environments("held_out"),
-            start.tokenizer,
-            tools,
-            config=start.config.evaluation,
             progress=False,
         )
 

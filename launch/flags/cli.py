@@ -119,13 +119,10 @@ def run(
     endings.prepare()
     try:
         app.run(guarded, flags_parser=partial(_parse, settings=settings))
-    except KeyboardInterrupt as error:  # while flags are parsed
-        code = endings.code(error, again=again)
+    except (KeyboardInterrupt, SystemExit) as ended:  # Ctrl-C: while flags are parsed
+        code = ended.code if isinstance(ended, SystemExit) else endings.code(ended, again=again)
         endings.leave(code)
         sys.exit(code)
-    except SystemExit as ended:
-        endings.leave(ended.code)
-        raise
 
 
 class _VersionFlag(flags.BooleanFlag):

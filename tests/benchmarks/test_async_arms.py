@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import jax
 import pytest
 from benchmark_world import program
-from emulated_rollouts import emulated, policy_on
+from emulated_rollouts import emulated, policy_on, until
 from rollout_world import tiny_model
 
 from astra_jax.rollout.policy import Sampling
@@ -47,41 +49,36 @@ async def test_slow_tools_take_as_long_for_the_same_call_and_give_the_same_value
     assert len(took) == 3 and took[0] == took[1] != took[2] and all(one < 2 for one in took)
 
 
-async def test_a_drained_update_waits_for_requests_and_requests_for_it(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def with_a_request_under_way(kind: type, folder: Path) -> AsyncIterator[tuple]:
+    """The server, the policy, its weights, of which version 1 is there, and the request, which waits for the server."""
     model = tiny_model(640, 4096)
     params = model.init(jax.random.key(0))
-    async with emulated(1) as (server,):
-        policy = policy_on([server], model, tmp_path, kind=measured.DrainedPolicy, most_age=2)
-        async with policy:
-            await policy.update(params, 1)
-            server.hangs.clear()
-            first = asyncio.create_task(policy.generate([1, 2], SAMPLING))
-            while not server.here:
-                await asyncio.sleep(0.01)
-            update = asyncio.create_task(policy.update(params, 2))
-            second = asyncio.create_task(policy.generate([1, 2], SAMPLING))
-            await asyncio.sleep(0.3)
-            assert server.asked == 1 and len(server.syncs) == 1 and not update.done()
-            server.hangs.set()
-            await update
-            assert {*(await first).versions} == {1} and {*(await second).versions} == {2}
+    async with emulated(1) as (server,), policy_on([server], model, folder, kind=kind, most_age=2) as policy:
+        await policy.update(params, 1)
+        server.hangs.clear()
+        first = asyncio.create_task(policy.generate([1, 2], SAMPLING))
+        await until(lambda: server.here)
+        yield server, policy, params, first
+
+
+async def test_a_drained_update_waits_for_requests_and_requests_for_it(tmp_path: Path) -> None:
+    async with with_a_request_under_way(measured.DrainedPolicy, tmp_path) as (server, policy, params, first):
+        update = asyncio.create_task(policy.update(params, 2))
+        second = asyncio.create_task(policy.generate([1, 2], SAMPLING))
+        await asyncio.sleep(0.3)
+        assert server.asked == 1 and len(server.syncs) == 1 and not update.done()
+        server.hangs.set()
+        await update
+        assert {*(await first).versions} == {1} and {*(await second).versions} == {2}
 
 
 async def test_an_update_in_flight_waits_for_nobody(tmp_path: Path) -> None:
-    model = tiny_model(640, 4096)
-    params = model.init(jax.random.key(0))
-    async with emulated(1) as (server,):
-        policy = policy_on([server], model, tmp_path, kind=measured.ClockedPolicy, most_age=2)
-        async with policy:
-            await policy.update(params, 1)
-            server.hangs.clear()
-            first = asyncio.create_task(policy.generate([1, 2], SAMPLING))
-            while not server.here:
-                await asyncio.sleep(0.01)
-            await policy.update(params, 2)
-            assert len(server.syncs) == 2 and not first.done()
-            server.hangs.set()
-            assert (await first).versions == [1, 2]
+    async with with_a_request_under_way(measured.ClockedPolicy, tmp_path) as (server, policy, params, first):
+        await policy.update(params, 2)
+        assert len(server.syncs) == 2 and not first.done()
+        server.hangs.set()
+        assert (await first).versions == [1, 2]
 
 
 def _row(step: float, age: float) -> dict[str, float]:
@@ -95,7 +92,7 @@ def _row(step: float, age: float) -> dict[str, float]:
 
 
 def test_the_first_update_is_not_in_the_means() -> None:
-    found = measured.summary([_row(100.0, 0.0), _row(8.0, 1.0), _row(10.0, 2.0)])
+    found = measured.means([_row(100.0, 0.0), _row(8.0, 1.0), _row(10.0, 2.0)])
     assert found["updates"] == 3 and found["updates_an_hour"] == 400.0
     assert found["step_seconds"] == {"step": 9.0, "wait": 4.5, "update": 2.25, "publish": 0.1, "sync": 0.2}
     assert found["mean_age"] == 1.5 and found["reward"] == 0.75
@@ -103,9 +100,9 @@ def test_the_first_update_is_not_in_the_means() -> None:
 
 def test_the_table_is_beside_the_strictly_online_arm_of_the_same_seed() -> None:
     def row(steps: int, seed: int, hourly: float, drained: bool = False) -> dict:
-        summary = measured.summary([_row(3_600 / hourly, steps)])
+        means = measured.means([_row(3_600 / hourly, steps)])
         scores = {"f1_before": 0.5, "f1": 0.6 + seed / 10, "answer_accuracy_before": 0.4, "answer_accuracy": 0.5}
-        return {"async_steps": steps, "drained": drained, "seed": seed, **summary, **scores}
+        return {"async_steps": steps, "drained": drained, "seed": seed, **means, **scores}
 
     found = [row(0, 0, 100.0), row(0, 1, 200.0), row(2, 0, 200.0), row(2, 1, 300.0), row(2, 0, 150.0, True)]
     lines = async_page.table([row(2, 0, 999.0), *found]).splitlines()

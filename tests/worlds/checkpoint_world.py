@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +18,17 @@ def cut_in_half(step: Path) -> None:
     for path in step.rglob("*"):
         if path.is_file() and "d" in path.parts:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@contextlib.contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file of this process may have more bytes, as on a disk on which so much is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def in_its_own_process(file: Path) -> str:

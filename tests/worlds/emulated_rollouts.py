@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,13 @@ async def emulated(count: int) -> AsyncIterator[list[EmulatedServer]]:
             server.sync_hangs.set()
             server.metrics_hang.set()
             await server.stop()
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Fails by the test's own time limit where it never does."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 def policy_on(

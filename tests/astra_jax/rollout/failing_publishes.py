@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from checkpoint_world import full_disk
 from emulated_rollouts import emulated, policy_on
 from rollout_world import tiny_model
 
@@ -21,22 +20,13 @@ from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher, Publis
 
 KINDS = pytest.mark.parametrize("kind", [Publisher, FolderPublisher])
 MODEL = tiny_model(640, 4096)
+ROOM = 50_000
+"""Bytes, of the weights of a model of twice as much."""
 
 
 @pytest.fixture(scope="module")
 def params():
     return MODEL.init(jax.random.key(0))
-
-
-@contextlib.contextmanager
-def full_disk() -> Iterator[None]:
-    """No file may have more than 50 kB, of the weights of a model of 100."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def names(folder: Path) -> set[str]:
@@ -54,7 +44,7 @@ def test_a_disk_that_fails_is_named_and_what_was_begun_goes(kind, params, tmp_pa
         publisher.wait()
 
     publish(1)
-    with full_disk(), pytest.raises(PublishError, match="weights of version 2 could not be published") as error:
+    with full_disk(ROOM), pytest.raises(PublishError, match="weights of version 2 could not be published") as error:
         publish(2)
     assert str(folder) in str(error.value) and "\n" not in str(error.value) and "make room there" in str(error.value)
     assert names(folder) == {"1"}
@@ -88,7 +78,7 @@ def test_a_folder_that_is_removed_while_it_is_written_to(params, tmp_path) -> No
 async def test_an_update_waits_for_room_on_the_disk(params, tmp_path, caplog) -> None:
     async with emulated(1) as (server,), policy_on([server], MODEL, tmp_path, answer_seconds=20.0) as policy:
         await policy.update(params, 1)
-        with caplog.at_level(logging.WARNING), full_disk():
+        with caplog.at_level(logging.WARNING), full_disk(ROOM):
             preparing = asyncio.create_task(policy.prepare(params, 2))
             while not any("version 2 could not be published" in line for line in caplog.messages):
                 await asyncio.sleep(0.01)
@@ -103,7 +93,7 @@ async def test_patience_with_a_disk_ends(params, tmp_path) -> None:
         policy_on([server], MODEL, tmp_path, patience_seconds=0.2, answer_seconds=20.0) as policy,
     ):
         await policy.update(params, 1)
-        with full_disk(), pytest.raises(PublishError, match="version 2 could not be published"):
+        with full_disk(ROOM), pytest.raises(PublishError, match="version 2 could not be published"):
             await policy.update(params, 2)
         assert server.syncs == ["r1:1"] and policy.fleet.version == 1
 

@@ -7,7 +7,7 @@ import logging
 
 import jax
 import pytest
-from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans
+from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans, until
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 
 from astra_jax.grpo import train as grpo
@@ -32,13 +32,6 @@ def params(model):
 @pytest.fixture
 def policy(model, tmp_path):
     return lambda servers, **config: policy_on(servers, model, tmp_path, **config)
-
-
-async def until(holds) -> None:
-    """Fails by the test's own time limit where it never does."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def draw(policy: VLLMPolicy, count: int) -> list[int]:

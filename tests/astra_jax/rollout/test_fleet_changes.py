@@ -9,7 +9,7 @@ import socket
 
 import jax
 import pytest
-from emulated_rollouts import EmulatedServer, emulated, policy_on
+from emulated_rollouts import EmulatedServer, emulated, policy_on, until
 from rollout_world import tiny_model
 
 from astra_jax.rollout.policy import Sampling
@@ -36,13 +36,6 @@ def params(model):
 @pytest.fixture
 def policy(model, tmp_path):
     return lambda servers, **config: policy_on(servers, model, tmp_path, **PATIENT | config)
-
-
-async def until(holds) -> None:
-    """Fails by the test's own time limit where it never does."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 async def draw(policy: VLLMPolicy, sessions: list[str], length: int = 2) -> None:

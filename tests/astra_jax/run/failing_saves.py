@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_world import full_disk
 
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 
@@ -20,17 +20,15 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(tmp_path):
     with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
         checkpointer.save(1, params=params, state=state, extra={})
         checkpointer.wait()
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     failing = Checkpointer(tmp_path)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # as a disk on which so much is left
-        with pytest.raises(CheckpointError, match="a checkpoint could not be written .*make room there"):
-            failing.save(2, params=params, state=state, extra={})
-            failing.wait()
-        # The weights' as well as the state's, whichever failed: what still saves as Python ends may hang it.
-        assert not [one.name for one in threading.enumerate() if one.name in ("async_save", "save_finalize")]
+        with full_disk(100_000):
+            with pytest.raises(CheckpointError, match="a checkpoint could not be written .*make room there"):
+                failing.save(2, params=params, state=state, extra={})
+                failing.wait()
+            # The weights' as well as the state's, whichever failed: what still saves as Python ends may hang it.
+            assert not [one.name for one in threading.enumerate() if one.name in ("async_save", "save_finalize")]
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         with contextlib.suppress(CheckpointError):
             failing.close()
     with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
