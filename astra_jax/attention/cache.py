@@ -45,33 +45,23 @@ class Cache(NamedTuple):
 
         return Cache(*map(rows, self))
 
-    def put(self, index_r: Array, start_r: Array, count_r: Array, new: Cache) -> Cache:
-        """With the first `count_r` positions of `new` from `start_r` on in the rows `index_r`.
-
-        Row by row, each by one slice that is read and written back, under the order of axes that the cache has. On TPUs
-        a scatter, or a slice under an order that XLA chooses, copies all keys twice: to have the positions first, and
-        to put them back. (Rows that are not in the cache have a count of 0.)
-        """
+    def put(self, row: Array, index: Array, start: Array, count: Array, new: Cache) -> Cache:
+        """With the first `count` positions of row `row` of `new` from `start` on in the row `index`; see `put`."""
         new = new.window(min(new.length, self.length))
         at_t = jnp.arange(new.length)
+        # A slice that would end behind the cache begins earlier, and what is new lies later in it.
+        moved = jnp.maximum(start + new.length - self.length, 0)
+        written_t = (at_t >= moved) & (at_t < moved + count)
 
-        def one(row: Array, cache: Cache) -> Cache:
-            index, start = (jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (index_r, start_r))
-            # A slice that would end behind the cache begins earlier, and what is new lies later in it.
-            moved = jnp.maximum(start + new.length - cache.length, 0)
-            written_t = (at_t >= moved) & (at_t < moved + count_r[row])
+        def write(x: Array, more: Array, positions: int, mask: Array) -> Array:
+            place = [0] * x.ndim
+            place[-4], place[positions] = index, start - moved
+            more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
+            old = jax.lax.dynamic_slice(x, place, more.shape)
+            return _in_place(x, jnp.where(mask, more, old), place)
 
-            def write(x: Array, more: Array, positions: int, mask: Array) -> Array:
-                place = [0] * x.ndim
-                place[-4], place[positions] = index, start - moved
-                more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
-                old = jax.lax.dynamic_slice(x, place, more.shape)
-                return _in_place(x, jnp.where(mask, more, old), place)
-
-            k_bkhs = write(cache.k_bkhs, new.k_bkhs, -1, written_t)
-            return Cache(k_bkhs, write(cache.v_bksh, new.v_bksh, -2, written_t[:, None]))
-
-        return jax.lax.fori_loop(0, len(index_r), one, self)
+        k_bkhs = write(self.k_bkhs, new.k_bkhs, -1, written_t)
+        return Cache(k_bkhs, write(self.v_bksh, new.v_bksh, -2, written_t[:, None]))
 
     def copied(self, source_r: Array, target_r: Array, length: int) -> Cache:
         """With the first `length` positions of some rows in others, one after the other; rows that there are not get
@@ -119,6 +109,29 @@ def each(function: Callable[..., Cache], *caches: Caches) -> Any:
     if isinstance(caches[0], Cache):
         return function(*caches)
     return tuple(function(*layers) for layers in zip(*caches, strict=True))
+
+
+def put(caches: Caches, index_r: Array, start_r: Array, count_r: Array, new: Caches) -> Any:
+    """With the first `count_r` positions of `new` from `start_r` on in the rows `index_r`.
+
+    Row by row, each by one slice that is read and written back, under the order of axes that the cache has. On TPUs a
+    scatter, or a slice under an order that XLA chooses, copies all keys twice: to have the positions first, and to put
+    them back. (Rows that are not in the cache have a count of 0.)
+
+    Where layers are apart, on CPUs, one loop writes them all. Its length is not known to the compiler, which therefore
+    keeps it as a loop even for one row, and all that is read to make `new` comes before it. XLA copies a layer, twice,
+    that it may write before it has read it: of 30 layers with 4 x 8,192 places that took 0.37 of the 0.43 s in which
+    64 tokens were prefilled.
+    """
+    rows: Any = len(index_r)
+    if not isinstance(caches, Cache):
+        rows = jnp.max(jnp.where(count_r > 0, 1 + jnp.arange(rows), 0))
+
+    def one(row: Array, caches: Caches) -> Any:
+        at = [jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (index_r, start_r, count_r)]
+        return each(lambda layer, more: layer.put(row, *at, more), caches, new)
+
+    return jax.lax.fori_loop(0, rows, one, caches)
 
 
 def first(caches: Caches) -> Cache:

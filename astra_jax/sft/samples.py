@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from astra_jax.attention.cache import each
+from astra_jax.attention.cache import put
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.device_steps import DecodeRows, decode
 from astra_jax.sft.data import DataConfig, shown
@@ -119,7 +119,7 @@ def _next_turns(
         )
         new = model.forward_cached(params, tokens, positions, cache)[1]
         count_r = jnp.sum(positions >= 0, axis=1)
-        return each(lambda layer, more: layer.put(jnp.arange(rows), positions[:, 0], count_r, more), cache, new)
+        return put(cache, jnp.arange(rows), positions[:, 0], count_r, new)
 
     cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, model.cache(rows, padded + steps))
     every_r = jnp.zeros(rows, jnp.int32)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from astra_jax.attention.cache import Cache, Caches, each
+from astra_jax.attention.cache import Cache, Caches, each, put
 from astra_jax.models.decoder import FEWEST_ROWS
 from astra_jax.models.model import Look, Model
 from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
@@ -63,7 +63,7 @@ def prefill(
     past, look = _read(cache, index_r, window)
     _, new = model.forward_cached(params, tokens_rt, positions_rt, past, look=look)
     count_r = jnp.sum(positions_rt >= 0, axis=1)
-    return each(lambda layer, more: layer.put(index_r, positions_rt[:, 0], count_r, more), cache, new)
+    return put(cache, index_r, positions_rt[:, 0], count_r, new)
 
 
 @partial(
@@ -132,7 +132,7 @@ def decode(
     _, recent, _, _, tokens_rt, logps_rt, _, others = jax.lax.while_loop(more, body, start)
     # Step i fed a token, and so made K/V, exactly when it drew one.
     count_r = jnp.sum(tokens_rt >= 0, axis=1)
-    cache = each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent)
+    cache = put(cache, rows.index_r, rows.positions_r, count_r, recent)
     return cache, tokens_rt, logps_rt, others
 
 
@@ -146,11 +146,17 @@ def feed(
     recent = model.cache(n, 1, stacked=isinstance(cache, Cache))
     active_r = rows.budget_r > 0
     at_r1 = jnp.where(active_r, rows.positions_r, -1)[:, None]
-    first = jnp.zeros((), jnp.int32)
-    x_r1d, recent = model.forward_next(params, rows.last_r[:, None], at_r1, past, recent, first, look=look)
-    logits_rv = _logits(x_r1d, model.head_kernel(params), _more_rows(cache, n))
+    w_dv = model.head_kernel(params)
+
+    def body(step: Array, state: tuple[Caches, Array]) -> tuple[Caches, Array]:
+        x_r1d, new = model.forward_next(params, rows.last_r[:, None], at_r1, past, state[0], step, look=look)
+        return new, _logits(x_r1d, w_dv, _more_rows(cache, n))
+
     count_r = active_r.astype(jnp.int32)
-    return each(lambda layer, new: layer.put(rows.index_r, rows.positions_r, count_r, new), cache, recent), logits_rv
+    # One step, as a loop: so what is read of the cache comes before what is put into it; see `put`.
+    start = recent, jnp.zeros((n, model.vocab_size), jnp.float32)
+    recent, logits_rv = jax.lax.fori_loop(0, jnp.max(count_r), body, start)
+    return put(cache, rows.index_r, rows.positions_r, count_r, recent), logits_rv
 
 
 @partial(jax.jit, static_argnames=("alternatives",))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.attention.cache import Cache, each
+from astra_jax.attention.cache import Cache, each, put
 
 LAYERS, ROWS, HEADS, LENGTH, WIDTH = 2, 4, 2, 12, 3
 
@@ -20,12 +20,14 @@ def cache(seed: int, rows: int, length: int, layers: tuple[int, ...] = (LAYERS,)
 
 @pytest.mark.parametrize("length", [5, LENGTH, 20])
 @pytest.mark.parametrize("layers", [(), (LAYERS,)])
-def test_rows_get_their_positions_and_no_others(length: int, layers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_get_their_positions_and_no_others(length: int, layers: tuple[int, ...], apart: bool) -> None:
     """From the first place, from the middle, up to the last one, nothing, and a row that there is not."""
     index, start = [2, 0, 3, 1, ROWS], [0, 4, LENGTH - 2, 7, -1]
     count = [min(length, LENGTH), 3, 2, 0, 0]
     before, new = cache(0, ROWS, LENGTH, layers), cache(1, len(index), length, layers)
-    after = jax.jit(lambda c, n: c.put(jnp.array(index), jnp.array(start), jnp.array(count), n))(before, new)
+    given = (jnp.array(index), jnp.array(start), jnp.array(count))
+    after = jax.jit(lambda c, n: put((c,), *given, (n,))[0] if apart else put(c, *given, n))(before, new)
     k, v = np.array(before.k_bkhs), np.array(before.v_bksh)
     for row, (slot, at, n) in enumerate(zip(index, start, count, strict=True)):
         if n:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from parity_world import hf_model, logits_of, tokens_of
 
-from astra_jax.attention.cache import each
+from astra_jax.attention.cache import put
 from astra_jax.head import summed_loss
 from astra_jax.models import families, hf_checkpoint
 from astra_jax.models.decoder import Decoder
@@ -215,7 +215,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked:
 
     def kept(cache, new, start: int, count: int):
         every = jnp.ones(2, jnp.int32)
-        return each(lambda layer, more: layer.put(jnp.arange(2), start * every, count * every, more), cache, new)
+        return put(cache, jnp.arange(2), start * every, count * every, new)
 
     # A chunk of 10 with 2 places of padding, then token by token.
     chunk = np.pad(tokens[:, :10], ((0, 0), (0, 2)))

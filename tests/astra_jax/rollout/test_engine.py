@@ -243,6 +243,30 @@ def test_an_update_swaps_the_weights_of_what_is_under_way(params):
         np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_program_makes_a_second_of_any_layers_cache(params, count):
+    """Of one row or more, XLA copies what it may write before it has read it."""
+    worker = Engine(params, MODEL, EngineConfig(slots=count + 1, max_length=4096, min_window=64))._worker
+    worker._prepare()
+    rows, index, some = worker._rows(count, []), np.zeros(count, np.int32), np.zeros((count, 8), np.int32)
+    given = {"model": MODEL, "window": 64}
+    apart = dict(given, whole=False)
+    whole = Engine(params, MODEL, EngineConfig(slots=count, max_length=4096, min_window=64))._worker
+    lowered = [
+        device_steps.prefill.lower(worker._params, worker.cache, index, some, some, **given),
+        device_steps.copy.lower(worker.cache, index, index, window=64),
+        *(
+            program.lower(worker._params, cache, rows, **how, **more)
+            for program, more in ((device_steps.decode, {"steps": 4, "nucleus": False}), (device_steps.feed, {}))
+            for cache, how in ((worker.cache, apart), (whole.cache, dict(given, whole=True)))
+        ),
+    ]
+    for program in lowered:
+        memory = program.compile().memory_analysis()
+        assert memory.alias_size_in_bytes >= MODEL.n_layers * (a_layer := whole.cache[0].k_bkhs.nbytes * 2)
+        assert memory.temp_size_in_bytes < a_layer / 4
+
+
 def test_stop_and_length_limits(params):
     text = prompts(1, seed=10, low=10)[0]
     free = run(params, lambda engine: engine.generate(text, sampling(3, max_tokens=30)))
