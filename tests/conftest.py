@@ -91,9 +91,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """All that is imported stays to the end, so no garbage collection need look through it."""
+    """All that is imported stays to the end, so no garbage collection need look through it; what JAX traces is many
+    objects that stay for a while, and looking at them as often as Python does took 8 % of the processors."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
