@@ -14,6 +14,7 @@ marks it when all is there: a step is there whole or not at all. Saving is async
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -300,8 +301,22 @@ def manager_options(name: str, keep: int | None, *, reading: bool = False) -> oc
     """
     hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
     return ocp.CheckpointManagerOptions(
-        max_to_keep=keep, create=not reading, cleanup_tmp_directories=not reading, multiprocessing_options=hosts
+        max_to_keep=keep,
+        create=not reading,
+        cleanup_tmp_directories=not reading,
+        multiprocessing_options=hosts,
+        async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
     )
+
+
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Wait for the other hosts, unless a save has failed on this one.
+
+    Orbax goes to meet them then as well, while they wait for what this host will never have written: for twenty
+    minutes, in which nobody learns of the failure. Said at once, it ends them all (`hosts.HostWatch`).
+    """
+    if sys.exc_info()[1] is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _abstract(tree: PyTree) -> PyTree:

@@ -140,20 +140,56 @@ with HostWatch(3.0, 2.0):
 """
 
 
-@pytest.mark.slow
-def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
+FULL = """
+import resource, sys, time
+import jax
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from jax.sharding import NamedSharding, PartitionSpec
+from astra_jax.mesh import make_mesh
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.hosts import HostWatch, reached
+halves = NamedSharding(make_mesh(fsdp=2), PartitionSpec("fsdp"))
+weights = {"w": jax.jit(lambda: jax.random.normal(jax.random.key(0), (512, 512)), out_shardings=halves)()}
+checkpointer = Checkpointer(sys.argv[3])
+with HostWatch(3.0, 300.0):
+    reached(1)
+    if sys.argv[2] == "1":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
+    checkpointer.save(1, params=weights, state=weights, extra={})
+    checkpointer.wait()
+"""
+
+
+def of_two_hosts(program: str, *arguments: str) -> list[tuple[str, int]]:
+    """What each says on stderr, and its exit code."""
     port = free_port()
     started = [
-        subprocess.Popen([sys.executable, "-c", HUNG, str(port), str(i)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(port), str(i), *arguments], stderr=subprocess.PIPE, text=True
+        )
         for i in range(2)
     ]
     try:
-        ended = [(one.communicate(timeout=90)[1], one.returncode) for one in started]
+        return [(one.communicate(timeout=90)[1], one.returncode) for one in started]
     finally:
         for one in started:
             one.kill()
+
+
+@pytest.mark.slow
+def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
+    ended = of_two_hosts(HUNG)
     said = "error: host 1 of 2 has been at step 1 for 2 s while others wait at step 2: its main thread hangs"
     assert all(said in errors and code == 1 for errors, code in ended), ended
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_on_one_host_ends_both_with_its_name(tmp_path) -> None:
+    """It fails in the background, where the other one waits for what it writes."""
+    (waits, first), (fails, second) = of_two_hosts(FULL, str(tmp_path))
+    said = f"{tmp_path}: a checkpoint could not be written"
+    assert f"error: host 1 of 2 failed: CheckpointError: {said}" in waits and f"CheckpointError: {said}" in fails
+    assert first == 1 and second != 0
 
 
 # -------------------------------------------------------------------------------------------------------------- meeting
