@@ -212,6 +212,7 @@ def means(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         `updates`; `updates_an_hour`; seconds of a step, and of the parts that its trainer waits for, in the mean;
         `mean_age`: updates that a trained group's weights are old; `valid_share` of groups.
     """
+    history = [row for row in history if "seconds/step" in row]  # the last one may be of no update: of the end
     steady = history[1:] or history
 
     def mean(name: str) -> float:

@@ -96,6 +96,8 @@ def test_the_first_update_is_not_in_the_means() -> None:
     assert found["updates"] == 3 and found["updates_an_hour"] == 400.0
     assert found["step_seconds"] == {"step": 9.0, "wait": 4.5, "update": 2.25, "publish": 0.1, "sync": 0.2}
     assert found["mean_age"] == 1.5 and found["reward"] == 0.75
+    of_the_end = {"step": 4, "filling/valid_share": 0.0, "goodput/share": 0.5}  # which came before a fourth update
+    assert measured.means([_row(100.0, 0.0), _row(8.0, 1.0), _row(10.0, 2.0), of_the_end]) == found
 
 
 def test_the_table_is_beside_the_strictly_online_arm_of_the_same_seed() -> None:
