@@ -54,7 +54,7 @@ class Cache(NamedTuple):
         written_t = (at_t >= moved) & (at_t < moved + count)
 
         def write(x: Array, more: Array, positions: int, mask: Array) -> Array:
-            place = [0] * x.ndim
+            place: list[Any] = [0] * x.ndim
             place[-4], place[positions] = index, start - moved
             more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
             old = jax.lax.dynamic_slice(x, place, more.shape)
