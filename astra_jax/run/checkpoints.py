@@ -14,9 +14,9 @@ marks it when all is there: a step is there whole or not at all. Saving is async
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from absl import logging
 from etils import epath
 
 from astra_jax.run.digests import digest_of_json, digests_of
+from astra_jax.run.hosts import meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location, may_be_storage
@@ -305,18 +306,15 @@ def manager_options(name: str, keep: int | None, *, reading: bool = False) -> oc
         create=not reading,
         cleanup_tmp_directories=not reading,
         multiprocessing_options=hosts,
-        async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
+        async_options=ocp.AsyncOptions(barrier_sync_fn=partial(_meet, name)),
     )
 
 
-def _meet(*, key: str, timeout_ms: int) -> None:
-    """Wait for the other hosts, unless a save has failed on this one.
-
-    Orbax goes to meet them then as well, while they wait for what this host will never have written: for twenty
-    minutes, in which nobody learns of the failure. Said at once, it ends them all (`hosts.HostWatch`).
-    """
-    if sys.exc_info()[1] is None:
-        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+def _meet(name: str, *, key: str, timeout_ms: int) -> None:
+    """Orbax's wait for the other hosts, which ends when a save of this manager has failed on one of them."""
+    if jax.process_count() > 1:
+        every = ocp.multihost.get_barrier_sync_fn()
+        meet_unless_failed(f"saves/{name}", lambda: every(key=key, timeout_ms=timeout_ms))
 
 
 def _abstract(tree: PyTree) -> PyTree:

@@ -9,7 +9,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -27,6 +29,7 @@ from synthesis.core.terminal import say
 T = TypeVar("T")
 
 _STATES = "astra_jax/hosts/"
+_FAILURES = "astra_jax/failures/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _PREEMPTED = "RECEIVED_PREEMPTION_NOTICE"  # kPreemptionNoticeKey of XLA's preemption_sync_manager.cc
 _SAID = 500
@@ -34,6 +37,8 @@ _SAID = 500
 _PULSE_SECONDS = 1.0
 _BEATS = 10
 """Signs of life within the deadline."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether something has failed on another host."""
 _ENDING_SECONDS = 0.2
 """Between two looks at who has not come to its end yet."""
 
@@ -87,6 +92,46 @@ def failure_of_any(error: Exception | None) -> Exception | None:
         if error is None and (text := line.decode(errors="replace")):
             return Refusal(f"host {host} of {len(every)} failed: {text}")
     return error
+
+
+def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
+    """Wait for the other hosts in a library's way, or learn that what it is waited for has failed on one of them.
+
+    Orbax's background threads go to meet the others after a save that failed, too, while those wait elsewhere for what
+    this host will never have written: for twenty minutes, in which nobody learns of it. Called while an exception is
+    handled, this says so to the others instead, and returns; theirs fail then. It holds for all that is waited for
+    under this name from then on.
+
+    Args:
+        what: a name for all that fails together.
+        meet: blocks until all are there.
+
+    Raises:
+        OSError: it has failed on another host, which the message names.
+    """
+    client, failed = distributed.global_state.client, f"{_FAILURES}{what}"
+    assert client is not None
+    if (error := sys.exc_info()[1]) is not None:
+        said = f"host {jax.process_index()} of {jax.process_count()}: {type(error).__name__}: {first_line(error)}"
+        client.key_value_set(failed, said.encode()[:_SAID].decode(errors="ignore"), allow_overwrite=True)
+        return
+    met: Future[None] = Future()
+
+    def wait() -> None:
+        try:
+            meet()
+            met.set_result(None)
+        except Exception as error:
+            met.set_exception(error)
+
+    threading.Thread(target=wait, name=f"meeting for {what}", daemon=True).start()
+    while not futures.wait([met], timeout=_LOOK_SECONDS).done:
+        try:
+            said = client.key_value_try_get(failed)
+        except JaxRuntimeError:  # nobody has said so
+            continue
+        raise OSError(said)
+    met.result()
 
 
 @dataclass
