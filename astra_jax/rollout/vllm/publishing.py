@@ -93,8 +93,9 @@ class Publisher:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait, and free the background threads."""
-        self._manager.close()
+        """Wait, and free the background threads. Raises as `wait` does."""
+        with self._writing():
+            self._manager.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
