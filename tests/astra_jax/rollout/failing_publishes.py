@@ -33,6 +33,14 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def test_what_failed_in_the_background_is_named_when_it_is_closed(params, tmp_path) -> None:
+    publisher = Publisher(tmp_path / "policy", MODEL, dtype="float32")
+    with full_disk(ROOM):
+        publisher.publish(params, 1)
+        with pytest.raises(PublishError, match="weights of version 1 could not be published"):
+            publisher.close()
+
+
 @KINDS
 def test_a_disk_that_fails_is_named_and_what_was_begun_goes(kind, params, tmp_path) -> None:
     """Full, removed in the middle, and taken away; the version before stays, and the next one is written."""

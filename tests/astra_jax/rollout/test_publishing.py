@@ -32,4 +32,4 @@ def test_what_vllm_reloads_is_on_a_disk() -> None:
 def test_disks_that_fail() -> None:
     """`failing_publishes.py`, where a thread of Orbax or TensorStore that outlives a save that failed harms nobody
     else."""
-    assert "6 passed" in in_its_own_process(Path(__file__).with_name("failing_publishes.py"))
+    assert "7 passed" in in_its_own_process(Path(__file__).with_name("failing_publishes.py"))
