@@ -29,7 +29,7 @@ from synthesis.core.terminal import say
 T = TypeVar("T")
 
 _STATES = "astra_jax/hosts/"
-_FAILURES = "astra_jax/failures/"
+_FAILURES = "astra-failures/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _PREEMPTED = "RECEIVED_PREEMPTION_NOTICE"  # kPreemptionNoticeKey of XLA's preemption_sync_manager.cc
 _SAID = 500
