@@ -45,7 +45,7 @@ class Cache(NamedTuple):
 
         return Cache(*map(rows, self))
 
-    def put(self, row: Array, index: Array, start: Array, count: Array, new: Cache) -> Cache:
+    def with_row(self, row: Array, index: Array, start: Array, count: Array, new: Cache) -> Cache:
         """With the first `count` positions of row `row` of `new` from `start` on in the row `index`; see `put`."""
         new = new.window(min(new.length, self.length))
         at_t = jnp.arange(new.length)
@@ -129,7 +129,7 @@ def put(caches: Caches, index_r: Array, start_r: Array, count_r: Array, new: Cac
 
     def one(row: Array, caches: Caches) -> Any:
         at = [jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (index_r, start_r, count_r)]
-        return each(lambda layer, more: layer.put(row, *at, more), caches, new)
+        return each(lambda layer, more: layer.with_row(row, *at, more), caches, new)
 
     return jax.lax.fori_loop(0, rows, one, caches)
 

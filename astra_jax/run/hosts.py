@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent import futures
-from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -71,15 +70,19 @@ def from_every(value: bytes, most: int) -> list[bytes]:
 
 def host_is_preempted() -> bool:
     """Whether any host has had a SIGTERM. JAX's preemption service, which takes it, keeps it where all of them meet."""
+    return _put_where_all_meet(_PREEMPTED) is not None
+
+
+def _put_where_all_meet(key: str) -> str | None:
+    """What any host has put there."""
     client = distributed.global_state.client
     assert client is not None
     try:
-        client.key_value_try_get(_PREEMPTED)
+        return client.key_value_try_get(key)
     except JaxRuntimeError as error:
         if "NOT_FOUND" in str(error):
-            return False
+            return None
         raise
-    return True
 
 
 def failure_of_any(error: Exception | None) -> Exception | None:
@@ -109,13 +112,14 @@ def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
     Raises:
         OSError: it has failed on another host, which the message names.
     """
-    client, failed = distributed.global_state.client, f"{_FAILURES}{what}"
-    assert client is not None
+    failed = f"{_FAILURES}{what}"
     if (error := sys.exc_info()[1]) is not None:
+        client = distributed.global_state.client
+        assert client is not None
         said = f"host {jax.process_index()} of {jax.process_count()}: {type(error).__name__}: {first_line(error)}"
         client.key_value_set(failed, said.encode()[:_SAID].decode(errors="ignore"), allow_overwrite=True)
         return
-    met: Future[None] = Future()
+    met: futures.Future[None] = futures.Future()
 
     def wait() -> None:
         try:
@@ -126,11 +130,8 @@ def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
 
     threading.Thread(target=wait, name=f"meeting for {what}", daemon=True).start()
     while not futures.wait([met], timeout=_LOOK_SECONDS).done:
-        try:
-            said = client.key_value_try_get(failed)
-        except JaxRuntimeError:  # nobody has said so
-            continue
-        raise OSError(said)
+        if (told := _put_where_all_meet(failed)) is not None:
+            raise OSError(told)
     met.result()
 
 

@@ -141,7 +141,7 @@ with HostWatch(3.0, 2.0):
 
 
 FULL = """
-import resource, sys, time
+import resource, sys
 import jax
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 from jax.sharding import NamedSharding, PartitionSpec
