@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import select
@@ -123,11 +124,22 @@ def _unheard(raised: sys.UnraisableHookArgs) -> None:
     error = raised.exc_value
     if error is None:
         return
-    if logging.get_verbosity() > logging.WARNING:
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C, in a callback of the garbage collector's as likely as anywhere
+        threading.Thread(target=_interrupt_again, name="interrupt", daemon=True).start()
+    elif logging.get_verbosity() > logging.WARNING:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     elif not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         where = "" if raised.object is None else f" in {raised.object!r}"
         say(f"an error that could be raised to nobody{where}: {told_by(error)}", file=sys.stderr)
+
+
+def _interrupt_again() -> None:
+    """Where it can be raised: once what swallowed it is left, and as often as it is swallowed.
+
+    Nothing, where the program ends meanwhile, with its own line.
+    """
+    time.sleep(0.01)
+    _thread.interrupt_main()
 
 
 def _is_news(record: LogRecord) -> bool:

@@ -119,6 +119,26 @@ def test_an_error_in_a_destructor_is_one_safe_line(tmp_path) -> None:
     assert ended.returncode == 0
 
 
+INTERRUPTED_WHERE_NOBODY_HEARS = """
+import gc, signal, time
+def interrupted(phase, info):
+    gc.callbacks.remove(interrupted)
+    signal.raise_signal(signal.SIGINT)
+gc.callbacks.append(interrupted)
+gc.collect()
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_in_a_collectors_callback_ends_the_program(tmp_path) -> None:
+    """JAX has one: Python said who had swallowed it, and the program went on."""
+    body = "\n    ".join(INTERRUPTED_WHERE_NOBODY_HEARS.strip().splitlines())
+    ended = run(tmp_path, body, "--workdir=x")
+    errors = ended.stderr.decode()
+    assert ended.returncode == 130 and errors.splitlines()[-1].startswith("interrupted; run the same command again")
+    assert "KeyboardInterrupt" not in errors
+
+
 def test_what_strangers_say_moves_no_terminal(tmp_path) -> None:
     """In a refusal, in a bug's traceback, in what is logged and in what is printed."""
     hostile = "'\\x1b[2J\\u202e\\x9b31m\\r\\n\\ud800'"

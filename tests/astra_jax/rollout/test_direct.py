@@ -260,10 +260,10 @@ def test_who_has_no_key_or_another_gets_nothing() -> None:
         host, port = item.removeprefix("tcp://").split(":")
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 9, theirs.MAGIC + bytes(32) + bytes(32), b"\0" * 500):
             with socket.create_connection((host, int(port)), 10) as one:
-                one.sendall(said)
-                one.shutdown(socket.SHUT_WR)
                 answer = b""
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(OSError):  # it may have hung up at the first bytes
+                    one.sendall(said)
+                    one.shutdown(socket.SHUT_WR)
                     while part := one.recv(1 << 16):
                         answer += part
             assert len(answer) <= len(theirs.MAGIC) + 32  # random bytes
