@@ -15,6 +15,7 @@ import gguf_world
 import jax
 import numpy as np
 import pytest
+from benchmark_world import program
 from programs_world import Programs, programs
 from template_world import PLAIN_CHATML
 from tokenizers import Tokenizer, pre_tokenizers
@@ -23,8 +24,9 @@ from astra_jax.cpu.environment import cpu_environment
 from astra_jax.models import hf_checkpoint
 from astra_jax.run import frozen, weights
 from astra_jax.tokenizer import ChatTokenizer, padded
-from configs.quickstart import PROFILES, SMOLLM2
+from configs.quickstart import PROFILES, SMOLLM2, QuickstartConfig
 from launch import bootstrap
+from launch.flags import cli
 from launch.quickstart import pretrained
 from launch.quickstart.ledger import read_json
 from synthesis.core.datasets import read_dataset
@@ -33,6 +35,7 @@ from synthesis.core.refusals import Refusal
 from synthesis.facts.catalog import RELATIONS
 from synthesis.facts.servers import fact_servers
 
+ordinary_chat = program("benchmarks.ordinary_chat")
 STAGES = (
     "trajectories",
     "environments",
@@ -82,6 +85,12 @@ class World:
         own = [f"--config.{name}={value}" for name, value in settings.items()]
         return [f"--workdir={workdir}", "--profile=pretrained", *own, *more]
 
+    def config(self) -> QuickstartConfig:
+        """Of such a run."""
+        flags = [one.removeprefix("--config.") for one in self.flags(Path()) if one.startswith("--config.")]
+        pairs = [(name, value) for name, _, value in (one.partition("=") for one in flags)]
+        return cli.overridden(PROFILES["pretrained"](), pairs)
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
@@ -129,6 +138,19 @@ def test_all_stages_from_weights_that_are_there(finished: Path) -> None:
         assert all(0 <= figures[name] <= 1 for name in ("f1", "answer_accuracy"))
     html = (finished / "report.html").read_text(encoding="utf-8")
     assert "not for words" in html and "with tool documents" in html and "without tool documents" not in html
+
+
+@pytest.mark.slow
+async def test_what_training_does_to_ordinary_answers(finished: Path, world: World, monkeypatch) -> None:
+    """The measure itself: the first weights' own answers are as likely as their engine said; later ones differ."""
+    monkeypatch.setattr(ordinary_chat, "REQUESTS", ordinary_chat.REQUESTS[::40])
+    figures = await ordinary_chat.measured(world.config(), finished, max_tokens=12)
+    start, *trained = figures["stages"].values()
+    assert figures["requests"] == 5 < figures["tokens"] <= 60
+    assert start["loss"] == pytest.approx(figures["drawn_loss"], abs=0.02) and start["more"] == 0
+    assert len(trained) == 2 and all(one["more"] != 0 for one in trained)
+    assert all(0 <= one[name] <= 1 for one in (start, *trained) for name in ("calls_a_tool", "ends"))
+    assert ordinary_chat.table(figures).count("\n| ") == 4
 
 
 @pytest.mark.slow
