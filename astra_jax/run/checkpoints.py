@@ -68,10 +68,10 @@ class Checkpointer:
         if keep_params is not None:
             keep_params = max(keep_params, keep_states)
         arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
-        self._params = _manager(self.dir / "params", keep_params, {"params": arrays(), _DIGESTS: json()}, reading)
-        self._states = _manager(
-            self.dir / "states", keep_states, {"state": arrays(), "extra": json(), _DIGESTS: json()}, reading
-        )
+        for_params = {"params": arrays(), _DIGESTS: json()}
+        for_states = {"state": arrays(), "extra": json(), _DIGESTS: json()}
+        self._params = CheckpointManager(self.dir / "params", "params", keep_params, for_params, reading=reading)
+        self._states = CheckpointManager(self.dir / "states", "states", keep_states, for_states, reading=reading)
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
@@ -283,31 +283,44 @@ class Checkpointer:
                 )
 
 
-def _manager(
-    dir: epath.Path, keep: int | None, handlers: dict[str, ocp.CheckpointHandler], reading: bool
-) -> ocp.CheckpointManager:
-    options = manager_options(dir.name, keep, reading=reading)
-    # Without the handlers a new process could not read the metadata of what an earlier one saved.
-    return ocp.CheckpointManager(dir, options=options, item_handlers=handlers)
-
-
-def manager_options(name: str, keep: int | None, *, reading: bool = False) -> ocp.CheckpointManagerOptions:
-    """Options of a checkpoint manager that goes on with what an earlier process left.
+class CheckpointManager(ocp.CheckpointManager):
+    """Orbax's, which goes on with what an earlier process left.
 
     Args:
+        dir: made if it is not there.
         name: another one for each manager of a process: on several hosts their saves wait for each other by name, and
             two managers that save the same step at once would meet at one barrier.
         keep: so many of the newest steps; None is all.
+        handlers: by item; without them a new process could not read the metadata of what an earlier one saved.
         reading: it neither makes its folder nor clears away what an interrupted save left.
     """
-    hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
-    return ocp.CheckpointManagerOptions(
-        max_to_keep=keep,
-        create=not reading,
-        cleanup_tmp_directories=not reading,
-        multiprocessing_options=hosts,
-        async_options=ocp.AsyncOptions(barrier_sync_fn=partial(_meet, name)),
-    )
+
+    def __init__(
+        self,
+        dir: epath.Path,
+        name: str,
+        keep: int | None,
+        handlers: dict[str, ocp.CheckpointHandler],
+        *,
+        reading: bool = False,
+    ) -> None:
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=not reading,
+            cleanup_tmp_directories=not reading,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name),
+            async_options=ocp.AsyncOptions(barrier_sync_fn=partial(_meet, name)),
+        )
+        super().__init__(dir, options=options, item_handlers=handlers)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Never: the run asks by its own count (`Preemption`), and JAX's service has one count for all who ask.
+
+        Orbax asks with the step of each save, from its threads too. A notice that came just then was for that step: no
+        count of the run's would have reached it.
+        """
+        del step
+        return False
 
 
 def _meet(name: str, *, key: str, timeout_ms: int) -> None:

@@ -285,7 +285,11 @@ class Topology:
         hosts, began = [self.members[name] for name in HOSTS], self.now()
         for host in hosts:
             host.start(*more)
+        told: float | None = None
         while all(host.runs for host in hosts):
+            if told is None and any(host.told for host in hosts):
+                told = self.now()
+            assert told is None or self.now() - told < LONGEST_END, f"told to stop at {told:.0f} s, and goes on"
             await asyncio.sleep(0.05)
         until = self.now() + LONGEST_END
         # Who is stopped cannot end; a cluster takes its place away.

@@ -28,7 +28,7 @@ from etils import epath
 from astra_jax.models.adapters import without_adapters
 from astra_jax.models.hf_checkpoint import WeightsError, save_hf
 from astra_jax.models.model import Model, Params
-from astra_jax.run.checkpoints import manager_options
+from astra_jax.run.checkpoints import CheckpointManager
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import InputError, Refusal
@@ -58,9 +58,9 @@ class Publisher:
     def __init__(self, dir: Folder, model: Model, *, keep: int = 2, dtype: str = "bfloat16") -> None:
         _check_keep(keep)
         self.dir, self.model, self.dtype = location(dir), model, dtype
-        options = manager_options("policy", keep)
-        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
-        self._manager = ocp.CheckpointManager(self.dir, options=options, item_handlers={ITEM: handler})
+        self._manager = CheckpointManager(
+            self.dir, "policy", keep, {ITEM: ocp.PyTreeCheckpointHandler(use_compression=False)}
+        )
         self._version = 0
 
     def publish(self, params: Params, version: int) -> epath.Path:
