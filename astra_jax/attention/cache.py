@@ -90,6 +90,10 @@ class Cache(NamedTuple):
         k_bkhs = write(self.k_bkhs, new.k_bkhs, step, axis=self.k_bkhs.ndim - 1)
         return Cache(k_bkhs, write(self.v_bksh, new.v_bksh, step, axis=self.v_bksh.ndim - 2))
 
+    @property
+    def dtype(self) -> Any:
+        return self.v_bksh.dtype
+
 
 Caches = Cache | tuple[Cache, ...]
 """One for all layers, or one a layer."""
@@ -99,9 +103,9 @@ def _in_place(x: Array, part: Array, place: list[Any]) -> Array:
     return with_layout_constraint(jax.lax.dynamic_update_slice(x, part, place), Layout(tuple(range(x.ndim))))
 
 
-def of_tokens(k_btkh: Array, v_btkh: Array) -> Cache:
-    """One layer's, of T new tokens."""
-    return Cache(k_btkh.transpose(0, 2, 3, 1), v_btkh.transpose(0, 2, 1, 3))
+def of_tokens(k_btkh: Array, v_btkh: Array, dtype: Any) -> Cache:
+    """One layer's, of T new tokens, as they are kept."""
+    return Cache(k_btkh.transpose(0, 2, 3, 1).astype(dtype), v_btkh.transpose(0, 2, 1, 3).astype(dtype))
 
 
 def each(function: Callable[..., Cache], *caches: Caches) -> Any:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from astra_jax import axes
 from astra_jax.attention import RESIDUALS, attention, cached_attention, extending_attention
@@ -300,13 +301,17 @@ class Decoder(Sizes, abc.ABC):
         angles = functools.partial(rotary_angles, model=self)
         return cpu.computed_once(angles, positions_bt) if written_out else angles(positions_bt)
 
-    def cache(self, batch: int, length: int, *, stacked: bool = True) -> Caches:
-        """An empty cache for `batch` rows of up to `length` positions; `stacked` is for stacked parameters."""
+    def cache(self, batch: int, length: int, *, stacked: bool = True, dtype: DTypeLike | None = None) -> Caches:
+        """An empty cache for `batch` rows of up to `length` positions; `stacked` is for stacked parameters.
+
+        Args:
+            dtype: of what is kept; None: the model's.
+        """
         heads, width, layers = self.n_kv_heads, self.head_dim, self.n_layers
 
         def empty(*leading: int) -> Cache:
             k, v = ((*leading, heads, width, length), (*leading, heads, length, width))
-            return Cache(jnp.zeros(k, self.dtype), jnp.zeros(v, self.dtype))
+            return Cache(*(jnp.zeros(shape, dtype or self.dtype) for shape in (k, v)))
 
         return empty(layers, batch) if stacked else tuple(empty(batch) for _ in range(layers))
 
@@ -329,7 +334,7 @@ class Decoder(Sizes, abc.ABC):
         """
 
         def attend(cache: Cache, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
-            new = kv.of_tokens(k_btkh, v_btkh)
+            new = kv.of_tokens(k_btkh, v_btkh, cache.dtype)
             return extending_attention(q_btnh, look(cache), new, positions_bt), new
 
         return self._over_caches(params, tokens_bt, positions_bt, past, attend)
@@ -367,7 +372,7 @@ class Decoder(Sizes, abc.ABC):
         def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             past, recent = caches
             q_b1nh, k_b1kh, v_b1kh = (x[:, :1] for x in (q_btnh, k_btkh, v_btkh))
-            recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh))
+            recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh, recent.dtype))
             o_b1nh = cached_attention(q_b1nh, (look(past), before_bts), (recent, since_bts))
             return jnp.pad(o_b1nh, ((0, 0), (0, more), (0, 0), (0, 0))), recent
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import jax
+from jax.typing import DTypeLike
 
 from astra_jax.attention.cache import Cache, Caches
 
@@ -150,8 +151,12 @@ class Model(Protocol):
         """The output head's matrix, [D, V] in `dtype`."""
         ...
 
-    def cache(self, batch: int, length: int, *, stacked: bool = True) -> Caches:
-        """An empty cache for `batch` rows of up to `length` positions; `stacked` as the parameters are."""
+    def cache(self, batch: int, length: int, *, stacked: bool = True, dtype: DTypeLike | None = None) -> Caches:
+        """An empty cache for `batch` rows of up to `length` positions; `stacked` as the parameters are.
+
+        Args:
+            dtype: of what is kept; None: the model's.
+        """
         ...
 
     def forward_cached(

@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax.attention.cache import put
+from astra_jax.cpu import programs as cpu
+from astra_jax.mesh import platform_of
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.device_steps import DecodeRows, decode
 from astra_jax.sft.data import DataConfig, shown
@@ -121,7 +123,8 @@ def _next_turns(
         count_r = jnp.sum(positions >= 0, axis=1)
         return put(cache, jnp.arange(rows), positions[:, 0], count_r, new)
 
-    cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, model.cache(rows, padded + steps))
+    cache = model.cache(rows, padded + steps, dtype=cpu.kept_dtype(model.dtype, platform_of(mesh)))
+    cache = jax.lax.fori_loop(0, padded // _CHUNK, chunk, cache)
     every_r = jnp.zeros(rows, jnp.int32)
     to_draw = DecodeRows(
         index_r=jnp.arange(rows),

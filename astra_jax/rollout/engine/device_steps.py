@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from astra_jax.attention.cache import Cache, Caches, each, put
+from astra_jax.attention.cache import Cache, Caches, each, first, put
 from astra_jax.models.decoder import FEWEST_ROWS
 from astra_jax.models.model import Look, Model
 from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
@@ -98,7 +98,7 @@ def decode(
     """
     n = rows.last_r.shape[0]
     past, look = _read(cache, None if whole else rows.index_r, window)
-    recent = model.cache(n, steps, stacked=isinstance(cache, Cache))
+    recent = model.cache(n, steps, stacked=isinstance(cache, Cache), dtype=first(cache).dtype)
     w_dv = model.head_kernel(params)
     more_rows = _more_rows(cache, n)
 
@@ -143,7 +143,7 @@ def feed(
     """The half of a step that no constraint changes: (cache with the last tokens' K/V, logits_rv behind them)."""
     n = rows.last_r.shape[0]
     past, look = _read(cache, None if whole else rows.index_r, window)
-    recent = model.cache(n, 1, stacked=isinstance(cache, Cache))
+    recent = model.cache(n, 1, stacked=isinstance(cache, Cache), dtype=first(cache).dtype)
     active_r = rows.budget_r > 0
     at_r1 = jnp.where(active_r, rows.positions_r, -1)[:, None]
     w_dv = model.head_kernel(params)

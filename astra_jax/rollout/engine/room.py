@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from astra_jax.attention.cache import Caches
 from astra_jax.axes import stacked_matrices
+from astra_jax.cpu.programs import kept_dtype
+from astra_jax.mesh import platform_of
 from astra_jax.models.model import Model
 from astra_jax.run.chips import GIB, chip_of
 from sandbox.settings import SettingError
@@ -26,7 +29,7 @@ def mesh_of(params: Any) -> Mesh | None:
 
 def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *, stacked: bool) -> Caches:
     """A cache on its devices; made there, since the whole may be more than one of them holds."""
-    make = partial(model.cache, slots, max_length, stacked=stacked)
+    make = partial(model.cache, slots, max_length, stacked=stacked, dtype=kept_dtype(model.dtype, platform_of(mesh)))
     return committed(make()) if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
 
 
@@ -50,9 +53,10 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
         InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
     model.check_matmul(stored, "stored")
-    cache = jax.eval_shape(partial(model.cache, slots, max_length))
+    dtype = kept_dtype(model.dtype, platform_of(mesh))
+    cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))
     params = model.abstract_params()
-    width = cache.v_bksh.dtype.itemsize
+    width = jnp.dtype(model.dtype).itemsize
 
     def held(path: Any, count: int) -> int:
         return count * (1 if stored != "none" and stacked_matrices(path) is not None else width)

@@ -83,7 +83,7 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
     q, k, v, *_ = packed
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
     whole = run(q, k, v, jnp.ones((B, T), jnp.int32), positions)
-    cache = of_tokens(k, v)
+    cache = of_tokens(k, v, k.dtype)
     visible = jnp.arange(T) <= positions[:, -3:, None]
     last = cached_attention(q[:, -3:], (cache, visible))
     np.testing.assert_allclose(last, whole[:, -3:], atol=2e-6)
