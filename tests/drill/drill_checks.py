@@ -26,8 +26,9 @@ from secrets_world import in_files
 from vllm_world import trainer_logprobs
 
 from astra_jax.grpo.dump import DumpedBatches
+from astra_jax.models.model import Params
+from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import read_metrics
-from astra_jax.run.weights import load_orbax
 
 _REPLAY_SECONDS = 600.0
 _ABORTED = 128 + signal.SIGABRT
@@ -170,8 +171,7 @@ def _drawn(drill: Drill, checkpoints: Path) -> Iterator[str]:
 def _drawn_by_vllm(drill: Drill, checkpoints: Path) -> Iterator[str]:
     """The logprobs that real servers gave are those of the weights that are named, and not of the version before or
     after, nearly as they are."""
-    params = {0: MODEL.init(jax.random.key(0))}
-    params |= {step: load_orbax(checkpoints, MODEL, step=step) for step in range(1, drill.steps + 1)}
+    params = _versions(drill, checkpoints)
     batches = DumpedBatches(drill.workdir / "batches")
     for update in sorted(batches.updates):
         for group in batches.groups(update)[0]:
@@ -191,9 +191,17 @@ def _drawn_by_vllm(drill: Drill, checkpoints: Path) -> Iterator[str]:
 
 def _prints(drill: Drill, checkpoints: Path) -> dict[int, float]:
     """What servers make of each version's weights."""
-    found = {0: print_of(np.asarray(MODEL.init(jax.random.key(0))["final_norm_d"]))}
-    for step in range(1, drill.steps + 1):
-        found[step] = print_of(np.asarray(load_orbax(checkpoints, MODEL, step=step)["final_norm_d"]))
+    versions = _versions(drill, checkpoints)
+    return {version: print_of(np.asarray(params["final_norm_d"])) for version, params in versions.items()}
+
+
+def _versions(drill: Drill, checkpoints: Path) -> dict[int, Params]:
+    """The weights after each update. The folder is opened once: it takes the longer the more are in it."""
+    found = {0: MODEL.init(jax.random.key(0))}
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), found[0])
+    with contextlib.closing(Checkpointer(checkpoints, reading=True)) as saved:
+        for step in range(1, drill.steps + 1):
+            found[step] = saved.restore_params(step, like)
     return found
 
 
