@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import select
@@ -136,10 +135,11 @@ def _unheard(raised: sys.UnraisableHookArgs) -> None:
 def _interrupt_again() -> None:
     """Where it can be raised: once what swallowed it is left, and as often as it is swallowed.
 
-    Nothing, where the program ends meanwhile, with its own line.
+    A signal, which also ends what the program waits in; none, where it ends meanwhile, with its own line.
     """
     time.sleep(0.01)
-    _thread.interrupt_main()
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _is_news(record: LogRecord) -> bool:

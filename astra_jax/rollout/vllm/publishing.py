@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +37,8 @@ from synthesis.core.refusals import InputError, Refusal
 ITEM = "params"
 _UNFINISHED = ".unfinished"
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
+_STRAGGLING_SECONDS = 5.0
+"""How long what remains of a failed save is looked for."""
 CHUNK_BYTES = 64 << 20
 
 
@@ -61,7 +64,7 @@ class Publisher:
         self._manager = CheckpointManager(
             self.dir, "policy", keep, {ITEM: ocp.PyTreeCheckpointHandler(use_compression=False)}
         )
-        self._version = 0
+        self._version, self._failed = 0, False
 
     def publish(self, params: Params, version: int) -> epath.Path:
         """Begin to write a version, in the background; `params` may be donated once this returns.
@@ -91,6 +94,9 @@ class Publisher:
         """Return when what was published is there, whole. Raises `PublishError`: it could not be written."""
         with self._writing():
             self._manager.wait_until_finished()
+        if self._failed:
+            self._failed = False
+            self._clear_begun()
 
     def close(self) -> None:
         """Wait, and free the background threads. Raises as `wait` does."""
@@ -105,9 +111,19 @@ class Publisher:
         except Exception as error:
             if not may_be_storage(error, self.dir):
                 raise
-            if not in_bucket(self.dir) and jax.process_index() == 0:
-                _clear(Path(self.dir), _ORBAX_UNFINISHED)
+            self._failed = True
+            self._clear_begun()
             raise _unpublished(self.dir, self._version, error) from error
+
+    def _clear_begun(self) -> None:
+        """Writes of a save that has failed go on for a while, and make the folder that was removed again: it is looked
+        for until nothing more comes, and once more when the next version is there."""
+        if in_bucket(self.dir) or jax.process_index():
+            return
+        quiet, until = 0, time.monotonic() + _STRAGGLING_SECONDS
+        while quiet < 4 and time.monotonic() < until:
+            quiet = 0 if _clear(Path(self.dir), _ORBAX_UNFINISHED) else quiet + 1
+            time.sleep(0.05)
 
 
 class FolderPublisher:
@@ -184,10 +200,12 @@ def _unpublished(folder: Folder, version: int, error: BaseException) -> PublishE
     )
 
 
-def _clear(folder: Path, ending: str) -> None:
-    """Remove what was begun there and is not whole, where that can be done."""
-    for left in folder.glob(f"*{ending}"):
+def _clear(folder: Path, ending: str) -> bool:
+    """Remove what was begun there and is not whole, where that can be done. Returns whether there was anything."""
+    begun = list(folder.glob(f"*{ending}"))
+    for left in begun:
         shutil.rmtree(left, ignore_errors=True)
+    return bool(begun)
 
 
 def _check_keep(keep: int) -> None:
