@@ -189,7 +189,9 @@ def _figures(
     more = [loss - before for loss, before in zip(losses, first, strict=True)]
     most = max(1.0, *map(abs, more))
     moved = estimate(more, least=-most, most=most)
-    called = [tokenizer.format.call_frame.opens in tokenizer.decode(one.token_ids) for one in own]
+    frame = tokenizer.format.call_frame
+    opening = frame.opens or frame.before
+    called = [opening in tokenizer.decode(one.token_ids) for one in own]
     return {
         "loss": round(sum(losses) / len(losses), 4),
         "more": round(moved.mean, 4),

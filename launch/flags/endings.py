@@ -22,6 +22,7 @@ import time
 import traceback
 from logging import LogRecord, getLogger
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from absl import logging
@@ -133,13 +134,24 @@ def _unheard(raised: sys.UnraisableHookArgs) -> None:
 
 
 def _interrupt_again() -> None:
-    """Where it can be raised: once what swallowed it is left, and as often as it is swallowed.
+    """Where it can be raised: once the main thread has left what swallowed it, and as often as it is swallowed.
 
     A signal, which also ends what the program waits in; none, where it ends meanwhile, with its own line.
     """
-    time.sleep(0.01)
+    main = threading.main_thread().ident or 0
+    left = 0
+    while left < 2:  # a signal that comes just as it enters a wait does not end that wait
+        left = 0 if _is_unheard(sys._current_frames().get(main)) else left + 1
+        time.sleep(0.01)
     if callable(signal.getsignal(signal.SIGINT)):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
+
+
+def _is_unheard(frame: FrameType | None) -> bool:
+    """Whether a thread is still told of what nobody hears."""
+    while frame is not None and frame.f_code is not _unheard.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_news(record: LogRecord) -> bool:

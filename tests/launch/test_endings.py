@@ -126,7 +126,7 @@ def interrupted(phase, info):
     signal.raise_signal(signal.SIGINT)
 gc.callbacks.append(interrupted)
 gc.collect()
-time.sleep(60)
+time.sleep(3600)
 """
 
 

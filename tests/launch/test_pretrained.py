@@ -57,7 +57,7 @@ class World:
     file: Path
     rows: int
 
-    def flags(self, workdir: Path, *more: str) -> list[str]:
+    def settings(self) -> dict[str, str]:
         sizes = gguf_world.SIZES
         settings = {
             "pretrained": self.file,
@@ -82,14 +82,15 @@ class World:
             "engine.slots": 8,
             "engine.min_window": 1_536,
         }
-        own = [f"--config.{name}={value}" for name, value in settings.items()]
+        return {name: str(value) for name, value in settings.items()}
+
+    def flags(self, workdir: Path, *more: str) -> list[str]:
+        own = [f"--config.{name}={value}" for name, value in self.settings().items()]
         return [f"--workdir={workdir}", "--profile=pretrained", *own, *more]
 
     def config(self) -> QuickstartConfig:
         """Of such a run."""
-        flags = [one.removeprefix("--config.") for one in self.flags(Path()) if one.startswith("--config.")]
-        pairs = [(name, value) for name, _, value in (one.partition("=") for one in flags)]
-        return cli.overridden(PROFILES["pretrained"](), pairs)
+        return cli.overridden(PROFILES["pretrained"](), list(self.settings().items()))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,14 +142,34 @@ def two_hosts(
         watch: seconds of `HostWatch`; 0: nobody watches.
         changes: of `run`.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     workdir.mkdir(exist_ok=True)
     arguments = [str(tokenizer), str(workdir), json.dumps(changes), str(watch)]
     started = [start.begin(str(port), str(i), *arguments) for i in range(2)]
     try:
         yield started
+    finally:
+        for one in started:
+            one.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])
+
+
+def of_two_hosts(program: str, *arguments: str) -> list[tuple[str, int]]:
+    """A program on two hosts, told where they meet and which one it is: what each says on stderr, and its exit code."""
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(port), str(i), *arguments], stderr=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    try:
+        return [(one.communicate(timeout=90)[1], one.returncode) for one in started]
     finally:
         for one in started:
             one.kill()

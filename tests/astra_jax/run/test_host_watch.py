@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jax.errors import JaxRuntimeError
+from two_hosts_world import free_port, of_two_hosts
 
 from astra_jax.run import hosts
 from astra_jax.run.hosts import Roll, awaited, failure_of_any, reached
@@ -163,22 +162,6 @@ with HostWatch(3.0, 300.0):
 """
 
 
-def of_two_hosts(program: str, *arguments: str) -> list[tuple[str, int]]:
-    """What each says on stderr, and its exit code."""
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(port), str(i), *arguments], stderr=subprocess.PIPE, text=True
-        )
-        for i in range(2)
-    ]
-    try:
-        return [(one.communicate(timeout=90)[1], one.returncode) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-
-
 @pytest.mark.slow
 def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
     ended = of_two_hosts(HUNG)
@@ -196,12 +179,6 @@ def test_a_disk_that_is_full_on_one_host_ends_both_with_its_name(tmp_path) -> No
 
 
 # -------------------------------------------------------------------------------------------------------------- meeting
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
 
 
 def met(*calls: Callable[[], None]) -> list[str]:
