@@ -2,9 +2,10 @@
 
 The objective is what all three have, and the paper's (eq. 32): token-level clip of 0.2 below and 0.28 above, a sum over
 the trained tokens divided by their number ("dapo" in TRL, "token-mean" in Tunix), no KL term, no entropy bonus, no
-importance sampling; tool outputs are masked. First each side computes loss and gradients once, with old logprobs that
-are not the current ones, so that the clip is at work; then they train in turns, strictly on policy, AdamW and all. The
-other two are given tensors that are padded already; ours starts from episodes, as in training. Sampling is no part.
+importance sampling; tool outputs are masked. The episodes of a group begin with one prompt. First each side computes
+loss and gradients once, with old logprobs that are not the current ones, so that the clip is at work; then they train
+in turns, strictly on policy, AdamW and all. The other two are given tensors that are padded already; ours starts from
+episodes, as in training. Sampling is no part.
 
 Each side is a process in an environment of its own. Those of the other two, once:
 
@@ -50,7 +51,9 @@ class Case(Shape):
         groups: of `GROUP` episodes each, in an update.
         prompt, completion: the most tokens of each.
         steps: of a turn.
-        at_once: by side, rows of one forward and backward pass: as it is fastest.
+        at_once: by side, rows of one forward and backward pass: as it is fastest. Ours are rows of `row_tokens`, which
+            several episodes may share.
+        row_tokens: the length of our rows.
     """
 
     groups: int
@@ -58,20 +61,37 @@ class Case(Shape):
     completion: int
     steps: int
     at_once: dict[str, int]
+    row_tokens: int
 
 
 CASES = {
-    "tiny": Case(64, 32, 2, 2, 1, 16, 64, 1, 8, 24, 1, {"jax": 4, "trl": 8, "tunix": 8}),
+    "tiny": Case(64, 32, 2, 2, 1, 16, 64, 1, 8, 24, 1, {"jax": 4, "trl": 8, "tunix": 8}, 32),
     "1m": Case(
         **vars(SHAPES["1m"]),
         groups=2,
         prompt=64,
         completion=192,
         steps=5,
-        at_once={"jax": 4, "trl": 4, "tunix": 16},
+        at_once={"jax": 1, "trl": 4, "tunix": 16},
+        row_tokens=832,
+    ),
+    "1m_tools": Case(
+        **vars(SHAPES["1m"]),
+        groups=2,
+        prompt=512,
+        completion=192,
+        steps=3,
+        at_once={"jax": 1, "trl": 4, "tunix": 16},
+        row_tokens=1_280,
     ),
     "30m": Case(
-        **vars(SHAPES["30m"]), groups=1, prompt=64, completion=192, steps=2, at_once={"jax": 8, "trl": 8, "tunix": 8}
+        **vars(SHAPES["30m"]),
+        groups=1,
+        prompt=64,
+        completion=192,
+        steps=2,
+        at_once={"jax": 2, "trl": 8, "tunix": 8},
+        row_tokens=832,
     ),
     "vocabulary": Case(
         **vars(SHAPES["vocabulary"]),
@@ -79,7 +99,8 @@ CASES = {
         prompt=64,
         completion=192,
         steps=2,
-        at_once={"jax": 8, "trl": 8, "tunix": 8},
+        at_once={"jax": 2, "trl": 8, "tunix": 8},
+        row_tokens=832,
     ),
 }
 
@@ -97,8 +118,8 @@ _SAVE = flags.DEFINE_bool("save", False, "Append the rows to the kept ones.")
 def prepare(case: Case, lengths: str, threads: int, folder: Path) -> None:
     """The work of all sides: weights as Hugging Face has them (`hf`), `work.json`, and `episodes.npz`.
 
-    An episode is a prompt and a completion, whose middle fifth is a tool's output. The old logprobs are the weights'
-    own and up to 0.4 off, so that some ratios are clipped.
+    An episode is its group's prompt and a completion, whose middle fifth is a tool's output. The old logprobs are the
+    weights' own and up to 0.4 off, so that some ratios are clipped.
     """
     import jax
 
@@ -116,12 +137,13 @@ def prepare(case: Case, lengths: str, threads: int, folder: Path) -> None:
     rng = np.random.default_rng(0)
     count, width = case.groups * GROUP, case.prompt + case.completion
     least = 1.0 if lengths == "equal" else 0.5
-    prompts = rng.integers(int(least * case.prompt), case.prompt + 1, count)
+    prompts = np.repeat(rng.integers(int(least * case.prompt), case.prompt + 1, case.groups), GROUP)
     completions = rng.integers(int(least * case.completion), case.completion + 1, count)
-    prompts[0], completions[0] = case.prompt, case.completion
+    prompts[:GROUP], completions[0] = case.prompt, case.completion
     tokens_bt = rng.integers(side.PAD + 1, case.vocab_size, (count, width)).astype(np.int32)
     mask_bt = np.zeros((count, width), np.int32)
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        tokens_bt[row, :prompt] = tokens_bt[row // GROUP * GROUP, :prompt]
         mask_bt[row, prompt : prompt + completion] = 1
         tool = prompt + completion * 2 // 5
         mask_bt[row, tool : tool + completion // 5] = 0

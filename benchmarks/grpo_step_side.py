@@ -82,7 +82,7 @@ def grpo_config(work: Work) -> Any:
         learning_rate=LEARNING_RATE,
         objective=ObjectiveConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, tis_cap=None),
         episode=EpisodeConfig(max_prompt_tokens=case["prompt"], max_response_tokens=case["completion"]),
-        row_buckets=(case["prompt"] + case["completion"],),
+        row_buckets=(case["row_tokens"],),
         weight_decay=0.0,
         max_grad_norm=MAX_GRAD_NORM,
         **OPTIMIZER,
@@ -136,7 +136,7 @@ def jax_side(work: Work) -> Built:
         return metrics["loss"]
 
     def gradients(folder: Path) -> float:
-        batches, total = lay_out(groups, config)
+        batches, total = lay_out(groups, config, share_prompts=model.takes_documents_that_go_on(None))
         sums, loss = zero_gradients(params), 0.0
         for batch in batches:
             batch = to_device(replace(batch, old_logps_bt=batch.sampler_logps_bt), None)

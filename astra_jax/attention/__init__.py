@@ -1,12 +1,13 @@
 """Attention: one function, one meaning of segments and positions, a backend each for what runs it.
 
-A query at t attends to a key at s exactly when both are in the same document (equal segment ids, not 0) and the key's
-position is not after the query's. A query that may attend to nothing (padding) gets zeros and no gradient. Nothing of
-size T x T is ever held, forward or backward.
+A query at t attends to a key at s exactly when both are in the same document (equal segment ids, not 0), or the query's
+goes on from the key's (`documents.py`), and the key's position is not after the query's. A query that may attend to
+nothing (padding) gets zeros and no gradient. Nothing of size T x T is ever held, forward or backward.
 
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
-    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending
+    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending, and none
+                goes on from another (`takes_documents_that_go_on`)
     triton      flash attention for GPUs, in Pallas; head_dim a power of two
     auto        splash on TPUs, triton on GPUs where it can, else blockwise
 
@@ -32,7 +33,14 @@ from synthesis.core.refusals import InputError
 
 Array = jax.Array
 
-__all__ = ["BACKENDS", "RESIDUALS", "attention", "cached_attention", "extending_attention"]
+__all__ = [
+    "BACKENDS",
+    "RESIDUALS",
+    "attention",
+    "cached_attention",
+    "extending_attention",
+    "takes_documents_that_go_on",
+]
 
 BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
 """The interpreted kernels run on any machine, slowly: for tests."""
@@ -59,7 +67,7 @@ def attention(
     Args:
         q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
         segment_ids_bt: int32; 0 is padding.
-        positions_bt: int32, within the document.
+        positions_bt: int32, within the document and what it goes on from.
         backend: see the module's docstring.
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 
@@ -89,6 +97,11 @@ def attention(
         return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt)
     part = partial(_splash_part, context=context)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
+
+
+def takes_documents_that_go_on(head_dim: int, mesh: AnyMesh | None) -> bool:
+    """Whether `auto` takes rows whose documents go on from others: JAX's TPU kernel compares segment ids alone."""
+    return _best(head_dim, platform_of(mesh)) != "splash"
 
 
 def _best(head_dim: int, platform: str) -> str:

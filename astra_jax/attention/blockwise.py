@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from astra_jax.attention.documents import same_or_before
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 
@@ -94,8 +95,8 @@ def _hidden(visible_bts: Array, groups: int) -> Array:
 
 def visible_pairs(segments_q: Array, positions_q: Array, segments_k: Array, positions_k: Array) -> Array:
     """Which of [..., rows] may look at which of [..., columns]: bool [..., rows, columns]."""
-    same = (segments_q[..., :, None] == segments_k[..., None, :]) & (segments_q[..., :, None] > 0)
-    return same & (positions_q[..., :, None] >= positions_k[..., None, :])
+    seen = same_or_before(segments_q[..., :, None], segments_k[..., None, :])
+    return seen & (positions_q[..., :, None] >= positions_k[..., None, :])
 
 
 def _where_any(visible: Array, extend: Any, state: Any, *, only: bool) -> Any:

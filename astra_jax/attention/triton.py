@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from astra_jax.attention.blockwise import MASKED, Places, pad_tokens, visible_pairs
+from astra_jax.attention.documents import before
 from astra_jax.attention.residuals import RESIDUALS
 from synthesis.core.refusals import InputError
 
@@ -93,6 +94,9 @@ def _ranges(places: Any, sizes: _Sizes) -> tuple[Array, Array]:
 
     segments_q, segments_k, positions_q, positions_k = places
     first_q, _, last_q, latest_q = (x[:, :, None] for x in bounds(segments_q, positions_q, sizes.rows))
+    # Of documents that go on from others these come first: their ids are less.
+    others_q = jnp.where(before(segments_q) > 0, before(segments_q), segments_q)
+    first_q = jnp.minimum(first_q, bounds(others_q, positions_q, sizes.rows)[0][:, :, None])
     first_k, earliest_k, last_k, _ = (x[:, None, :] for x in bounds(segments_k, positions_k, sizes.columns))
     visible_bij = (first_q <= last_k) & (first_k <= last_q) & (earliest_k <= latest_q)
 

@@ -1,13 +1,20 @@
-"""Episodes -> micro-batches of a few static shapes: several episodes share a row, kept apart by segment ids."""
+"""Episodes -> micro-batches of a few static shapes: several episodes share a row, kept apart by segment ids.
+
+Episodes of a group begin with the same prompt, most of their tokens where tools are documented at length. It lies in a
+row once, and all of them go on from it: hidden states, losses and gradients are those of whole episodes, since a token
+sees what it would see there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flax import struct
 
+from astra_jax.attention.documents import going_on
 from astra_jax.rollout.episode import Episode
 from astra_jax.run.batch import PackedBatch
 from synthesis.core.refusals import InputError
@@ -63,6 +70,46 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
+@dataclass(frozen=True)
+class _Together:
+    """Episodes that lie behind one another in a row, with the beginning that they share once before them.
+
+    Attributes:
+        members: their indices.
+        shared: tokens of that beginning; 0: each has its own.
+    """
+
+    members: tuple[int, ...]
+    shared: int
+
+    def length(self, lengths: Sequence[int]) -> int:
+        return self.shared + sum(lengths[i] - self.shared for i in self.members)
+
+
+def _shared(episodes: Sequence[Episode]) -> int:
+    """Tokens of the beginning that episodes can share: all that is alike in their prompts but the last token, from
+    which each one's first own token is predicted."""
+    first, last = (bound(episode.token_ids for episode in episodes) for bound in (min, max))
+    most = min(episode.prompt_tokens for episode in episodes)
+    alike = next((i for i in range(most) if first[i] != last[i]), most)  # what the least and the greatest share, all do
+    return max(0, alike - 1)
+
+
+def _laid_together(episodes: Sequence[Episode], groups: Sequence[int] | None, length: int) -> list[list[_Together]]:
+    """What lies in each row of `length`; a group that is too long for a row lies in several, its prompt in each."""
+    lengths = [len(episode.token_ids) for episode in episodes]
+    members: dict[int, list[int]] = {}
+    for index in range(len(episodes)):
+        members.setdefault(index if groups is None else groups[index], []).append(index)
+    found: list[_Together] = []
+    for group in members.values():
+        shared = _shared([episodes[i] for i in group])
+        for part in first_fit([lengths[i] - shared for i in group], length - shared):
+            several = tuple(group[i] for i in part)
+            found.append(_Together(several, shared if len(several) > 1 else 0))
+    return [[found[i] for i in row] for row in first_fit([one.length(lengths) for one in found], length)]
+
+
 def pack(
     episodes: Sequence[Episode],
     advantages: Sequence[float],
@@ -70,9 +117,13 @@ def pack(
     row_buckets: Sequence[int],
     rows: int | None,
     packed: bool = True,
+    groups: Sequence[int] | None = None,
     update: int | None = None,
 ) -> list[PolicyBatch]:
-    """Lay episodes into micro-batches of [rows, bucket], bucket being the smallest that holds the longest episode.
+    """Lay episodes into micro-batches of [rows, bucket].
+
+    The bucket is the smallest that holds the longest episode; with `groups` it is that in which all take the least
+    room, since a longer row has a prompt fewer times.
 
     Args:
         episodes: scored episodes.
@@ -80,15 +131,22 @@ def pack(
         row_buckets: the allowed row lengths: as many programs are compiled as are used.
         rows: of a micro-batch; None is one.
         packed: False gives each episode a row of its own (the reference in tests).
+        groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
+            its episodes go on from (`attention.documents`). None: each episode is whole, which any backend takes.
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
         Micro-batches (NumPy); the last one is filled up with padding rows.
     """
-    lengths = [len(episode.token_ids) for episode in episodes]
-    length = bucket_for(max(lengths), row_buckets)
-    placed = first_fit(lengths, length) if packed else [[i] for i in range(len(episodes))]
     rows = rows or 1
+    length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
+    if not packed:
+        placed = [[_Together((i,), 0)] for i in range(len(episodes))]
+    elif groups is None:
+        placed = _laid_together(episodes, None, length)
+    else:
+        tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
+        length, placed = min(tried, key=lambda one: -(-len(one[1]) // rows) * one[0])
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)
@@ -96,19 +154,34 @@ def pack(
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
         if update is not None:
             ints["ages"] = np.zeros(shape, np.int32)
-        for row, members in enumerate(placed[start : start + rows]):
+        for row, together in enumerate(placed[start : start + rows]):
             at = 0
-            for segment, index in enumerate(members, start=1):
-                episode, n = episodes[index], lengths[index]
-                span = (row, slice(at, at + n))
-                ints["tokens"][span] = episode.token_ids
-                ints["loss_mask"][span] = episode.loss_mask
+            for segment, index, first, last in _documents(together, episodes):
+                episode, n = episodes[index], last - first
+                span, own = (row, slice(at, at + n)), slice(first, last)
+                ints["tokens"][span] = episode.token_ids[own]
+                ints["loss_mask"][span] = episode.loss_mask[own]
                 ints["segment_ids"][span] = segment
-                ints["positions"][span] = np.arange(n)
-                floats["sampler_logps"][span] = episode.logprobs
+                ints["positions"][span] = np.arange(first, last)
+                floats["sampler_logps"][span] = episode.logprobs[own]
                 floats["advantages"][span] = advantages[index]
                 if update is not None:
-                    ints["ages"][span] = (update - np.asarray(episode.versions)) * np.asarray(episode.loss_mask)
+                    ages = (update - np.asarray(episode.versions[own])) * np.asarray(episode.loss_mask[own])
+                    ints["ages"][span] = ages
                 at += n
         batches.append(PolicyBatch(**{f"{name}_bt": array for name, array in (ints | floats).items()}))
     return batches
+
+
+def _documents(together: Sequence[_Together], episodes: Sequence[Episode]) -> Iterator[tuple[int, int, int, int]]:
+    """(segment id, an episode, first and after the last of its tokens) of a row's documents."""
+    number = 0
+    for one in together:
+        prompt = 0
+        if one.shared:
+            number = prompt = number + 1
+            yield prompt, one.members[0], 0, one.shared
+        for index in one.members:
+            number += 1
+            segment = going_on(number, prompt) if prompt else number
+            yield segment, index, one.shared, len(episodes[index].token_ids)

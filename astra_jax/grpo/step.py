@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from astra_jax.attention.documents import numbers
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import AgeSums, ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
 from astra_jax.grpo.packing import PolicyBatch, pack
@@ -69,7 +70,11 @@ def update_step(
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
     size = len(groups) // config.mini_batches
-    mini_batches = [lay_out(groups[start : start + size], config, update) for start in range(0, len(groups), size)]
+    share = model.takes_documents_that_go_on(mesh)
+    mini_batches = [
+        lay_out(groups[start : start + size], config, update, share_prompts=share)
+        for start in range(0, len(groups), size)
+    ]
     if config.mini_batches > 1 or config.objective.corrects_episodes:
         mini_batches = [
             ([with_old_logps(policy(params), batch, **options) for batch in batches], total)
@@ -95,6 +100,7 @@ def update_step(
     (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
     of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
+    in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
     metrics = {
         "loss": float(loss) / config.mini_batches,
         "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / config.mini_batches,
@@ -106,7 +112,8 @@ def update_step(
         "clipped_high_share": of_batch.clipped_high / of_batch.tokens,
         "tis_clipped_share": of_batch.tis_clipped / of_batch.tokens,
         "trained_tokens": of_batch.tokens,
-        "row_fill": sum(int((b.segment_ids_bt > 0).sum()) for b in every) / sum(b.tokens_bt.size for b in every),
+        "row_fill": in_rows / sum(b.tokens_bt.size for b in every),
+        "shared_share": 1 - in_rows / sum(len(episode.token_ids) for group in groups for episode in group.episodes),
     }
     if objective.by_age is not None:
         metrics |= _by_age(objective.by_age)
@@ -127,13 +134,21 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
     return metrics
 
 
-def lay_out(groups: Sequence[Group], config: GRPOConfig, update: int = 0) -> tuple[list[PolicyBatch], float]:
-    """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by."""
+def lay_out(
+    groups: Sequence[Group], config: GRPOConfig, update: int = 0, *, share_prompts: bool = False
+) -> tuple[list[PolicyBatch], float]:
+    """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by.
+
+    Args:
+        share_prompts: see `pack`'s groups; where `Model.takes_documents_that_go_on`.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
     of = update if config.async_steps else None
-    return pack(episodes, advantages, row_buckets=config.row_buckets, rows=config.micro_batch_size, update=of), total
+    shared = [number for number, group in enumerate(groups) for _ in group.episodes] if share_prompts else None
+    buckets, rows = config.row_buckets, config.micro_batch_size
+    return pack(episodes, advantages, row_buckets=buckets, rows=rows, groups=shared, update=of), total
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,12 +287,13 @@ def with_episode_ratio(
 def trainer_logprobs(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
-    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of an episode."""
+    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of a document."""
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
     logps, _ = token_logprobs(x_btd, model.head_weights(params), targets_bt, temperature=temperature, mesh=mesh)
-    return jnp.where(batch.positions_bt > 0, unshift(unzigzag(logps, context_size(mesh))), 0.0)
+    at_token_bt = unshift(unzigzag(logps, context_size(mesh)))
+    return jnp.where(unshift(batch.segment_ids_bt) == batch.segment_ids_bt, at_token_bt, 0.0)
 
 
 @partial(jax.jit, static_argnames=("mesh",))
@@ -288,7 +304,7 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
     def row(x_t: Array, segments_t: Array) -> Array:
         return jax.ops.segment_sum(x_t, segments_t, num_segments=len(x_t) + 1)[segments_t]
 
-    return constrain(jax.vmap(row)(sampled_bt, batch.segment_ids_bt), mesh, BATCH, "context")
+    return constrain(jax.vmap(row)(sampled_bt, numbers(batch.segment_ids_bt)), mesh, BATCH, "context")
 
 
 def _hidden(

@@ -24,7 +24,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from astra_jax import axes
-from astra_jax.attention import RESIDUALS, attention, cached_attention, extending_attention
+from astra_jax.attention import (
+    RESIDUALS,
+    attention,
+    cached_attention,
+    extending_attention,
+    takes_documents_that_go_on,
+)
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
@@ -421,6 +427,10 @@ class Decoder(Sizes, abc.ABC):
     def batch_flops(self, segment_ids_bt: Any) -> float:
         """See `flops.batch_flops`."""
         return flops.batch_flops(self, segment_ids_bt)
+
+    def takes_documents_that_go_on(self, mesh: AnyMesh | None) -> bool:
+        """See `Model.takes_documents_that_go_on`."""
+        return takes_documents_that_go_on(self.head_dim, mesh)
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from astra_jax.attention.documents import before
 from astra_jax.models.layers.sizes import Sizes
 
 
@@ -55,10 +56,15 @@ def decoding_bytes(model: Sizes, rows: int, length: float, stored: str = "none")
 
 
 def batch_flops(model: Sizes, segment_ids_bt: Any) -> float:
-    """Forward and backward of a packed batch: each document by its own length, padding for nothing.
+    """Forward and backward of a packed batch: each document by its own length, padding for nothing. One that goes on
+    from another sees all of it with each token, as one that is as much longer at both ends does.
 
     Args:
         segment_ids_bt: NumPy, 0 is padding.
     """
-    lengths = np.concatenate([np.bincount(row)[1:] for row in np.asarray(segment_ids_bt)])
-    return float(sum(n * flops_per_token(model, int(n))[0] for n in lengths if n))
+    total = 0.0
+    for row_t in np.asarray(segment_ids_bt):
+        ids, lengths = np.unique(row_t[row_t > 0], return_counts=True)
+        of = dict(zip(ids.tolist(), lengths.tolist(), strict=True))
+        total += sum(n * flops_per_token(model, n + 2 * of.get(before(one), 0))[0] for one, n in of.items())
+    return float(total)

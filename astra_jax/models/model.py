@@ -130,8 +130,9 @@ class Model(Protocol):
 
         Args:
             tokens_bt: int32 token ids.
-            positions_bt: int32, from 0 in each document.
-            segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other.
+            positions_bt: int32, from 0 in each document that goes on from none.
+            segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other, unless one
+                goes on from another (`attention.documents`).
             remat: a name of `remat.REMATS`.
             matmul: a name of `matmuls.MATMULS`: in which numbers the layers' matrices are multiplied, forward and for
                 the activations' gradient. Embedding and head stay in `dtype`.
@@ -191,6 +192,10 @@ class Model(Protocol):
 
     def batch_flops(self, segment_ids_bt: Any) -> float:
         """Forward and backward of a packed batch: each document by its own length, padding (0) for nothing."""
+        ...
+
+    def takes_documents_that_go_on(self, mesh: AnyMesh | None) -> bool:
+        """Whether `forward` takes rows of which documents go on from others (`attention.documents`), on this mesh."""
         ...
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from programs_world import as_users
 
-from astra_jax.attention import attention, blockwise, cached_attention, splash, splash_backward, triton
+import astra_jax.attention
+from astra_jax.attention import (
+    attention,
+    blockwise,
+    cached_attention,
+    documents,
+    splash,
+    splash_backward,
+    takes_documents_that_go_on,
+    triton,
+)
 from astra_jax.attention.cache import Cache, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
@@ -77,6 +87,66 @@ def test_documents_of_a_row_do_not_see_each_other(packed) -> None:
     after = np.asarray(run(q, k.at[:, :16].add(3.0), v.at[:, :16].add(3.0), segments, positions))
     np.testing.assert_array_equal(before[1, 16:], after[1, 16:])
     assert not np.allclose(before[1, 15], after[1, 15])
+
+
+def going_on_row(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Segment ids and positions, [1, T], of documents: (tokens, number of the one it goes on from, or 0)."""
+    of = {number: n for number, (n, _) in enumerate(lengths, start=1)}
+    segments = [np.full(n, documents.going_on(i, other) if other else i) for i, (n, other) in enumerate(lengths, 1)]
+    positions = [np.arange(n) + of.get(other, 0) for n, other in lengths]
+    return np.concatenate(segments)[None].astype(np.int32), np.concatenate(positions)[None].astype(np.int32)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "triton_interpret"])
+@pytest.mark.parametrize("blocks", [(16, 16), (64, 32)])
+def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks, monkeypatch) -> None:
+    """Two prompts, of which three and two documents go on, one that goes on from none, padding; against each document
+    behind its prompt in a row of its own, forward and backward."""
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", blocks[0])
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", blocks[1])
+    monkeypatch.setattr(triton, "BLOCKS", (blocks, blocks[::-1]))
+    lengths = [(50, 0), (20, 1), (1, 1), (33, 1), (17, 0), (30, 5), (9, 0), (40, 5)]
+    segments, positions = going_on_row(lengths)
+    t, h = segments.size + 13, 16
+    segments, positions = (jnp.pad(jnp.asarray(x), ((0, 0), (0, 13))) for x in (segments, positions))
+    rng = np.random.default_rng(5)
+    q, k, v, g = (jnp.array(rng.normal(size=(1, t, n, h)), jnp.float32) for n in (N, K, K, N))
+
+    def together(q, k, v):
+        return (run(q, k, v, segments, positions, backend=backend) * g).sum()
+
+    starts = np.cumsum([0, *(n for n, _ in lengths)])
+    prompts = {other for _, other in lengths if other}
+
+    def apart(q, k, v):
+        total = 0.0
+        for i, (n, other) in enumerate(lengths):
+            before = np.arange(starts[other - 1], starts[other]) if other else np.arange(0)
+            at = np.concatenate([before, np.arange(starts[i], starts[i] + n)])
+            ones, places = jnp.ones((1, len(at)), jnp.int32), jnp.arange(len(at))[None]
+            o = run(q[:, at], k[:, at], v[:, at], ones, places, backend="blockwise")
+            total += (o * g[:, at])[:, len(before) :].sum()
+        return total
+
+    assert prompts == {1, 5}
+    ours, theirs = (jax.value_and_grad(f, argnums=(0, 1, 2))(q, k, v) for f in (together, apart))
+    for mine, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize(("platform", "takes"), [("cpu", True), ("gpu", True), ("tpu", False)])
+def test_the_kernel_that_compares_ids_alone_is_given_no_documents_that_go_on(platform, takes, monkeypatch) -> None:
+    monkeypatch.setattr(astra_jax.attention, "platform_of", lambda mesh: platform)
+    assert takes_documents_that_go_on(128, None) is takes
+
+
+def test_document_numbers_have_bounds() -> None:
+    assert documents.numbers(documents.going_on(7, 3)) == 7 and documents.before(documents.going_on(7, 3)) == 3
+    for numbers in ((0, 1), (1, 0), (documents.MOST + 1, 1)):
+        with pytest.raises(ValueError, match="numbers are from 1 to 32767"):
+            documents.going_on(*numbers)
+    last = np.int32(documents.going_on(documents.MOST, documents.MOST))
+    assert documents.numbers(last) == documents.before(last) == documents.MOST
 
 
 def test_cached_attention_equals_attention_over_one_document(packed) -> None:
