@@ -13,12 +13,11 @@ Environments whose episodes were all voided by infrastructure have no solve rate
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, policies, sandboxes, shared
+from launch.flags import cli, policies, sandboxes, shared, targets
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Length, Slots, Temperature
 from synthesis.core.terminal import say
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
 
 flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(targets)
 flags.adopt_module_key_flags(sandboxes)
 
 _ENVIRONMENTS = shared.environments()
-_TO = flags.DEFINE_string("to", None, "Dataset to write; in place of an older one.", required=True)
 _NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
 _EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
 _TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
@@ -55,6 +54,7 @@ def main() -> None:
 
 async def _measure() -> str:
     from dataclasses import asdict
+    from pathlib import Path
 
     from astra_jax.evaluation.solve_rates import measure, recorded, statistics
     from astra_jax.grpo.environments import check_environments
@@ -66,23 +66,25 @@ async def _measure() -> str:
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked_target
 
-    target = _target()
+    target = targets.folder()
+    if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
+        raise cli.UsageError(f"--to={target} is --environments, which stays as it is; give another folder")
     sandbox = sandboxes.sandbox_from_flags()
     environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
     card = read_card(_ENVIRONMENTS.value)
     model, tokenizer = policies.read()
     config = _config(model.max_positions)
-    name, length = _policy_name(), config.episode.max_prompt_tokens + config.episode.max_response_tokens
+    name, length = _NAME.value or policies.name(), config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(length, "--max_prompt_tokens + --max_response_tokens")
     settings = {"dtype": model.dtype, **asdict(config)}
     del settings["concurrency"]  # results do not depend on it
     check_room(model, _SLOTS.value, length, policies.mesh())
-    run = _run_name(settings, card["digest"], tokenizer.vocabulary_digest)
+    run = policies.run_name("difficulty", settings, card["digest"], tokenizer.vocabulary_digest)
     with locked_target(target):
         async with sandbox as opened:
             await check_environments(environments, tokenizer, opened, config.episode, seed=config.seed)
             params = policies.load(model)
-            with Journal(target.with_name(f"{target.name}.journal.sqlite")) as journal:
+            with Journal(targets.journal(target)) as journal:
                 async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
                     measured = await measure(
                         engine, environments, tokenizer, opened, config=config, journal=journal, run=run
@@ -116,48 +118,6 @@ def _config(max_positions: int) -> EvalConfig:
         distractors_per_band=_DISTRACTORS.value,
     )
     return EvalConfig(_TEMPERATURE.value, _EPISODES.value, concurrency=_SLOTS.value, episode=episode, seed=_SEED.value)
-
-
-def _target() -> Path:
-    """The folder of --to. Raises `UsageError` where writing it would destroy something else."""
-    from synthesis.core.datasets import CARD_FILE
-
-    target = cli.local_folder(_TO)
-    if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
-        raise cli.UsageError(f"--to={_TO.value} is --environments, which stays as it is; give another folder")
-    if target.exists() and not (target / CARD_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise cli.UsageError(f"--to={_TO.value} holds something else than a dataset; give a new folder")
-    return target
-
-
-def _policy_name() -> str:
-    source, step = policies.source(), policies.step()
-    # Every training run's is called checkpoints.
-    folder = f"{source.parent.name}/{source.name}" if source.name == "checkpoints" else source.name
-    return _NAME.value or (folder if step is None else f"{folder}@{step}")
-
-
-def _run_name(settings: dict[str, object], environments: str, vocabulary: str) -> str:
-    """Names in the journal what results depend on; the weights by their files' sizes and times, as `make` does, or, in
-    a bucket, by when they were saved."""
-    import hashlib
-    import json
-
-    from astra_jax.run.checkpoints import SAVED
-    from synthesis.core.files import in_bucket
-
-    source, step = policies.source(), policies.step()
-    weights: list[object]
-    if in_bucket(source):
-        saved = source / "params" / str(step) / SAVED
-        weights = [file.read_text(encoding="utf-8") for file in (source / "config.json", saved)]
-    else:
-        folder = Path(source)
-        files = sorted(folder.glob("*.safetensors") if step is None else (folder / "params" / str(step)).rglob("*"))
-        stats = [(str(file.relative_to(folder)), file.stat()) for file in [folder / "config.json", *files]]
-        weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
-    text = json.dumps([settings, environments, vocabulary, weights], sort_keys=True)
-    return f"difficulty {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     python -m launch.sft --config=sft:14b --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
 --data is a dataset of trajectories, as the synthesis writes them, a .jsonl or .parquet file of conversations, or
-hub:ORG/NAME; --held_out another, whose loss is logged and whose questions samples answer. --weights is a folder, or a
-model's name on the Hub, such as Qwen/Qwen3-0.6B. Datasets and --workdir are folders, or in a bucket: gs://BUCKET/FOLDER.
-Settings are changed with --config.NAME=VALUE, for example --config.sft.learning_rate=1e-5. Run the same command again
-after an interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
+hub:ORG/NAME; --held_out another, whose loss is logged and whose questions samples answer; --rehearsal one of
+conversations without tools that come between the others, so that the model does not unlearn to talk (launch.rehearse).
+--weights is a folder, or a model's name on the Hub, such as Qwen/Qwen3-0.6B. Datasets and --workdir are folders, or in
+a bucket: gs://BUCKET/FOLDER. Settings are changed with --config.NAME=VALUE, such as --config.sft.learning_rate=1e-5.
+Run the same command again after an interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
 
     --preview=3              print three examples, what is trained on in colour, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
@@ -64,7 +65,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
         stack.enter_context(metrics.shown(first=is_first))
-        dataset, held_out = data.dataset(data.DATA), data.dataset(data.HELD_OUT)
+        dataset, held_out, rehearsal = map(data.dataset, (data.DATA, data.HELD_OUT, data.REHEARSAL))
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, sft=models.with_added_tokens(config.sft, tokenizer))
         workdir = models.workdir()
@@ -83,9 +84,11 @@ def main() -> int:
         assert dataset is not None
         arguments = (config.sft, config.model, start, dataset, tokenizer, workdir)
         origin = models.origin(config.sft, config.model)
-        result = sft.train(*arguments, held_out=held_out, origin=origin, mesh=mesh, profile=profile)
+        result = sft.train(
+            *arguments, held_out=held_out, rehearsal=rehearsal, origin=origin, mesh=mesh, profile=profile
+        )
         if is_first():
-            used = {"data": dataset, "held out": held_out}
+            used = {"data": dataset, "rehearsal": rehearsal, "held out": held_out}
             models.write_card(workdir, "SFT", config, [trained_on(role, one) for role, one in used.items() if one])
             stats = result.stats
             say(

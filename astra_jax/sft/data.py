@@ -1,7 +1,7 @@
 """SFT batches from a trajectory dataset: render, tokenise, shuffle, pack, batch; a Grain pipeline that can resume.
 
     ArrayRecord of Trajectory ─ rounds of its user ─ render + encode ─ drop or cut what is too long
-        ─ shuffle (each epoch anew) ─ repeat
+        ─ shuffle (each epoch anew) ─ repeat ─ mix with those of the rehearsal, if there is one
         ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches
 
 Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
@@ -57,6 +57,9 @@ class DataConfig(Settings):
         thinking: False leaves all reasoning out.
         rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
             (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
+        rehearsed: share of examples that are of the rehearsal, where a run has one: conversations without tools,
+            against unlearning to talk (`rehearsal`). They come evenly between the others (also where some of those are
+            dropped), in an order of their own, and again and again if they are few.
         workers: processes that make examples ahead, in turn; 0 makes them in this process, when they are needed. They
             are put in order before they are packed, so that batches do not depend on the number: it may change when a
             run goes on.
@@ -72,6 +75,7 @@ class DataConfig(Settings):
     tools: Literal["all", "some", "none"] = "all"
     thinking: bool = True
     rename_entities: Share = 0.0
+    rehearsed: Annotated[float, Bound(above=0, below=1)] = 0.25
     workers: Annotated[int, Bound(least=0, most=1_024)] = 0
     packing_bins: Annotated[int, Bound(least=1, most=65_536)] = 64
     seed: Seed = 0
@@ -136,7 +140,10 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
     roles = [message.role for message in trajectory.messages]
     return [
         msgspec.structs.replace(
-            trajectory, messages=trajectory.messages[:end], tools=trajectory.tools_once(roles[:end].count("user"))
+            trajectory,
+            messages=trajectory.messages[:end],
+            tools=trajectory.tools_once(roles[:end].count("user")),
+            unfinished=trajectory.unfinished if end == len(roles) else msgspec.UNSET,
         )
         for end in round_ends(roles)
     ]
@@ -153,6 +160,8 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
         segments = tokenizer.format.render(messages, tools, keep_reasoning=config.keep_reasoning and not apart)
     except NotInFormat:
         return _dropped("not_in_format")
+    if trajectory.unfinished and messages[-1].role == "assistant":
+        segments = _without_end(segments, tokenizer.format.turn_end)
     if apart:
         # Each assistant turn is one trainable segment; those before the user spoke last have examples of their own.
         before = sum(message.role == "assistant" for message in messages[: users[-1]])
@@ -198,12 +207,21 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
     return DataStats(tuple(lengths), trainable, dict(dropped), cut)
 
 
-def steps_for_epochs(stats: DataStats, config: DataConfig, batch_size: int, epochs: float) -> int:
-    """How many batches `epochs` passes over the data fill; found by packing conversations of the scanned lengths."""
+def steps_for_epochs(
+    stats: DataStats, config: DataConfig, batch_size: int, epochs: float, *, rehearsal: DataStats | None = None
+) -> int:
+    """How many batches `epochs` passes over the data fill, with what is rehearsed between; found by packing
+    conversations of the scanned lengths."""
     whole = math.ceil(epochs)
-    examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
-    lengths = grain.MapDataset.source(examples).seed(config.seed).shuffle().repeat(whole)
-    packed = _pack(lengths, dataclasses.replace(config, workers=0))
+
+    def lengths(stats: DataStats) -> grain.MapDataset:
+        examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
+        return grain.MapDataset.source(examples).seed(config.seed).shuffle()
+
+    examples = lengths(stats).repeat(whole)
+    if rehearsal is not None:
+        examples = _mixed(examples, lengths(rehearsal).repeat(), config)
+    packed = _pack(examples, dataclasses.replace(config, workers=0))
     rows = sum(1 for _ in packed)
     return max(1, math.ceil(rows * epochs / whole / batch_size))
 
@@ -214,25 +232,25 @@ class BatchIterator(Iterator[PackedBatch]):
     Args:
         path: a dataset of `Trajectory` records.
         batch_size: rows in a batch, over all hosts.
+        rehearsal: another, of which the share `config.rehearsed` of the examples is.
 
     Raises:
         DatasetError: missing, of another kind, or empty.
     """
 
-    def __init__(self, path: Folder, tokenizer: ChatTokenizer, config: DataConfig, batch_size: int) -> None:
-        source = _Source(path, config)
-        if len(source) == 0:
-            raise DatasetError(f"{path}: the dataset is empty")
-
-        # Lazy: a record is read, renamed and tokenised when its shuffled turn comes.
-        examples = (
-            grain.MapDataset.source(source)
-            .map_with_index(source.trajectory)
-            .seed(config.seed)
-            .shuffle()
-            .repeat()
-            .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
-        )
+    def __init__(
+        self,
+        path: Folder,
+        tokenizer: ChatTokenizer,
+        config: DataConfig,
+        batch_size: int,
+        *,
+        rehearsal: Folder | None = None,
+    ) -> None:
+        examples = _examples(path, tokenizer, config)
+        if rehearsal is not None:
+            kept = _examples(rehearsal, tokenizer, dataclasses.replace(config, rename_entities=0.0, tools="all"))
+            examples = _mixed(examples, kept, config)
         self._path = path
         self._iterator = iter(_pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch))
 
@@ -266,6 +284,27 @@ class BatchIterator(Iterator[PackedBatch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _examples(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> grain.MapDataset:
+    """Those of a dataset, again and again. Lazy: a record is read, renamed and tokenised when its shuffled turn comes.
+    Raises `DatasetError` as `_Source`, or: it is empty."""
+    source = _Source(path, config)
+    if len(source) == 0:
+        raise DatasetError(f"{path}: the dataset is empty")
+    return (
+        grain.MapDataset.source(source)
+        .map_with_index(source.trajectory)
+        .seed(config.seed)
+        .shuffle()
+        .repeat()
+        .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
+    )
+
+
+def _mixed(examples: grain.MapDataset, rehearsed: grain.MapDataset, config: DataConfig) -> grain.MapDataset:
+    """As long as `examples` are in their share, in an order that no seed changes: what an index gives is known."""
+    return grain.MapDataset.mix([examples, rehearsed], [1 - config.rehearsed, config.rehearsed])
 
 
 class _Source:
@@ -406,6 +445,13 @@ def _with_some_tools(trajectory: Trajectory, rng: np.random.Generator) -> Trajec
     kept = rng.permutation(len(others))[: rng.integers(len(others) + 1)]
     tools = [tool for tool in trajectory.tools if tool.name in called] + [others[i] for i in kept]
     return msgspec.structs.replace(trajectory, tools=[tools[i] for i in rng.permutation(len(tools))])
+
+
+def _without_end(segments: Sequence[Segment], turn_end: str) -> list[Segment]:
+    """A conversation up to the last words of its last turn, whose end nobody said."""
+    last = max(i for i, segment in enumerate(segments) if segment.trainable)
+    text = segments[last].text
+    return [*segments[:last], Segment(text[: text.rindex(turn_end)], trainable=True)]
 
 
 def _dropped(reason: str) -> Example:

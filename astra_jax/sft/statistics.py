@@ -24,7 +24,7 @@ from synthesis.core.files import location, write_text
 from synthesis.core.records import Trajectory
 
 FOLDER = "statistics"
-_WITHOUT_EFFECT = ("rename_entities", "workers", "packing_bins", "seed")
+_WITHOUT_EFFECT = ("rename_entities", "rehearsed", "workers", "packing_bins", "seed")
 """Settings that decide in which order examples come and how they are named, of which nothing is counted."""
 
 

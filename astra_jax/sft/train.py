@@ -80,6 +80,7 @@ def train(
     workdir: Folder,
     *,
     held_out: Folder | None = None,
+    rehearsal: Folder | None = None,
     origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
@@ -98,6 +99,8 @@ def train(
             hosts share it.
         held_out: a dataset whose loss is logged every `eval_every` steps (`held_out_loss`), and whose conversations are
             what samples answer.
+        rehearsal: a dataset of conversations without tools, such as the model's own (`rehearsal.rehearse`), that come
+            between the others against unlearning to talk; their share is `config.data.rehearsed`.
         origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices to train on; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
@@ -120,21 +123,28 @@ def train(
         config = on_mesh(config, mesh)
         check_batch(mesh, config.rows_at_once, config.data.seq_len, "data.seq_len")
     stats = kept_statistics(dataset_path, tokenizer, config.data, workdir)
-    steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs)
+    rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, config.data, workdir)
+    steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs, rehearsal=rehearsed)
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     card = read_card(dataset_path)
     digest = card["digest"]
     if len(stats.lengths) + sum(stats.dropped.values()) == card["count"]:
         # No user speaks twice: rounds apart are rounds together, and runs of before there was a choice go on.
         settings["data"] = {**settings["data"], "rounds": "together"}
+    anchor = {}
+    if rehearsal is None:  # as runs were before there was any
+        settings["data"] = {name: value for name, value in settings["data"].items() if name != "rehearsed"}
+    else:
+        anchor["rehearsal"] = read_card(rehearsal)["digest"]
     identity = run_identity(
         model=model_settings(model),
         sft=settings,
         dataset=digest,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.digest,
+        **anchor,
     )
-    batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size)
+    batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size, rehearsal=rehearsal)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh, workdir)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
 DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}. Not with --bench.")
+REHEARSAL = flags.DEFINE_string(
+    "rehearsal",
+    None,
+    f"Dataset whose conversations come between the others, so that nothing is unlearnt (launch.rehearse): {_KINDS}.",
+)
 HELD_OUT = flags.DEFINE_string("held_out", None, f"Dataset whose loss is logged every eval_every steps: {_KINDS}.")
 _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
@@ -31,7 +36,8 @@ FOLDER = "data"
 
 
 def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
-    """The dataset that --data or --held_out names, read from files if it is none yet; None where it is not given.
+    """The dataset that --data, --rehearsal or --held_out names, read from files if it is none yet; None where the flag
+    is not given.
 
     Raises:
         UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (by its number).

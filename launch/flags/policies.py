@@ -95,3 +95,33 @@ def load(model: Model) -> Params:
     rows = hf_checkpoint.read_config(source()).vocab_size
     spelled = ChatTokenizer.load(_tokenizer_folder()).spelled(rows)
     return weights.load(source(), model, shardings=shardings, step=step(), rows=rows, spelled=spelled)
+
+
+def name() -> str:
+    """What records call the model: its folder's name, with the step of a run's checkpoints."""
+    # Every training run's is called checkpoints.
+    folder = f"{source().parent.name}/{source().name}" if source().name == "checkpoints" else source().name
+    return folder if step() is None else f"{folder}@{step()}"
+
+
+def run_name(kind: str, *depends_on: object) -> str:
+    """Names in a journal what results depend on, JSON; the weights by their files' sizes and times, as `make` does, or,
+    in a bucket, by when they were saved."""
+    import hashlib
+    import json
+    from pathlib import Path
+
+    from astra_jax.run.checkpoints import SAVED
+    from synthesis.core.files import in_bucket
+
+    weights: list[object]
+    if in_bucket(source()):
+        saved = source() / "params" / str(step()) / SAVED
+        weights = [file.read_text(encoding="utf-8") for file in (source() / "config.json", saved)]
+    else:
+        folder = Path(source())
+        files = sorted(folder.glob("*.safetensors") if step() is None else (folder / "params" / str(step())).rglob("*"))
+        stats = [(str(file.relative_to(folder)), file.stat()) for file in [folder / "config.json", *files]]
+        weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+    text = json.dumps([*depends_on, weights], sort_keys=True)
+    return f"{kind} {hashlib.sha256(text.encode()).hexdigest()}"

@@ -3,7 +3,8 @@
     trajectories ─ environments ─ tokenizer ─ evaluate_untrained ─ sft_dialogue ─ sft_tools ─ evaluate_sft
         ─ grpo ─ evaluate_grpo
 
-A run from real weights (`pretrained.py`) reads them first (weights) and has its tokenizer from there.
+A run from real weights (`pretrained.py`) reads them first (weights) and has its tokenizer from there; before SFT it
+writes down what they say by themselves (rehearsal).
 
 A stage that was killed goes on from its own journal or checkpoint; a finished one is never run again.
 """
@@ -36,13 +37,14 @@ from astra_jax.run.frozen import Origin
 from astra_jax.run.model_card import TrainedOn, trained_on
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.rehearsal import longest, rehearse
 from astra_jax.tokenizer import ChatTokenizer
 from configs.quickstart import QuickstartConfig
 from launch.quickstart import pretrained
 from launch.quickstart.ledger import Ledger
 from sandbox import Sandbox
 from synthesis.core.chatml import QWEN3
-from synthesis.core.datasets import read_dataset
+from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
@@ -70,6 +72,8 @@ class Quickstart:
         if config.dialogue is not None:
             first = {"sft_dialogue": partial(self.sft, "dialogue", self.untrained)}
             before_tools = partial(self.trained, "sft/dialogue")
+        if config.rehearsal is not None:
+            first = {"rehearsal": self.rehearse, **first}
         self.stages: dict[str, Callable[[], Awaitable[Result]]] = {
             "trajectories": self.trajectories,
             "environments": self.environments,
@@ -151,6 +155,22 @@ class Quickstart:
             question = Message("user", environment.question)
             yield "".join(segment.text for segment in QWEN3.render([question], [tool.spec for tool in offered]))
 
+    async def rehearse(self) -> Result:
+        config = self.config.rehearsal
+        assert config is not None
+        engine = dataclasses.replace(self.config.engine, max_length=longest(self.tokenizer, config))
+        with Journal(self.workdir / "journals" / "rehearsal.sqlite") as journal:
+            async with Engine(self.untrained(), self.config.model, engine) as policy:
+                drawn = await rehearse(policy, self.tokenizer, config, journal=journal, run="rehearsal")
+        card = {"made_by": "quickstart", "rejected": dict(drawn.rejected)}
+        write_dataset(self.rehearsal_dir, Trajectory, drawn.outputs, card=card)
+        return {
+            "conversations": len(drawn.outputs),
+            "unfinished": sum(one.unfinished is True for one in drawn.outputs),
+            "rejected": {"rehearse": dict(drawn.rejected)},
+            "digests": {"rehearsal": read_card(self.rehearsal_dir)["digest"]},
+        }
+
     # ------------------------------------------------------------------------------------------------------- training
 
     async def sft(self, part: str, start: Callable[[], Params]) -> Result:
@@ -161,11 +181,13 @@ class Quickstart:
             config = pretrained.with_added_tokens(config, self.weights_dir) if self.config.pretrained else config
         workdir = self.workdir / "sft" / part
         arguments = (config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
-        result = sft.train(*arguments, origin=origin)
+        rehearsal = None if self.config.rehearsal is None else self.rehearsal_dir
+        result = sft.train(*arguments, rehearsal=rehearsal, origin=origin)
         _unless_preempted(result.stopped)
         before = self.ledger.result("sft_dialogue") if part == "tools" else None
         base = "the dialogue stage" if before is not None else self._origin
-        self._complete(workdir, "SFT", config, [trained_on("data", self.trajectories_dir)], base)
+        used = {"data": self.trajectories_dir, "rehearsal": rehearsal}
+        self._complete(workdir, "SFT", config, [trained_on(role, one) for role, one in used.items() if one], base)
         stats = result.stats
         return {
             "steps": result.steps,
@@ -234,6 +256,10 @@ class Quickstart:
     @property
     def trajectories_dir(self) -> Path:
         return self.workdir / "trajectories" / "trajectories"
+
+    @property
+    def rehearsal_dir(self) -> Path:
+        return self.workdir / "rehearsal"
 
     @property
     def weights_dir(self) -> Path:

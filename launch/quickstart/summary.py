@@ -45,7 +45,7 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
             result.pop(name)
     digests = {
         name: digest
-        for stage in ("trajectories", "environments", "weights", "tokenizer")
+        for stage in ("trajectories", "environments", "weights", "tokenizer", "rehearsal")
         if stage in stages
         for name, digest in stages[stage]["digests"].items()
     }
@@ -62,10 +62,13 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
         "mcp_servers": sum(isinstance(server.execution, McpExecution) for server in servers),
         "trajectories": stages["trajectories"]["counts"]["trajectories"],
         "environments": stages["environments"]["counts"],
-        "rejected": {name: stages[name]["rejected"] for name in ("trajectories", "environments")},
+        "rejected": {
+            name: stages[name]["rejected"] for name in ("trajectories", "environments", "rehearsal") if name in stages
+        },
         "sandbox": stages["environments"]["sandbox"],
         "parameters": parameters(config.model),
         "stages": {name: {"seconds": stage["seconds"]} for name, stage in stages.items()},
+        "rehearsal": _scalars(stages["rehearsal"]) if "rehearsal" in stages else None,
         "training": {name: _scalars(stages[name]) for name in ("sft_dialogue", "sft_tools", "grpo") if name in stages},
         "machine": {
             "cpus": len(os.sched_getaffinity(0)),

@@ -308,6 +308,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     """What it teaches beside calling tools, and what its user wanted; not there where that was one request."""
     servers: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+    unfinished: bool | msgspec.UnsetType = msgspec.UNSET
+    """Its last turn was broken off by a limit: that it ends there is not to be learnt. Not there where it was not."""
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
     """Not there in records of older versions, and foreign ones."""
 

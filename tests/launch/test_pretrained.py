@@ -42,6 +42,7 @@ STAGES = (
     "weights",
     "tokenizer",
     "evaluate_untrained",
+    "rehearsal",
     "sft_tools",
     "evaluate_sft",
     "grpo",
@@ -70,6 +71,8 @@ class World:
             "model.rope_theta": sizes["rope_theta"],
             "trajectories.trajectories": 40,
             "environments.count": 30,
+            # A random model seldom ends a request.
+            "rehearsal.conversations": 64,
             "tools.steps": 4,
             "tools.checkpoint_every": 2,
             "grpo.steps": 1,
@@ -133,7 +136,12 @@ def test_all_stages_from_weights_that_are_there(finished: Path) -> None:
     summary = read_json(finished / "summary.json")
     assert set(summary["stages"]) == set(STAGES) and summary["profile"] == "pretrained"
     assert set(summary["training"]) == {"sft_tools", "grpo"}
-    assert set(summary["digests"]) >= {"trajectories", "train", "held_out", "weights", "tokenizer"}
+    assert set(summary["digests"]) >= {"trajectories", "train", "held_out", "weights", "tokenizer", "rehearsal"}
+    kept = read_dataset(finished / "rehearsal", Trajectory)
+    assert summary["rehearsal"]["conversations"] == len(kept) > 0 and not any(one.tools for one in kept)
+    assert 64 - len(kept) == sum(summary["rejected"]["rehearsal"]["rehearse"].values())
+    card = (finished / "sft" / "tools" / "checkpoints" / "README.md").read_text(encoding="utf-8")
+    assert "rehearsal" in card
     for figures in summary["held_out"].values():
         assert figures["episodes"] == summary["environments"]["held_out"] > 0
         assert all(0 <= figures[name] <= 1 for name in ("f1", "answer_accuracy"))

@@ -39,10 +39,16 @@ STARTED_BY = {
     "launch.inspect": ("launch/test_inspect.py",),
     "launch.plan": ("astra_jax/planner/test_planner.py",),
     "launch.push": ("launch/test_own_data.py",),
+    "launch.rehearse": ("launch/test_rehearse.py",),
     "launch.quickstart": ("launch/test_quickstart.py",),
     "launch.sandbox_server": ("sandbox/test_sandbox_service.py",),
     "launch.serve": ("astra_jax/serving/test_serving_program.py",),
-    "launch.sft": ("launch/test_sft_program.py", "launch/test_own_data.py", "launch/test_lora_program.py"),
+    "launch.sft": (
+        "launch/test_sft_program.py",
+        "launch/test_own_data.py",
+        "launch/test_lora_program.py",
+        "launch/test_rehearse.py",
+    ),
     "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_executor.py"),
     "launch.watch": ("launch/test_watch.py",),
 }

@@ -1,0 +1,83 @@
+"""What a model says by itself, as a dataset for SFT to rehearse, so that it does not unlearn to talk.
+
+    python -m launch.rehearse --weights=FOLDER --to=DATASET
+    python -m launch.sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
+
+The model of --weights writes requests, and answers them, at temperature 1 and on the embedded engine: no data of others
+is needed, nor a list of questions. The weights are those that SFT starts from. SFT puts the conversations between those
+that it trains on, as a share of --config.sft.data.rehearsed.
+
+Run the same command again after an interruption: what is drawn is in a journal beside --to, and is not drawn again.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from launch.flags import cli, policies, shared, targets
+from launch.flags.numbers import number_flag
+from sandbox.settings import Count, Length, Slots
+from synthesis.core.terminal import say
+
+flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(targets)
+
+_CONVERSATIONS = number_flag("conversations", 1_000, Count, "That are begun; some are left out, with the reason.")
+_REQUEST = number_flag("max_request_tokens", 128, Length, "Of a request; one that is not over by then is left out.")
+_ANSWER = number_flag("max_answer_tokens", 256, Length, "Of an answer; the end of a longer one is not trained on.")
+_SEED = shared.seed("requests and answers")
+_SLOTS = number_flag("slots", 16, Slots, "What decodes together: conversations.")
+
+
+def main() -> None:
+    import asyncio
+
+    say(asyncio.run(_rehearse()))
+
+
+async def _rehearse() -> str:
+    from dataclasses import asdict
+
+    from astra_jax.rollout.engine.engine import Engine
+    from astra_jax.rollout.engine.room import check_room
+    from astra_jax.rollout.engine.slots import EngineConfig
+    from astra_jax.sft.rehearsal import RehearsalConfig, longest, rehearse
+    from synthesis.core.datasets import write_dataset
+    from synthesis.core.records import Trajectory
+    from synthesis.core.stages import Journal
+    from synthesis.core.workdir import locked_target
+
+    target = targets.folder()
+    config = RehearsalConfig(
+        conversations=_CONVERSATIONS.value,
+        max_request_tokens=_REQUEST.value,
+        max_answer_tokens=_ANSWER.value,
+        concurrency=_SLOTS.value,
+        seed=_SEED.value,
+    )
+    model, tokenizer = policies.read()
+    length = longest(tokenizer, config)
+    model.check_length(length, "--max_request_tokens + --max_answer_tokens and what opens them")
+    check_room(model, _SLOTS.value, length, policies.mesh())
+    settings = {"dtype": model.dtype, **asdict(config)}
+    for name in ("concurrency", "conversations"):  # a conversation does not depend on them
+        del settings[name]
+    run = policies.run_name("rehearsal", settings, tokenizer.vocabulary_digest)
+    with locked_target(target):
+        params = policies.load(model)
+        with Journal(targets.journal(target)) as journal:
+            async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
+                drawn = await rehearse(engine, tokenizer, config, journal=journal, run=run)
+        how = {"policy": policies.name(), "settings": settings, "rejected": dict(drawn.rejected)}
+        write_dataset(target, Trajectory, drawn.outputs, card={"made_by": "launch.rehearse", "rehearsal": how})
+    left = ", ".join(f"{count} {reason}" for reason, count in sorted(drawn.rejected.items()))
+    unfinished = sum(one.unfinished is True for one in drawn.outputs)
+    return (
+        f"{target}: {len(drawn.outputs)} conversations, {unfinished} of them broken off at the limit"
+        f"{left and f'; left out: {left}'}"
+    )
+
+
+if __name__ == "__main__":
+    cli.with_cpu_environment("launch.rehearse")
+    cli.run(main, again="what is drawn is not drawn again")
