@@ -72,8 +72,8 @@ CASES = {
         prompt=64,
         completion=192,
         steps=5,
-        at_once={"jax": 1, "trl": 4, "tunix": 16},
-        row_tokens=832,
+        at_once={"jax": 4, "trl": 4, "tunix": 16},
+        row_tokens=256,
     ),
     "1m_tools": Case(
         **vars(SHAPES["1m"]),
@@ -82,7 +82,16 @@ CASES = {
         completion=192,
         steps=3,
         at_once={"jax": 1, "trl": 4, "tunix": 16},
-        row_tokens=1_280,
+        row_tokens=2_112,
+    ),
+    "30m_tools": Case(
+        **vars(SHAPES["30m"]),
+        groups=1,
+        prompt=512,
+        completion=192,
+        steps=1,
+        at_once={"jax": 1, "trl": 4, "tunix": 8},
+        row_tokens=2_112,
     ),
     "30m": Case(
         **vars(SHAPES["30m"]),
@@ -90,8 +99,8 @@ CASES = {
         prompt=64,
         completion=192,
         steps=2,
-        at_once={"jax": 2, "trl": 8, "tunix": 8},
-        row_tokens=832,
+        at_once={"jax": 8, "trl": 8, "tunix": 8},
+        row_tokens=256,
     ),
     "vocabulary": Case(
         **vars(SHAPES["vocabulary"]),
@@ -99,8 +108,8 @@ CASES = {
         prompt=64,
         completion=192,
         steps=2,
-        at_once={"jax": 2, "trl": 8, "tunix": 8},
-        row_tokens=832,
+        at_once={"jax": 8, "trl": 8, "tunix": 8},
+        row_tokens=256,
     ),
 }
 

@@ -21,6 +21,12 @@ from synthesis.core.refusals import InputError
 
 Array = Any
 
+WORTH = 2 / 3
+"""Of the room that whole episodes take, the most that rows with common prompts may take: in longer rows attention
+visits more blocks of which part is hidden. A million parameters on a CPU, episodes of 256 tokens of which 64 are prompt:
+0.81 of the room, and 1.4 times the time; of 704 with 512: 0.38, and 0.62. With 135 million, 650 and 474: 0.23, and 0.28.
+"""
+
 
 @struct.dataclass
 class PolicyBatch(PackedBatch):
@@ -122,8 +128,8 @@ def pack(
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket].
 
-    The bucket is the smallest that holds the longest episode; with `groups` it is that in which all take the least
-    room, since a longer row has a prompt fewer times.
+    The bucket is the smallest that holds the longest episode; where prompts lie in a row once it is that in which all
+    take the least room, since a longer row has a prompt fewer times.
 
     Args:
         episodes: scored episodes.
@@ -132,7 +138,8 @@ def pack(
         rows: of a micro-batch; None is one.
         packed: False gives each episode a row of its own (the reference in tests).
         groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
-            its episodes go on from (`attention.documents`). None: each episode is whole, which any backend takes.
+            its episodes go on from (`attention.documents`), where that is worth it (`WORTH`). None: each episode is
+            whole, which any backend takes.
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
@@ -140,13 +147,15 @@ def pack(
     """
     rows = rows or 1
     length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
-    if not packed:
-        placed = [[_Together((i,), 0)] for i in range(len(episodes))]
-    elif groups is None:
-        placed = _laid_together(episodes, None, length)
-    else:
+    placed = _laid_together(episodes, None, length) if packed else [[_Together((i,), 0)] for i in range(len(episodes))]
+    if groups is not None:
+
+        def room(one: tuple[int, list[list[_Together]]]) -> int:
+            return -(-len(one[1]) // rows) * one[0]
+
         tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
-        length, placed = min(tried, key=lambda one: -(-len(one[1]) // rows) * one[0])
+        if room(best := min(tried, key=room)) <= WORTH * room((length, placed)):
+            length, placed = best
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)

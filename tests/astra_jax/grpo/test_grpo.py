@@ -18,6 +18,7 @@ from rollout_world import ScriptedPolicy, call, make_environment
 from sft_world import starting
 
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
+from astra_jax.grpo import packing
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.grpo.packing import pack
@@ -96,6 +97,7 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
     state = initial_state(WIDER.init(jax.random.key(0)), grpo_optimizer(config), shardings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Qwen3Config, "takes_documents_that_go_on", lambda model, mesh: share)
+        patch.setattr(packing, "WORTH", 1.0)
         params, _, metrics = update_step(*state, random_groups(0, prompts=True), WIDER, config, mesh=mesh)
     return jax.device_get(params), metrics
 

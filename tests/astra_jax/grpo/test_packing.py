@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astra_jax.attention.documents import before, numbers
+from astra_jax.grpo import packing
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.packing import bucket_for, first_fit, pack
 from astra_jax.grpo.step import accumulate
@@ -25,6 +26,14 @@ WIDE = GRPOConfig(
     micro_batch_size=8,
 )
 """One config, so that the programs are compiled once."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def whatever_it_is_worth():
+    """Prompts lie in a row once also where they save little."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "WORTH", 1.0)
+        yield
 
 
 def gradients_of(params, episodes, advantages, *, rows: int, packed: bool, groups=None):
@@ -124,7 +133,22 @@ def test_rows_are_as_long_as_takes_the_least_room() -> None:
     (batch,) = pack(episodes, [0.0] * 8, row_buckets=(128, 256, 512), rows=1, groups=[0] * 8)
     assert batch.tokens_bt.shape == (1, 256) and int((batch.segment_ids_bt > 0).sum()) == 60 + 8 * 21
     whole = pack(episodes, [0.0] * 8, row_buckets=(128, 256, 512), rows=1)
-    assert len(whole) == 8
+    assert [batch.tokens_bt.shape for batch in whole] == [(1, 128)] * 8
+
+
+def test_where_prompts_save_little_episodes_are_whole(monkeypatch) -> None:
+    """Seven of 30 tokens after a prompt of 11 take three rows of 128, whole ones seven of 64: 0.86 of the room."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, MODEL.vocab_size, 11).tolist()
+    episodes = [with_prompt(prompt, make_episode(rng, 0.0, 33)) for _ in range(7)]
+    given = {"row_buckets": (64, 128), "rows": 1, "groups": [0] * 7}
+
+    def shapes() -> set[tuple[int, int]]:
+        return {batch.tokens_bt.shape for batch in pack(episodes, [0.0] * 7, **given)}
+
+    assert shapes() == {(1, 128)}
+    monkeypatch.setattr(packing, "WORTH", 2 / 3)
+    assert shapes() == {(1, 64)}
 
 
 @settings(max_examples=50)
