@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import curves, rows
+from benchmarks import curves, processes, rows
 from launch.flags import cli
 from launch.flags.numbers import numbers_of
 from sandbox.settings import Seed
@@ -52,8 +49,7 @@ CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "roll
 def main() -> None:
     runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in numbers_of(_SEEDS, Seed)}
     for seed, run in runs.items():
-        command = [f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
-        subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
+        processes.run("launch.quickstart", f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}")
         for arm in ARMS:
             result = result_of(run, arm)
             if not result.exists():

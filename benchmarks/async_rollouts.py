@@ -22,7 +22,6 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -40,7 +39,7 @@ from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
 from astra_jax.rollout.vllm.policy import VLLMPolicy
 from astra_jax.run import compilation_cache
-from benchmarks import rows
+from benchmarks import processes, rows
 from configs.quickstart import QuickstartConfig, seeded
 from launch.flags import cli
 from launch.flags.numbers import number_flag, numbers_of
@@ -146,8 +145,7 @@ class DrainedPolicy(ClockedPolicy):
 def started(parent: Path, seed: int) -> Iterator[Quickstart]:
     """A seed's quickstart that has been through SFT, made where there is none; one update of GRPO ends it."""
     folder = parent / f"start-{seed}"
-    command = [f"--workdir={folder}", f"--seed={seed}", "--config.grpo.steps=1"]
-    subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT)
+    processes.run("launch.quickstart", f"--workdir={folder}", f"--seed={seed}", "--config.grpo.steps=1")
     config = seeded(QuickstartConfig(), seed)
     made = replace(config, grpo=replace(config.grpo, steps=1))
     with closing(Ledger(folder, summary.identity(made, "quick"))) as ledger:

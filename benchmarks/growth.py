@@ -25,8 +25,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +32,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import rows
+from benchmarks import processes, rows
 from benchmarks.shapes import SHAPES
 from launch.flags import cli
 from launch.flags.cli import UsageError
@@ -69,9 +67,7 @@ _SAVE = flags.DEFINE_bool("save", False, "Append rows to benchmarks/results/grow
 
 def told(*command: str, **environment: str) -> dict[str, Any]:
     """The last line that a module prints, which is JSON."""
-    given = [sys.executable, "-m", *command]
-    said = subprocess.run(given, cwd=rows.ROOT, env=os.environ | environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(said.stdout.splitlines()[-1])
+    return json.loads(processes.run(*command, environment=environment, keep=True).splitlines()[-1])
 
 
 def grown(part: str) -> tuple[str, list[Any], Curves]:

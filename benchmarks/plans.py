@@ -7,12 +7,10 @@ python -m benchmarks.plans --only=14b
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 from absl import flags
 
-from benchmarks import rows
+from benchmarks import processes, rows
 from launch.flags import cli
 
 LONG, PAPER_SFT = 74_752, 20_480
@@ -52,9 +50,9 @@ _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by defau
 
 def plan(job: str, size: str, tokens: int, topology: str) -> dict:
     """What `launch.plan` says, as its JSON."""
-    command = ["-m", "launch.plan", f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
-    done = subprocess.run([sys.executable, *command], cwd=rows.ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return {"size": size} | json.loads(done.stdout.splitlines()[-1])
+    flags_ = [f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
+    said = processes.run("launch.plan", *flags_, keep=True)
+    return {"size": size} | json.loads(said.splitlines()[-1])
 
 
 def table(found: list[dict]) -> str:

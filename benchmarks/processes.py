@@ -1,9 +1,37 @@
-"""What runs below this process, for benchmarks of programs that start others."""
+"""Programs that a benchmark starts, and what runs below them."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from benchmarks import rows
+from synthesis.core.refusals import InputError
+
+
+def run(module: str, *arguments: str, environment: Mapping[str, str] | None = None, keep: bool = False) -> str:
+    """Run a program of this checkout to its end, its errors where this process's are.
+
+    Args:
+        environment: beside this process's.
+        keep: return what it prints, in place of showing it.
+
+    Raises:
+        InputError: it ended with an error, which it has said itself.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=rows.ROOT,
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE if keep else None,
+        text=True,
+    )
+    if done.returncode:
+        raise InputError(f"python -m {module} ended with {done.returncode}; what it said of that is above")
+    return done.stdout or ""
 
 
 def descendants() -> dict[int, list[str]]:

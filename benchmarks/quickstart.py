@@ -8,14 +8,11 @@ curves.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from absl import flags
 
-from benchmarks import curves, rows
+from benchmarks import curves, processes, rows
 from launch.flags import cli
 from launch.flags.numbers import numbers_of
 from sandbox.settings import Seed
@@ -42,8 +39,7 @@ def main() -> None:
     grpo_gain = GRPO_GAIN.get(_PROFILE.value, 0.12)
     for seed in numbers_of(_SEEDS, Seed):
         workdir = Path(_WORKDIR.value) / f"{_PROFILE.value}-{seed}"
-        command = [f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}"]
-        subprocess.run([sys.executable, "-m", "launch.quickstart", *command], check=True, cwd=rows.ROOT, env=os.environ)
+        processes.run("launch.quickstart", f"--workdir={workdir}", f"--seed={seed}", f"--profile={_PROFILE.value}")
         summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
         f1 = {name: round(result["f1"], 4) for name, result in summary["held_out"].items()}
         answers = {name: round(result["answer_accuracy"], 4) for name, result in summary["held_out"].items()}
