@@ -136,7 +136,7 @@ def jax_side(work: Work) -> Built:
         return metrics["loss"]
 
     def gradients(folder: Path) -> float:
-        batches, total = lay_out(groups, config, share_prompts=model.takes_documents_that_go_on(None))
+        batches, total = lay_out(groups, model, config)
         sums, loss = zero_gradients(params), 0.0
         for batch in batches:
             batch = to_device(replace(batch, old_logps_bt=batch.sampler_logps_bt), None)

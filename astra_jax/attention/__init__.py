@@ -6,8 +6,8 @@ nothing (padding) gets zeros and no gradient. Nothing of size T x T is ever held
 
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
-    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending, and none
-                goes on from another (`takes_documents_that_go_on`)
+    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending; it is told
+                where some go on from others
     triton      flash attention for GPUs, in Pallas; head_dim a power of two
     auto        splash on TPUs, triton on GPUs where it can, else blockwise
 
@@ -39,7 +39,7 @@ __all__ = [
     "attention",
     "cached_attention",
     "extending_attention",
-    "takes_documents_that_go_on",
+    "is_told_what_goes_on",
 ]
 
 BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
@@ -59,6 +59,7 @@ def attention(
     segment_ids_bt: Array,
     positions_bt: Array,
     *,
+    go_on: bool = False,
     backend: str = "auto",
     mesh: AnyMesh | None = None,
 ) -> Array:
@@ -68,6 +69,7 @@ def attention(
         q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
         segment_ids_bt: int32; 0 is padding.
         positions_bt: int32, within the document and what it goes on from.
+        go_on: documents may go on from others; `splash` has to be told (`is_told_what_goes_on`).
         backend: see the module's docstring.
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 
@@ -94,14 +96,15 @@ def attention(
         q_btnh.shape[1], q_btnh.shape[2] // tensor, context, interpret=backend == "splash_interpret"
     )
     if mesh is None:
-        return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt)
-    part = partial(_splash_part, context=context)
+        return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt, go_on=go_on)
+    part = partial(_splash_part, context=context, go_on=go_on)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
 
 
-def takes_documents_that_go_on(head_dim: int, mesh: AnyMesh | None) -> bool:
-    """Whether `auto` takes rows whose documents go on from others: JAX's TPU kernel compares segment ids alone."""
-    return _best(head_dim, platform_of(mesh)) != "splash"
+def is_told_what_goes_on(head_dim: int, mesh: AnyMesh | None) -> bool:
+    """Whether `auto` has to be told that documents go on from others: JAX's TPU kernel compares segment ids alone. It
+    visits all of a row below the diagonal, too, where others leave out the blocks of which nothing is seen."""
+    return _best(head_dim, platform_of(mesh)) == "splash"
 
 
 def _best(head_dim: int, platform: str) -> str:
@@ -136,11 +139,19 @@ def _part(
 
 
 def _splash_part(
-    kernel: splash.Kernel, q: Array, k: Array, v: Array, segments: Array, positions: Array, *, context: int
+    kernel: splash.Kernel,
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    positions: Array,
+    *,
+    context: int,
+    go_on: bool,
 ) -> Array:
     del positions  # ascending in each document: the order of the row says the same
     k, v, segments_k = (unzigzag(_gather(x), context) for x in (k, v, segments))
-    return splash.attend(kernel, q, k, v, segments, segments_k)
+    return splash.attend(kernel, q, k, v, segments, segments_k, go_on=go_on)
 
 
 def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Array) -> Array:

@@ -17,6 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from astra_jax.attention import splash_backward
+from astra_jax.attention.documents import before
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.mesh import pieces_of, zigzag_order
 from synthesis.core.refusals import InputError
@@ -29,6 +30,8 @@ BLOCK = 128
 LARGEST_BLOCK = 1024
 GOOD_BLOCK = 512
 """From here on a block's matmuls take longer than what comes with each block; see `good_length`."""
+_NONE = -1
+"""A segment that no key is of."""
 
 
 class _Causal(splash_attention_mask.CausalMask):
@@ -111,35 +114,66 @@ def kernel_specs(kernel: Kernel, context: int) -> Any:
 
 
 def attend(
-    kernel: Kernel, q_btnh: Array, k_bskh: Array, v_bskh: Array, segments_q_bt: Array, segments_k_bs: Array
+    kernel: Kernel,
+    q_btnh: Array,
+    k_bskh: Array,
+    v_bskh: Array,
+    segments_q_bt: Array,
+    segments_k_bs: Array,
+    *,
+    go_on: bool = False,
 ) -> Array:
-    """Keys and values in the row's order; the queries as the kernel was made for. Returns [B, T, N, H]."""
+    """Keys and values in the row's order; the queries as the kernel was made for. Returns [B, T, N, H].
+
+    Args:
+        go_on: documents may go on from others. The kernel compares ids alone, so it runs twice: over each query's own
+            document, and over the one before.
+    """
     length, h = q_btnh.shape[1], q_btnh.shape[3]
     more_t, more_s = (padded_length(x.shape[1]) - x.shape[1] for x in (q_btnh, k_bskh))
     q, k, v = (_heads_first(x, more) for x, more in ((q_btnh * h**-0.5, more_t), (k_bskh, more_s), (v_bskh, more_s)))
     segments = splash_attention_kernel.SegmentIds(
         q=jnp.pad(segments_q_bt, ((0, 0), (0, more_t))), kv=jnp.pad(segments_k_bs, ((0, 0), (0, more_s)))
     )
-    o_bnth: Any = jax.vmap(_attend, in_axes=(None, 0, 0, 0, 0))(kernel, q, k, v, segments)
+    before_bt = jnp.where(before(segments.q) > 0, before(segments.q), _NONE) if go_on else None
+    o_bnth: Any = jax.vmap(_attend, in_axes=(None, 0, 0, 0, 0, 0))(kernel, q, k, v, segments, before_bt)
     o_btnh = jnp.moveaxis(o_bnth, 1, 2)[:, :length].astype(q_btnh.dtype)
     # The kernel lets padding attend to padding.
     return jnp.where((segments_q_bt > 0)[..., None, None], o_btnh, 0)
 
 
 @jax.custom_vjp
-def _attend(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any) -> Array:
+def _attend(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None) -> Array:
     """One row."""
-    return kernel(q_nth, k_ksh, v_ksh, segments)[0]
+    return _both(kernel, q_nth, k_ksh, v_ksh, segments, before_t)[0]
 
 
-def _forward(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any) -> tuple[Array, Any]:
+def _both(
+    kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
+) -> tuple[Array, Array]:
+    """The output, and the log of the scores' sum: over both documents that a query sees, each as the kernel has it.
+    Where one has nothing to see, the kernel's sum is as small as float32 can say, and its output weighs nothing."""
     o_nth, (logsumexp_nt,) = kernel(q_nth, k_ksh, v_ksh, segments)
+    if before_t is None:
+        return o_nth, logsumexp_nt
+    other_nth, (other_nt,) = kernel(q_nth, k_ksh, v_ksh, segments._replace(q=before_t))
+    both_nt = jnp.logaddexp(logsumexp_nt, other_nt)
+    weights = (jnp.exp(x - both_nt)[..., None] for x in (logsumexp_nt, other_nt))
+    parts = (x.astype(jnp.float32) * weight for x, weight in zip((o_nth, other_nth), weights, strict=True))
+    own, others = parts
+    return (own + others).astype(o_nth.dtype), both_nt
+
+
+def _forward(
+    kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
+) -> tuple[Array, Any]:
+    o_nth, logsumexp_nt = _both(kernel, q_nth, k_ksh, v_ksh, segments, before_t)
     o_nth, logsumexp_nt = checkpoint_name(o_nth, RESIDUALS), checkpoint_name(logsumexp_nt, RESIDUALS)
-    return o_nth, (kernel, q_nth, k_ksh, v_ksh, segments, o_nth, logsumexp_nt)
+    return o_nth, (kernel, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt)
 
 
-def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array, None]:
-    kernel, q_nth, k_ksh, v_ksh, segments, o_nth, logsumexp_nt = residuals
+def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array, None, None]:
+    kernel, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt = residuals
     delta_nt = jnp.sum(o_nth.astype(jnp.float32) * do_nth.astype(jnp.float32), axis=-1)
     places_t, sizes = kernel.fwd_mask_info.q_sequence, kernel.kwargs["block_sizes"]
     dq, dk, dv = splash_backward.gradients(
@@ -152,10 +186,11 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array,
         segments.q,
         segments.kv,
         places_t,
+        before_t,
         blocks=(sizes.block_q, sizes.block_kv),
         interpret=kernel.kwargs["interpret"],
     )
-    return None, dq, dk, dv, None
+    return None, dq, dk, dv, None, None
 
 
 _attend.defvjp(_forward, _backward)

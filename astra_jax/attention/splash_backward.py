@@ -41,6 +41,7 @@ def gradients(
     segments_t: Array,
     segments_s: Array,
     places_t: Array,
+    before_t: Array | None = None,
     *,
     blocks: tuple[int, int],
     interpret: bool = False,
@@ -51,6 +52,7 @@ def gradients(
         logsumexp_nt: of the scores, float32.
         delta_nt: sum of output times its gradient, float32.
         places_t: each query's place among the keys, int32, ascending: it sees the keys up to there, of its segment.
+        before_t: another segment that each query sees; None: it sees its own alone.
         blocks: lengths of a block of queries and of keys, which divide them.
     """
     (n, t, h), (heads, s, _) = q_nth.shape, k_ksh.shape
@@ -63,9 +65,9 @@ def gradients(
     first_j = jnp.searchsorted(places_t[block_q - 1 :: block_q], jnp.arange(count) * block_kv).astype(jnp.int32)
 
     def kernel(  # type: ignore[no-untyped-def]
-        first_ref, q_ref, do_ref, sum_ref, delta_ref, sq_ref, at_ref, k_ref, v_ref, sk_ref,
-        dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum,
+        first_ref, q_ref, do_ref, sum_ref, delta_ref, at_ref, k_ref, v_ref, sk_ref, *refs,
     ):  # fmt: skip
+        *seen_refs, dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum = refs
         p, j, i = (pl.program_id(axis) for axis in (1, 2, 3))
         here = pl.ds(i * block_q, block_q)
 
@@ -82,7 +84,9 @@ def gradients(
         def _() -> None:
             q, do, k = q_ref[...], do_ref[...], k_ref[...]
             key_s1 = j * block_kv + jax.lax.broadcasted_iota(jnp.int32, (block_kv, block_q), 0)
-            visible_st = (sk_ref[...] == sq_ref[...]) & (key_s1 <= at_ref[...])
+            of_keys = sk_ref[...]
+            same_st = functools.reduce(jnp.logical_or, [of_keys == one[...] for one in seen_refs])
+            visible_st = same_st & (key_s1 <= at_ref[...])
             scores_st = _dot(k, q, 1, 1)
             weights_st = jnp.where(visible_st, jnp.exp(scores_st - sum_ref[...]), 0.0)
             dv_sum[...] += _dot(weights_st.astype(do.dtype), do, 1, 0)
@@ -124,12 +128,13 @@ def gradients(
     of_keys = pl.BlockSpec((block_kv, 1), lambda k, p, j, i, first_ref: (j, 0))
     sums = pl.BlockSpec((None, None, block_kv, h), lambda k, p, j, i, first_ref: (p, k, j, 0))
     summed = (k_ksh.dtype, v_ksh.dtype) if parts == 1 else (jnp.float32, jnp.float32)
+    seen = [segments_t] if before_t is None else [segments_t, before_t]
     dq_nth, *keys_pksh = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(heads, parts, count, rows),
-            in_specs=[queries, queries, numbers, numbers, of_queries, of_queries, keys, keys, of_keys],
+            in_specs=[queries, queries, numbers, numbers, of_queries, keys, keys, of_keys, *[of_queries] * len(seen)],
             out_specs=[pl.BlockSpec((None, block_q, h), written), sums, sums],
             scratch_shapes=[
                 pltpu.VMEM((rows * block_q, h), jnp.float32),
@@ -154,11 +159,11 @@ def gradients(
         do_nth,
         logsumexp_nt[:, None],
         delta_nt[:, None],
-        segments_t[None],
         places_t[None],
         k_ksh,
         v_ksh,
         segments_s[:, None],
+        *(x[None] for x in seen),
     )
     # Part by part: a reduction over them takes the compiler's cycles ten times over.
     dk_ksh, dv_ksh = (functools.reduce(jnp.add, list(x)) for x in keys_pksh)

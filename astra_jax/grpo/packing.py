@@ -7,7 +7,7 @@ sees what it would see there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from astra_jax.run.batch import PackedBatch
 from synthesis.core.refusals import InputError
 
 Array = Any
+RowWork = Callable[[int], tuple[float, bool]]
 
 WORTH = 2 / 3
-"""Of the room that whole episodes take, the most that rows with common prompts may take: in longer rows attention
+"""Of the work that whole episodes take, the most that rows with common prompts may take: in longer rows attention
 visits more blocks of which part is hidden. On a CPU, with a million parameters: episodes of 256 tokens, 64 of them
 prompt, take 0.81 of the room and 1.4 times the time, those of 704 and 512 take 0.38 and 0.62; with 135 million those of
 650 and 474 take 0.23 and 0.28."""
@@ -39,6 +40,7 @@ class PolicyBatch(PackedBatch):
         old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
             has computed them, and where it need not.
         ages_bt: int32, see there; None where all tokens are drawn by the weights that are trained.
+        go_on: static: what `Model.forward` is to be told of documents that go on from others.
     """
 
     sampler_logps_bt: Array
@@ -47,6 +49,7 @@ class PolicyBatch(PackedBatch):
     episode_log_ratio_bt: Array | None = None
     episode_mismatch_bt: Array | None = None
     ages_bt: Array | None = None
+    go_on: bool = struct.field(pytree_node=False, default=False)
 
 
 def bucket_for(length: int, buckets: Sequence[int]) -> int:
@@ -124,12 +127,13 @@ def pack(
     rows: int | None,
     packed: bool = True,
     groups: Sequence[int] | None = None,
+    work: RowWork = lambda length: (length, False),
     update: int | None = None,
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket].
 
     The bucket is the smallest that holds the longest episode; where prompts lie in a row once it is that in which all
-    take the least room, since a longer row has a prompt fewer times.
+    take the least work, since a longer row has a prompt fewer times.
 
     Args:
         episodes: scored episodes.
@@ -139,23 +143,25 @@ def pack(
         packed: False gives each episode a row of its own (the reference in tests).
         groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
             its episodes go on from (`attention.documents`), where that is worth it (`WORTH`). None: each episode is
-            whole, which any backend takes.
+            whole.
+        work: of a row by its length, and whether batches with such documents must say so: `Model.row_work`.
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
         Micro-batches (NumPy); the last one is filled up with padding rows.
     """
-    rows = rows or 1
+    rows, go_on = rows or 1, False
     length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
     placed = _laid_together(episodes, None, length) if packed else [[_Together((i,), 0)] for i in range(len(episodes))]
     if groups is not None:
 
-        def room(one: tuple[int, list[list[_Together]]]) -> int:
-            return -(-len(one[1]) // rows) * one[0]
+        def cost(one: tuple[int, list[list[_Together]]]) -> float:
+            return -(-len(one[1]) // rows) * work(one[0])[0]
 
         tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
-        if room(best := min(tried, key=room)) <= WORTH * room((length, placed)):
+        if cost(best := min(tried, key=cost)) <= WORTH * cost((length, placed)):
             length, placed = best
+            go_on = work(length)[1]
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)
@@ -178,7 +184,8 @@ def pack(
                     ages = (update - np.asarray(episode.versions[own])) * np.asarray(episode.loss_mask[own])
                     ints["ages"][span] = ages
                 at += n
-        batches.append(PolicyBatch(**{f"{name}_bt": array for name, array in (ints | floats).items()}))
+        arrays = {f"{name}_bt": array for name, array in (ints | floats).items()}
+        batches.append(PolicyBatch(**arrays, go_on=go_on))
     return batches
 
 

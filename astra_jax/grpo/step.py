@@ -70,10 +70,8 @@ def update_step(
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
     size = len(groups) // config.mini_batches
-    share = model.takes_documents_that_go_on(mesh)
     mini_batches = [
-        lay_out(groups[start : start + size], config, update, share_prompts=share)
-        for start in range(0, len(groups), size)
+        lay_out(groups[start : start + size], model, config, update, mesh=mesh) for start in range(0, len(groups), size)
     ]
     if config.mini_batches > 1 or config.objective.corrects_episodes:
         mini_batches = [
@@ -135,20 +133,23 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
 
 
 def lay_out(
-    groups: Sequence[Group], config: GRPOConfig, update: int = 0, *, share_prompts: bool = False
+    groups: Sequence[Group], model: Model, config: GRPOConfig, update: int = 0, *, mesh: AnyMesh | None = None
 ) -> tuple[list[PolicyBatch], float]:
-    """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by.
-
-    Args:
-        share_prompts: see `pack`'s groups; where `Model.takes_documents_that_go_on`.
-    """
+    """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by."""
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
     of = update if config.async_steps else None
-    shared = [number for number, group in enumerate(groups) for _ in group.episodes] if share_prompts else None
-    buckets, rows = config.row_buckets, config.micro_batch_size
-    return pack(episodes, advantages, row_buckets=buckets, rows=rows, groups=shared, update=of), total
+    batches = pack(
+        episodes,
+        advantages,
+        row_buckets=config.row_buckets,
+        rows=config.micro_batch_size,
+        groups=[number for number, group in enumerate(groups) for _ in group.episodes],
+        work=partial(model.row_work, mesh=mesh),
+        update=of,
+    )
+    return batches, total
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,8 +238,8 @@ def take_step(
 def abstract_arguments(
     model: Model, config: GRPOConfig, length: int, mesh: Mesh | None
 ) -> tuple[Params, Any, Params, PolicyBatch, jax.ShapeDtypeStruct]:
-    """Shapes, types and places of what a run's update is made of, with rows of `length`, beside
-    `adapters.abstract_base`.
+    """Shapes, types and places of what a run's update is made of, with rows of `length` in which prompts lie once,
+    beside `adapters.abstract_base`.
 
     Returns:
         (params, optimizer state, gradients, a micro-batch, the batch's total).
@@ -252,7 +253,8 @@ def abstract_arguments(
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
     ages = integer if config.async_steps else None
-    batch = PolicyBatch(integer, integer, integer, integer, number, number, ages_bt=ages)
+    go_on = model.row_work(length, mesh)[1]
+    batch = PolicyBatch(integer, integer, integer, integer, number, number, ages_bt=ages, go_on=go_on)
     return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -311,4 +313,5 @@ def _hidden(
     params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: AnyMesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
-    return model.forward(params, *places, remat=config.remat, matmul=config.matmul, mesh=mesh)
+    how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul, "mesh": mesh}
+    return model.forward(params, *places, go_on=batch.go_on, **how)

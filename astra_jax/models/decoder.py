@@ -29,7 +29,7 @@ from astra_jax.attention import (
     attention,
     cached_attention,
     extending_attention,
-    takes_documents_that_go_on,
+    is_told_what_goes_on,
 )
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
@@ -278,6 +278,7 @@ class Decoder(Sizes, abc.ABC):
         *,
         remat: str = "none",
         matmul: str = "none",
+        go_on: bool = False,
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
@@ -291,7 +292,7 @@ class Decoder(Sizes, abc.ABC):
 
         def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
             operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
-            return attention(*operands, backend=backend, mesh=mesh), None
+            return attention(*operands, go_on=go_on, backend=backend, mesh=mesh), None
 
         def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
             x_btd, _, sums = _block(self, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh, matmul)
@@ -428,9 +429,10 @@ class Decoder(Sizes, abc.ABC):
         """See `flops.batch_flops`."""
         return flops.batch_flops(self, segment_ids_bt)
 
-    def takes_documents_that_go_on(self, mesh: AnyMesh | None) -> bool:
-        """See `Model.takes_documents_that_go_on`."""
-        return takes_documents_that_go_on(self.head_dim, mesh)
+    def row_work(self, length: int, mesh: AnyMesh | None) -> tuple[float, bool]:
+        """See `Model.row_work`."""
+        told = is_told_what_goes_on(self.head_dim, mesh)
+        return float(length) if not told else length * flops.flops_per_token(self, length)[0], told
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face
 

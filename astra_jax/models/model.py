@@ -122,6 +122,7 @@ class Model(Protocol):
         *,
         remat: str = "none",
         matmul: str = "none",
+        go_on: bool = False,
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
@@ -136,6 +137,7 @@ class Model(Protocol):
             remat: a name of `remat.REMATS`.
             matmul: a name of `matmuls.MATMULS`: in which numbers the layers' matrices are multiplied, forward and for
                 the activations' gradient. Embedding and head stay in `dtype`.
+            go_on: documents may go on from others; must be said where `row_work` says so.
             backend: of `astra_jax.attention`.
             mesh: where parameters and batch live; the sequence is in its zig-zag order. None is one device.
 
@@ -194,8 +196,9 @@ class Model(Protocol):
         """Forward and backward of a packed batch: each document by its own length, padding (0) for nothing."""
         ...
 
-    def takes_documents_that_go_on(self, mesh: AnyMesh | None) -> bool:
-        """Whether `forward` takes rows of which documents go on from others (`attention.documents`), on this mesh."""
+    def row_work(self, length: int, mesh: AnyMesh | None) -> tuple[float, bool]:
+        """What training on a row of `length` costs beside one of another length, whatever is in it, on this mesh; and
+        whether `forward` has to be told (`go_on`) that documents of a row go on from others."""
         ...
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face

@@ -18,9 +18,9 @@ from astra_jax.attention import (
     blockwise,
     cached_attention,
     documents,
+    is_told_what_goes_on,
     splash,
     splash_backward,
-    takes_documents_that_go_on,
     triton,
 )
 from astra_jax.attention.cache import Cache, of_tokens
@@ -97,8 +97,16 @@ def going_on_row(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(segments)[None].astype(np.int32), np.concatenate(positions)[None].astype(np.int32)
 
 
-@pytest.mark.parametrize("backend", ["blockwise", "triton_interpret"])
-@pytest.mark.parametrize("blocks", [(16, 16), (64, 32)])
+@pytest.mark.parametrize(
+    ("backend", "blocks"),
+    [
+        ("blockwise", (16, 16)),
+        ("blockwise", (64, 32)),
+        ("triton_interpret", (16, 16)),
+        ("triton_interpret", (64, 32)),
+        pytest.param("splash_interpret", (128, 128), marks=pytest.mark.slow),
+    ],
+)
 def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks, monkeypatch) -> None:
     """Two prompts, of which three and two documents go on, one that goes on from none, padding; against each document
     behind its prompt in a row of its own, forward and backward."""
@@ -107,13 +115,13 @@ def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks
     monkeypatch.setattr(triton, "BLOCKS", (blocks, blocks[::-1]))
     lengths = [(50, 0), (20, 1), (1, 1), (33, 1), (17, 0), (30, 5), (9, 0), (40, 5)]
     segments, positions = going_on_row(lengths)
-    t, h = segments.size + 13, 16
+    t, h = segments.size + 13, 128 if backend.startswith("splash") else 16
     segments, positions = (jnp.pad(jnp.asarray(x), ((0, 0), (0, 13))) for x in (segments, positions))
     rng = np.random.default_rng(5)
     q, k, v, g = (jnp.array(rng.normal(size=(1, t, n, h)), jnp.float32) for n in (N, K, K, N))
 
     def together(q, k, v):
-        return (run(q, k, v, segments, positions, backend=backend) * g).sum()
+        return (run(q, k, v, segments, positions, backend=backend, go_on=True) * g).sum()
 
     starts = np.cumsum([0, *(n for n, _ in lengths)])
     prompts = {other for _, other in lengths if other}
@@ -134,10 +142,10 @@ def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize(("platform", "takes"), [("cpu", True), ("gpu", True), ("tpu", False)])
-def test_the_kernel_that_compares_ids_alone_is_given_no_documents_that_go_on(platform, takes, monkeypatch) -> None:
+@pytest.mark.parametrize(("platform", "told"), [("cpu", False), ("gpu", False), ("tpu", True)])
+def test_the_kernel_that_compares_ids_alone_is_told(platform, told, monkeypatch) -> None:
     monkeypatch.setattr(astra_jax.attention, "platform_of", lambda mesh: platform)
-    assert takes_documents_that_go_on(128, None) is takes
+    assert is_told_what_goes_on(128, None) is told
 
 
 def test_document_numbers_have_bounds() -> None:
@@ -269,15 +277,24 @@ for t, h in ((8_192, 64), (65_536, 128)):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["blockwise", "splash_interpret", "triton_interpret"])
-def test_context_parallel_equals_one_device(packed_wide, backend) -> None:
-    """Each device has an early and a late chunk of the sequence, and half of the heads."""
+@pytest.mark.parametrize(
+    ("backend", "go_on"),
+    [("blockwise", False), ("splash_interpret", False), ("splash_interpret", True), ("triton_interpret", True)],
+)
+def test_context_parallel_equals_one_device(packed_wide, backend, go_on) -> None:
+    """Each device has an early and a late chunk of the sequence, and half of the heads; two documents may go on from
+    the first."""
     context = 2
+    if go_on:
+        q, k, v, segments, positions = packed_wide
+        others = segments > 1
+        ids = jnp.where(others, documents.going_on(1, 1) - 1 + segments, segments)
+        packed_wide = q, k, v, ids, positions + 130 * others
     mesh = make_mesh(data=2, context=context, tensor=2)
     padded = [jnp.pad(x, ((0, 0), (0, 12)) + ((0, 0),) * (x.ndim - 2)) for x in packed_wide]
     twice = [jnp.concatenate([x, x]) for x in padded]
     expected = value_and_gradients(twice, backend="blockwise")
-    with_mesh = value_and_gradients_zigzag(twice, context, backend=backend, mesh=mesh)
+    with_mesh = value_and_gradients_zigzag(twice, context, backend=backend, mesh=mesh, go_on=go_on)
     for mine, one in zip(with_mesh, expected, strict=True):
         np.testing.assert_allclose(mine, one, atol=2e-5)
 
@@ -321,10 +338,11 @@ import jax
 from test_attention import gradient_program, make_mesh
 from astra_jax.planner.hardware import Slice
 mesh = make_mesh(context=4, devices=Slice.parse("v5e:2x2").devices())
-for t in (8_192, 65_536):
-    program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh)
-    assert "tpu_custom_call" in program.lower(*arguments).as_text()
-    temporaries = program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+for t, go_on in ((8_192, False), (65_536, False), (8_192, True)):
+    program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh, go_on=go_on)
+    compiled = program.lower(*arguments).compile()
+    assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2 + go_on
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
     assert temporaries < t * t / 4, (t, temporaries)
 """
     environment = {**as_users(), "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}

@@ -96,8 +96,7 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
     shardings = None if mesh is None else WIDER.param_shardings(mesh)
     state = initial_state(WIDER.init(jax.random.key(0)), grpo_optimizer(config), shardings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Qwen3Config, "takes_documents_that_go_on", lambda model, mesh: share)
-        patch.setattr(packing, "WORTH", 1.0)
+        patch.setattr(packing, "WORTH", 1.0 if share else 0.0)
         params, _, metrics = update_step(*state, random_groups(0, prompts=True), WIDER, config, mesh=mesh)
     return jax.device_get(params), metrics
 

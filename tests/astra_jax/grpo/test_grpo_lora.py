@@ -84,7 +84,7 @@ def summed(params, config, batches, base=None):
 def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule() -> None:
     """Of the merged weights' gradient G, A's is scale · G Bᵀ and B's scale · Aᵀ G."""
     config = dataclasses.replace(CONFIG, row_buckets=(64, 800))
-    batches, total = lay_out([group(np.random.default_rng(0))], config)
+    batches, total = lay_out([group(np.random.default_rng(0))], MODEL, config)
     base, trained = MODEL.init(jax.random.key(0)), drawn()
     merged = adapters.without_adapters(adapters.joined(trained, base, LORA))
     full, full_loss = summed(merged, dataclasses.replace(config, lora=LoRA()), batches)
