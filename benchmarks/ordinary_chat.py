@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.tokenizer import ChatTokenizer
     from configs.quickstart import QuickstartConfig
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of the profile that has ended.", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of the profile, after SFT.", required=True)
 _MAX_TOKENS = number_flag("max_tokens", 96, Length, "Of an answer.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to the results.")
 
@@ -81,7 +81,8 @@ def main() -> None:
 
 
 async def measured(config: QuickstartConfig, workdir: Path, *, max_tokens: int) -> dict[str, Any]:
-    """A row: of each stage of the run what it thinks of the first weights' answers, and its own answers.
+    """A row: of each stage that the run has come to what its newest weights think of the first weights' answers, and
+    their own answers.
 
     `drawn_loss` is that of the first weights as the engine had it when it drew them: `start`'s loss but for rounding.
 
@@ -90,7 +91,7 @@ async def measured(config: QuickstartConfig, workdir: Path, *, max_tokens: int) 
         max_tokens: of one answer.
 
     Raises:
-        WeightsError: the run has not come to the end of GRPO.
+        WeightsError: there are no weights.
     """
     from astra_jax.run import weights
     from astra_jax.tokenizer import ChatTokenizer
@@ -106,6 +107,8 @@ async def measured(config: QuickstartConfig, workdir: Path, *, max_tokens: int) 
     given: list[Completion] = []
     first: list[float] = []
     for name, folder in STAGES.items():
+        if not (workdir / folder).exists():  # GRPO's, so far
+            continue
         if name == "start":
             params = pretrained.load(config.model, workdir / folder)
         else:

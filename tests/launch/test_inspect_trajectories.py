@@ -265,6 +265,17 @@ def test_what_cannot_be_shown_is_said(port, path: str, status: int, words: str) 
     assert got == status and words in text
 
 
+def test_conversations_without_tools_are_shown_and_where_they_were_broken_off(tmp_path) -> None:
+    """As a rehearsal has them: no server, no scores."""
+    said = [Message("user", "Who are you?"), Message("assistant", "I am a mo")]
+    whole = Trajectory("talk", "talk", "", "conversation", "en", [], said, 0, {}, None)
+    write_dataset(tmp_path / "talks", Trajectory, [whole, replace(whole, id="broken", unfinished=True)], card={})
+    with serving(tmp_path / "talks") as port:
+        pages = {id: send(port, "GET", f"/trajectory/{id}")[2] for id in ("talk", "broken")}
+    assert all("I am a mo" in page for page in pages.values())
+    assert "broken off at a limit" in pages["broken"] and "broken off" not in pages["talk"]
+
+
 def test_a_dataset_that_changes_meanwhile_is_not_mixed_up(tmp_path) -> None:
     write_dataset(tmp_path / "data", Trajectory, [NORDIC, CHINESE], card={})
     with serving(tmp_path / "data") as port:
