@@ -27,6 +27,7 @@ FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
     "launch.push": "public",
+    "launch.rehearse": "max_answer_tokens",
     "launch.difficulty": "policy_name",
     "launch.compare": "figures",
     "launch.convert": "from_orbax",
@@ -231,7 +232,7 @@ def test_every_program_is_tested() -> None:
 
 def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() -> None:
     """`launch.grpo` did not, unlike the GRPO of the quickstart."""
-    computing = {"launch.sft", "launch.grpo", "launch.serve", "launch.difficulty", "launch.quickstart"}
+    computing = {f"launch.{name}" for name in ("sft", "grpo", "serve", "difficulty", "rehearse", "quickstart")}
     for program in PROGRAMS:
         file = ROOT / program.replace(".", "/")
         file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
