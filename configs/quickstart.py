@@ -325,7 +325,7 @@ def _pretrained() -> QuickstartConfig:
             micro_batch_size=1,
             steps=240,
             optimizer="adamw",
-            # At 3e-4 sixty steps learn tools no sooner, and move ordinary answers three times as far as at 1e-4.
+            # Sixty steps at 3e-4 learn tools no sooner than at 1e-4, and move ordinary answers three times as far.
             learning_rate=5e-5,
             weight_decay=0.0,
             checkpoint_every=20,
