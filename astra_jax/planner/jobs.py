@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import jax
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.packing import bucket_for
 from astra_jax.mesh import check_batch
 from astra_jax.models.adapters import abstract_adapters, targeted
 from astra_jax.models.lora import FULL, LoRA
@@ -34,7 +33,7 @@ class Job:
     Attributes:
         model, config: as the run has them.
         kind: `sft` or `grpo`.
-        row_tokens: the length of a row; of GRPO's buckets that of the longest episode.
+        row_tokens: the length of a row; of GRPO's buckets the longest, which any batch may take.
         micro_batch_size: rows of one forward and backward pass.
         micro_batches: of an optimizer step; in GRPO where each episode fills a row.
         steps: of the whole run; None: SFT's, which depend on the data.
@@ -102,7 +101,7 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
         model.check_length(longest(config), "episode.max_prompt_tokens + max_response_tokens")
         config = on_mesh(config, mesh)
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
-        used, steps = bucket_for(longest(config), config.row_buckets), config.steps
+        used, steps = max(config.row_buckets), config.steps
     model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
     targeted(model, config.lora)  # refuses targets that the model does not have
     for length in lengths:

@@ -199,6 +199,15 @@ def test_every_size_has_both_presets_but_where_episodes_have_no_room() -> None:
     assert set(PRESETS) == {f"sft:{size}" for size in sizes} | {f"grpo:{size}" for size in sizes - short}
 
 
+def test_a_plan_is_of_the_longest_rows_that_a_batch_may_take() -> None:
+    """Which is more than its longest episode where prompts lie in a row once."""
+    run = load_config("grpo:0.6b")
+    longer = max(run.grpo.row_buckets) + 4_096
+    config = dataclasses.replace(run.grpo, row_buckets=(*run.grpo.row_buckets, longer))
+    mesh = AbstractMesh((1, 4, 1, 1, 1), AXES)
+    assert job_on(run.model, config, mesh, blocks=BLOCK).row_tokens == longer > longest(config)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_papers(name: str) -> None:
     """But for what a model's own context leaves no room for."""
