@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from pathlib import Path
 import jax
 import msgspec
 import pytest
-from programs_world import Ended, Programs, programs
+from programs_world import Ended, Programs, in_journal, programs
 from rollout_world import make_environment, tiny_model
 
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
@@ -76,17 +74,6 @@ def run(world, start) -> Callable[..., Ended]:
         return ended
 
     return whole
-
-
-def in_journal(to: Path) -> int:
-    """How many environments are finished."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(journal_of(to))) as journal:
-        return journal.execute("SELECT COUNT(*) FROM done").fetchone()[0]
-    return 0
-
-
-def journal_of(to: Path) -> Path:
-    return to.with_name(f"{to.name}.journal.sqlite")
 
 
 @pytest.fixture(scope="module")

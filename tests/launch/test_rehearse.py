@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from programs_world import Programs, programs
+from programs_world import Programs, in_journal, journal_of, programs
 from rollout_world import tiny_model
 from sft_world import make_dataset, make_tokenizer, trajectories
 
@@ -86,17 +86,6 @@ def test_a_killed_run_goes_on_where_it_was(world: Path, rehearsal: Path, start: 
     assert start(*arguments(world, to, f"--conversations={COUNT + 5}")).code == 0
     drawn = read_dataset(to, Trajectory)
     assert drawn[: len(read_dataset(rehearsal, Trajectory))] == read_dataset(rehearsal, Trajectory)
-
-
-def in_journal(to: Path) -> int:
-    """How many conversations are finished."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(journal_of(to))) as journal:
-        return journal.execute("SELECT COUNT(*) FROM done").fetchone()[0]
-    return 0
-
-
-def journal_of(to: Path) -> Path:
-    return to.with_name(f"{to.name}.journal.sqlite")
 
 
 def test_sft_trains_on_it_beside_its_data(world: Path, rehearsal: Path, start: Programs, tmp_path: Path) -> None:

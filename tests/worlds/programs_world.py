@@ -6,10 +6,12 @@ starts it as users do.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -233,3 +235,15 @@ def _forking() -> subprocess.Popen[str]:
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
+
+
+def journal_of(to: Path) -> Path:
+    """Where a program keeps what is finished of the dataset that it writes to `to`."""
+    return to.with_name(f"{to.name}.journal.sqlite")
+
+
+def in_journal(to: Path) -> int:
+    """How many records of it are finished."""
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(journal_of(to))) as journal:
+        return journal.execute("SELECT COUNT(*) FROM done").fetchone()[0]
+    return 0

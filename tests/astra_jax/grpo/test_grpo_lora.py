@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from episodes_world import MODEL
 from rollout_world import ScriptedPolicy, call, decisive, make_environment
 from sft_world import starting
 
@@ -18,7 +19,6 @@ from astra_jax.grpo.train import train
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
 from astra_jax.models.lora import LoRA
-from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
@@ -30,17 +30,6 @@ from astra_jax.run.optimizers import initial_state
 from synthesis.core.reward import Reward
 
 LORA = LoRA(rank=3, alpha=12.0)
-MODEL = Qwen3Config(
-    vocab_size=64,
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=8,
-    d_ff=64,
-    tie_embeddings=True,
-    max_positions=256,
-)
 CONFIG = GRPOConfig(
     steps=2,
     batch_size=2,
