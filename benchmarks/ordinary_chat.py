@@ -91,7 +91,7 @@ async def measured(config: QuickstartConfig, workdir: Path, *, max_tokens: int) 
         max_tokens: of one answer.
 
     Raises:
-        WeightsError: there are no weights.
+        WeightsError: the run has not come to the end of SFT.
     """
     from astra_jax.run import weights
     from astra_jax.tokenizer import ChatTokenizer
@@ -107,7 +107,7 @@ async def measured(config: QuickstartConfig, workdir: Path, *, max_tokens: int) 
     given: list[Completion] = []
     first: list[float] = []
     for name, folder in STAGES.items():
-        if not (workdir / folder).exists():  # GRPO's, so far
+        if name == "grpo" and not (workdir / folder).exists():
             continue
         if name == "start":
             params = pretrained.load(config.model, workdir / folder)

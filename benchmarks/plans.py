@@ -50,8 +50,8 @@ _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by defau
 
 def plan(job: str, size: str, tokens: int, topology: str) -> dict:
     """What `launch.plan` says, as its JSON."""
-    flags_ = [f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}", "--json"]
-    said = processes.run("launch.plan", *flags_, keep=True)
+    asked = f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}"
+    said = processes.run("launch.plan", *asked, "--json", keep=True)
     return {"size": size} | json.loads(said.splitlines()[-1])
 
 

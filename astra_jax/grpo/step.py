@@ -31,7 +31,7 @@ from astra_jax.models import adapters
 from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
-from astra_jax.run.batch import context_size, in_mesh_order, shift, target_mask, to_device, unshift
+from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
 from astra_jax.run.optimizers import abstract_state, apply_gradients, make_optimizer
@@ -289,13 +289,14 @@ def with_episode_ratio(
 def trainer_logprobs(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> Array:
-    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of a document."""
+    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of a document,
+    and on padding."""
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
     logps, _ = token_logprobs(x_btd, model.head_weights(params), targets_bt, temperature=temperature, mesh=mesh)
     at_token_bt = unshift(unzigzag(logps, context_size(mesh)))
-    return jnp.where(unshift(batch.segment_ids_bt) == batch.segment_ids_bt, at_token_bt, 0.0)
+    return jnp.where(unshift(same_document(batch)), at_token_bt, 0.0)
 
 
 @partial(jax.jit, static_argnames=("mesh",))

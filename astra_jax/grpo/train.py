@@ -356,7 +356,8 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
 def _programs(model: Model, config: GRPOConfig, longest: int, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
     """What an update runs, to be compiled while the first rollouts are made.
 
-    The lengths of rows are those that episodes may need. On CPUs, which sample meanwhile, and with whose time a program
+    The lengths of rows are those that whole episodes may need; a longer one, which a batch may take where prompts lie
+    in a row once, is compiled when it is first taken. On CPUs, which sample meanwhile, and with whose time a program
     that no batch needs would be paid, several are left to the first batch that has them.
     """
     if config.mini_batches > 1 or config.objective.corrects_episodes:

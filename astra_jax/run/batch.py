@@ -54,10 +54,14 @@ def unshift(x_bt: jax.Array) -> jax.Array:
     return jnp.pad(x_bt[:, :-1], ((0, 0), (1, 0)))
 
 
+def same_document(batch: PackedBatch) -> jax.Array:
+    """[B, T], bool: whether the *next* token belongs to the same document; padding is of none."""
+    return (shift(batch.segment_ids_bt) == batch.segment_ids_bt) & (batch.segment_ids_bt > 0)
+
+
 def target_mask(batch: PackedBatch) -> jax.Array:
     """[B, T], float32: 1 at t where the *next* token is trained on and belongs to the same document."""
-    same_document_bt = (shift(batch.segment_ids_bt) == batch.segment_ids_bt) & (batch.segment_ids_bt > 0)
-    return (shift(batch.loss_mask_bt) * same_document_bt).astype(jnp.float32)
+    return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
 
 
 def context_size(mesh: AnyMesh | None) -> int:

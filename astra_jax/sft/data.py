@@ -183,6 +183,11 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
 
 
+def of_rehearsal(config: DataConfig) -> DataConfig:
+    """How a rehearsal becomes examples beside data of this config: as it was said."""
+    return dataclasses.replace(config, rename_entities=0.0, tools="all")
+
+
 def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
     """Tokenise the whole dataset once and count.
 
@@ -249,8 +254,7 @@ class BatchIterator(Iterator[PackedBatch]):
     ) -> None:
         examples = _examples(path, tokenizer, config)
         if rehearsal is not None:
-            kept = _examples(rehearsal, tokenizer, dataclasses.replace(config, rename_entities=0.0, tools="all"))
-            examples = _mixed(examples, kept, config)
+            examples = _mixed(examples, _examples(rehearsal, tokenizer, of_rehearsal(config)), config)
         self._path = path
         self._iterator = iter(_pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch))
 

@@ -35,7 +35,7 @@ from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataStats, steps_for_epochs
+from astra_jax.sft.data import BatchIterator, DataStats, of_rehearsal, steps_for_epochs
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.statistics import kept_statistics
 from astra_jax.sft.step import abstract_arguments, learning_rate, loss_sums, sft_optimizer, train_step
@@ -123,7 +123,7 @@ def train(
         config = on_mesh(config, mesh)
         check_batch(mesh, config.rows_at_once, config.data.seq_len, "data.seq_len")
     stats = kept_statistics(dataset_path, tokenizer, config.data, workdir)
-    rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, config.data, workdir)
+    rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, of_rehearsal(config.data), workdir)
     steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs, rehearsal=rehearsed)
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     card = read_card(dataset_path)

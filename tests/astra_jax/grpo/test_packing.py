@@ -14,7 +14,7 @@ from astra_jax.attention.documents import before, numbers
 from astra_jax.grpo import packing
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.packing import bucket_for, first_fit, pack
-from astra_jax.grpo.step import accumulate
+from astra_jax.grpo.step import accumulate, trainer_logprobs
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.gradients import zero_gradients
 
@@ -194,3 +194,16 @@ def test_arithmetic_is_that_of_whole_episodes_less_the_prompts_that_are_not_comp
     shared = (np.arange(256) < 30).astype(np.int32)[None]
     saved = MODEL.batch_flops(whole.segment_ids_bt) - MODEL.batch_flops(once.segment_ids_bt)
     assert saved == pytest.approx(2 * MODEL.batch_flops(shared))
+
+
+def test_no_logprob_stands_where_nothing_is_predicted() -> None:
+    """At the first token of each document, the prompt's and those that go on from it, and on padding it is 0."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, MODEL.vocab_size, 31).tolist()
+    episodes = [with_prompt(prompt, make_episode(rng, 0.0, int(n))) for n in (13, 23)]
+    (batch,) = pack(episodes, [0.0] * 2, row_buckets=(128,), rows=1, groups=[0, 0])
+    logps = np.asarray(trainer_logprobs(MODEL.init(jax.random.key(0)), batch, model=MODEL, config=WIDE))[0]
+    segments = batch.segment_ids_bt[0]
+    first = np.diff(segments, prepend=-1) != 0
+    assert first[:-1].sum() == 4 and not logps[first | (segments == 0)].any()
+    assert (logps[~first & (segments > 0)] < 0).all()
