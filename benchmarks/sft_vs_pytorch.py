@@ -1,11 +1,14 @@
 """A whole SFT run against TRL's `SFTTrainer`, from the same Hugging Face checkpoint, on the same trajectories.
 
 Both pack, train on the assistant's tokens alone, and follow the same schedule; each shuffles and packs in its own way
-so that their curves agree as two seeds of one of them do: each side is run with two. They take turns, a few steps each.
+so that their curves agree as two seeds of one of them do: each side is run with two (--seeds=1 leaves that out, and
+their memory). They take turns, a few steps each.
 TRL is run as it packs (a batch is one long row) and with a row at a time, accumulated; the ratio is to the faster one.
+On a GPU all sides share it and multiply in bfloat16, with weights in float32 (TRL: bf16=True, attention of torch).
 Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
 
     python -m benchmarks.sft_vs_pytorch --steps=100
+    python -m benchmarks.sft_vs_pytorch --device=gpu --shape=0.6b --rows=4 --seeds=1
 """
 
 from __future__ import annotations
@@ -30,18 +33,17 @@ from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, Count, Length
 
-SIDES = {"jax_0": 0, "jax_1": 1, "trl_0": 0, "trl_1": 1, "trl_flat_0": 0}
-"""By name, the seed of the data's order."""
-
 WINDOW = 10
 """Steps over which losses are averaged before curves are compared."""
 
 _DATA = flags.DEFINE_string("data", None, "Dataset of trajectories; by default one that is made up.")
+_DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "What all sides train on.")
 _SHAPE = flags.DEFINE_enum("shape", "1m", list(SHAPES), "Size of the model, random weights.")
 _SEQ_LEN = number_flag("seq_len", 2048, Length, "Tokens of a row.")
 _ROWS = number_flag("rows", 2, Count, "Rows of a step.")
 _STEPS = number_flag("steps", 100, Annotated[int, Bound(least=2 * WINDOW, most=2**31 - 1)], "Steps of each side.")
 _TURN = number_flag("turn", 5, Count, "Steps of a turn.")
+_SEEDS = number_flag("seeds", 2, Annotated[int, Bound(least=1, most=2)], "Seeds of each side.")
 _THREADS = number_flag("threads", os.cpu_count(), Count, "Threads of each side.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/sft_vs_pytorch.jsonl.")
 
@@ -50,6 +52,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     """The work of all sides: a Hugging Face folder with tokenizer and random weights, and the trajectories."""
     import jax
 
+    jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the sides
     from astra_jax.models.hf_checkpoint import save_hf
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.sft.bench import conversations
@@ -65,17 +68,18 @@ def prepare(folder: Path) -> dict[str, Any]:
         trajectories = list(itertools.islice(conversations(words(), size=0.05), 500))
         write_dataset(folder / "data", Trajectory, trajectories, card={"made_by": "benchmarks.sft_vs_pytorch"})
     texts = ["".join(segment.text for segment in QWEN3.render(one.messages, one.tools)) for one in trajectories]
-    tokenizer = ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
-    model = Qwen3Config(**vars(shape) | {"vocab_size": tokenizer.vocab_size}, tie_embeddings=True)
+    ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
+    model = Qwen3Config(**vars(shape), tie_embeddings=True)
     save_hf(model.init(jax.random.key(0)), model, folder / "hf")
     return {
         "data": _DATA.value or str(folder / "data"),
         "hf": str(folder / "hf"),
-        "model": vars(shape) | {"vocab_size": tokenizer.vocab_size, "tie_embeddings": True},
+        "model": vars(shape) | {"tie_embeddings": True},
         "seq_len": _SEQ_LEN.value,
         "rows": _ROWS.value,
         "steps": _STEPS.value,
         "threads": _THREADS.value,
+        "device": _DEVICE.value,
         "learning_rate": 1e-3,
         "warmup_fraction": 0.05,
         "final_fraction": 0.1,
@@ -88,16 +92,25 @@ def prepare(folder: Path) -> dict[str, Any]:
 
 def compare(work: dict[str, Any]) -> dict[str, Any]:
     """Both sides' steps in turns; medians of tokens a second, the curves, and how far they are apart."""
-    environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | os.environ) | {"OMP_NUM_THREADS": str(work["threads"])}
+    environment = os.environ | {"OMP_NUM_THREADS": str(work["threads"])}
+    if work["device"] == "cpu":
+        environment = cpu_environment({"JAX_PLATFORMS": "cpu"} | environment)
+    else:  # JAX's sides take of its memory what they need, no more
+        environment |= {"JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     sides: dict[str, Side] = {}
-    done: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    seeds = range(_SEEDS.value)
+    named = {f"{side}_{seed}": seed for side in ("jax", "trl") for seed in seeds} | {"trl_flat_0": 0}
+    done: dict[str, list[dict[str, Any]]] = {name: [] for name in named}
+    device = work["device"]
     try:
-        for name, seed in SIDES.items():
+        for name, seed in named.items():
             command = [sys.executable, "-m", "benchmarks.sft_vs_pytorch_side", name, json.dumps(work | {"seed": seed})]
             sides[name] = Side(command, environment)
         for _ in range(0, work["steps"], _TURN.value):
             for name, side in sides.items():
-                done[name] += side.ask(f"train {_TURN.value}")["steps"]
+                answer = side.ask(f"train {_TURN.value}")
+                done[name] += answer["steps"]
+                device = answer.get("device", device)
     finally:
         for side in sides.values():
             side.kill()
@@ -107,13 +120,15 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
         for name, steps in done.items()
     }
     curves = {name: _smooth([one["loss"] for one in steps]) for name, steps in done.items()}
-    between = [_apart(curves[f"jax_{i}"], curves[f"trl_{j}"]) for i in (0, 1) for j in (0, 1)]
+    between = [_apart(curves[f"jax_{i}"], curves[f"trl_{j}"]) for i in seeds for j in seeds]
+    apart = {side: round(_apart(curves[f"{side}_0"], curves[f"{side}_{seeds[-1]}"]), 4) for side in ("jax", "trl")}
     return {
         "model": work["model"],
         "seq_len": work["seq_len"],
         "rows": work["rows"],
         "steps": work["steps"],
-        "dtype": "float32",
+        "device": device,
+        "dtype": "float32" if work["device"] == "cpu" else "bfloat16",
         "threads": work["threads"],
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
         "fill": {
@@ -123,8 +138,7 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
         "speed_ratio": round(speeds["jax_0"] / max(speeds["trl_0"], speeds["trl_flat_0"]), 2),
         "losses": {name: [round(value, 4) for value in curve] for name, curve in curves.items()},
         "apart_jax_trl": round(statistics.mean(between), 4),
-        "apart_seeds": {side: round(_apart(curves[f"{side}_0"], curves[f"{side}_1"]), 4) for side in ("jax", "trl")},
-    }
+    } | ({"apart_seeds": apart} if len(seeds) > 1 else {})
 
 
 def _smooth(losses: list[float]) -> list[float]:

@@ -1,7 +1,8 @@
 """One side of `benchmarks.sft_vs_pytorch`: trains when a line on stdin tells it to.
 
 ready      answers {"seconds"} of getting ready to train
-train N    N steps; answers {"steps": [{"seconds", "tokens", "loss"}, …]}, the first one with its compilation
+train N    N steps; answers {"steps": [{"seconds", "tokens", "loss"}, …]}, the first one with its compilation, and JAX's
+           side {"device"}, what they ran on
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Turns:
     """Reads lines from stdin before a step that no line has asked for yet, and answers them."""
 
     def __init__(self) -> None:
+        self.about: dict[str, str] = {}
+        """Said with each answer to `train`."""
         self._answers = own_stdout()
         self._asked = 0
         self._steps: list[dict[str, float]] = []
@@ -48,7 +51,7 @@ class Turns:
         self._steps.append({"seconds": time.perf_counter() - self._started, "tokens": tokens, "loss": loss})
         self._asked -= 1
         if self._asked == 0:
-            self._answer({"steps": self._steps})
+            self._answer({"steps": self._steps} | self.about)
         self.wait()
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -56,17 +59,21 @@ class Turns:
 
 
 def jax_side(work: dict[str, Any], turns: Turns) -> None:
+    import jax
+
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run import weights
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
-    model, config = Qwen3Config(**work["model"]), _sft_config(work)
+    dtype = "float32" if work["device"] == "cpu" else "bfloat16"
+    model, config = Qwen3Config(**work["model"], dtype=dtype), _sft_config(work)
     start, tokenizer = partial(weights.load, work["hf"], model), ChatTokenizer.load(work["hf"])
 
     def on_step(step: int, row: Any) -> None:
         turns.stepped(work["seq_len"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
 
+    turns.about["device"] = jax.devices()[0].device_kind
     with tempfile.TemporaryDirectory() as workdir:
         turns.wait()
         sft.train(config, model, start, work["data"], tokenizer, workdir, progress=False, on_step=on_step)
@@ -110,8 +117,8 @@ def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = SFTConfig(
             output_dir=folder,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=work["device"] == "cpu",
+            bf16=work["device"] != "cpu",
             max_length=work["seq_len"],
             packing=True,
             assistant_only_loss=True,

@@ -23,8 +23,9 @@ SHAPES = {
     "1m": Shape(1_024, 192, 2, 3, 3, 64, 512),
     "30m": Shape(8_192, 512, 8, 8, 4, 64, 1_536),
     "vocabulary": Shape(151_936, 256, 4, 4, 2, 64, 768),
+    "0.6b": Shape(151_936, 1_024, 28, 16, 8, 128, 3_072),
 }
-"""`1m` is the quickstart's; `vocabulary` has Qwen3's own vocabulary."""
+"""`1m` is the quickstart's; `vocabulary` has Qwen3's own vocabulary; `0.6b` is Qwen3-0.6B, for accelerators."""
 
 SMOLLM2 = Shape(49_280, 576, 30, 9, 3, 64, 1_536)
 """SmolLM2-135M's, a Llama, with rows for the tokens of tools."""

@@ -1,4 +1,5 @@
 """For all tests: the CPU, also where libtpu is installed to compile for TPUs that are not there; programs are kept.
+With JAX_PLATFORMS=cuda,cpu those that can be run on a GPU are, compiled as users have it (CONTRIBUTING.md).
 
 Most of a short run's time is XLA's, and many tests, and the processes that they start, compile the same.
 """
@@ -62,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        os.environ["XLA_FLAGS"] = f"{COMPILED_FAST} {os.environ.get('XLA_FLAGS', '')}".strip()
+        if "cuda" not in os.environ["JAX_PLATFORMS"].split(","):
+            os.environ["XLA_FLAGS"] = f"{COMPILED_FAST} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
 @pytest.hookimpl(tryfirst=True)

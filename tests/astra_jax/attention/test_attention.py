@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -28,6 +29,11 @@ from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
 
 B, T, N, K, H = 2, 80, 4, 2, 8
+ON_GPU = pytest.mark.skipif(
+    "cuda" not in os.environ["JAX_PLATFORMS"].split(","),
+    reason="needs a GPU, JAX_PLATFORMS=cuda,cpu and JAX_DEFAULT_MATMUL_PRECISION=highest",
+)
+TRITON = ["triton_interpret", pytest.param("triton", marks=ON_GPU)]
 
 
 def reference(q, k, v, segments, positions):
@@ -104,6 +110,7 @@ def going_on_row(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray
         ("blockwise", (64, 32)),
         ("triton_interpret", (16, 16)),
         ("triton_interpret", (64, 32)),
+        pytest.param("triton", (64, 32), marks=ON_GPU),
         pytest.param("splash_interpret", (128, 128), marks=pytest.mark.slow),
     ],
 )
@@ -226,18 +233,38 @@ def test_splashs_gradients_are_the_same_in_any_number_of_parts(packed_wide, memo
         np.testing.assert_allclose(mine, one, atol=2e-5)
 
 
+@pytest.mark.parametrize("backend", TRITON)
 @pytest.mark.parametrize("blocks", [((128, 64), (64, 64)), ((32, 16), (16, 32))])
 @pytest.mark.parametrize("order", ["row", "any"])
-def test_triton_equals_blockwise_forward_and_backward(packed_wide, blocks, order, monkeypatch) -> None:
+def test_triton_equals_blockwise_forward_and_backward(packed_wide, blocks, order, backend, monkeypatch) -> None:
     """Documents that begin and end within blocks, one of a single token, padding; the tokens shuffled too."""
     monkeypatch.setattr(triton, "BLOCKS", blocks)
     operands = packed_wide
     if order == "any":
         shuffled = np.random.default_rng(2).permutation(packed_wide[0].shape[1])
         operands = [x[:, shuffled] for x in packed_wide]
-    ours = value_and_gradients(operands, backend="triton_interpret")
+    ours = value_and_gradients(operands, backend=backend)
     for mine, expected in zip(ours, value_and_gradients(operands, backend="blockwise"), strict=True):
         np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+@ON_GPU
+@pytest.mark.parametrize("h", [64, 128])
+def test_the_gpus_kernels_are_as_near_as_bfloat16_lets_them_be(h: int) -> None:
+    """Rows of 4,096 with a prompt from which others go on, in the blocks that training has; by the norm, against
+    float32 of the same operands."""
+    segments, positions = (
+        jnp.tile(jnp.pad(jnp.asarray(x), ((0, 0), (0, 4_096 - x.size))), (2, 1))
+        for x in going_on_row([(1_000, 0), (700, 1), (333, 1), (1_500, 0), (1, 4), (400, 4)])
+    )
+    rng = np.random.default_rng(7)
+    qkv = [jnp.array(rng.normal(size=(2, 4_096, n, h)), jnp.bfloat16) for n in (8, 2, 2)]
+    wide = (x.astype(jnp.float32) for x in qkv)
+    ours = value_and_gradients((*qkv, segments, positions), backend="auto", go_on=True)
+    theirs = value_and_gradients((*wide, segments, positions), backend="blockwise")
+    for mine, expected in zip(ours, theirs, strict=True):
+        mine, expected = (np.asarray(x, np.float64) for x in (mine, expected))
+        assert np.linalg.norm(mine - expected) < 1e-2 * np.linalg.norm(expected)
 
 
 def test_triton_visits_no_block_that_is_hidden_whole() -> None:
