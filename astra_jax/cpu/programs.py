@@ -32,14 +32,6 @@ def trains_written_out(layers: int, remat: str, mesh: AnyMesh | None) -> bool:
     return layers <= UNROLLED and remat == "none" and platform_of(mesh) == "cpu"
 
 
-def decodes_written_out(platform: str) -> bool:
-    """Whether decoding wants the parameters' layers apart (`Model.for_decoding`), and written out.
-
-    A scan copies each layer's weights before it reads them (30 million parameters, one row: 35 ms a step against 16).
-    """
-    return platform == "cpu"
-
-
 def kept_dtype(dtype: DTypeLike, platform: str) -> DTypeLike:
     """In what keys and values are kept: float32 on CPUs, whatever the model computes in.
 

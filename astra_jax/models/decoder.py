@@ -34,7 +34,7 @@ from astra_jax.attention import (
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, AnyMesh, constrain
+from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers import quantized
 from astra_jax.models.layers.adapted import is_adapted, merged
@@ -127,8 +127,13 @@ def _block(model: Sizes, arrays: Params) -> Block:
 
 
 FEWEST_ROWS = 8
-"""Of a decoding matmul, where layers are scanned: a TPU multiplies fewer with its vector unit, at a third of the speed
-at which it reads the weights."""
+"""Of a decoding matmul on accelerators. A TPU multiplies fewer with its vector unit, at a third of the speed at which
+it reads the weights; for GPUs XLA makes of a matmul of one row a product as large as the weights, and its sum."""
+
+
+def fewest_rows(caches: Caches, platform: str | None) -> int:
+    """How many rows a decoding matmul has at least; `platform` as in `Decoder.forward_cached`."""
+    return 1 if not isinstance(caches, Cache) and (platform or platform_of(None)) == "cpu" else FEWEST_ROWS
 
 
 def _whole(cache: Cache) -> Cache:
@@ -323,7 +328,14 @@ class Decoder(Sizes, abc.ABC):
         return empty(layers, batch) if stacked else tuple(empty(batch) for _ in range(layers))
 
     def forward_cached(
-        self, params: Params, tokens_bt: Array, positions_bt: Array, past: Caches, *, look: Look = _whole
+        self,
+        params: Params,
+        tokens_bt: Array,
+        positions_bt: Array,
+        past: Caches,
+        *,
+        look: Look = _whole,
+        platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of the next tokens of each row over what is cached of it.
 
@@ -334,6 +346,7 @@ class Decoder(Sizes, abc.ABC):
             positions_bt: where they are, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
             past: stacked as the parameters are; of it a row sees what is before its first new token. Only read.
             look: what is read of a layer's.
+            platform: what the program is compiled for; None is that of JAX's default device.
 
         Returns:
             (hidden states after the final norm [B, T, D], the new tokens' keys and values, T places: `Cache.put` keeps
@@ -344,7 +357,7 @@ class Decoder(Sizes, abc.ABC):
             new = kv.of_tokens(k_btkh, v_btkh, cache.dtype)
             return extending_attention(q_btnh, look(cache), new, positions_bt), new
 
-        return self._over_caches(params, tokens_bt, positions_bt, past, attend)
+        return self._over_caches(params, tokens_bt, positions_bt, past, attend, platform)
 
     def forward_next(
         self,
@@ -356,6 +369,7 @@ class Decoder(Sizes, abc.ABC):
         step: Array,
         *,
         look: Look = _whole,
+        platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, when all rows go forward together.
 
@@ -363,7 +377,7 @@ class Decoder(Sizes, abc.ABC):
         place of each row costs a copy of the cache in each step, or a scatter.
 
         Args:
-            params, past, look: see `forward_cached`.
+            params, past, look, platform: see `forward_cached`.
             positions_b1: `step` + how many slots of `past` each row sees; -1 is padding.
             recent: room for as many tokens as there are steps; those before `step` are there. Updated in place.
 
@@ -374,7 +388,7 @@ class Decoder(Sizes, abc.ABC):
         steps = kv.first(recent).length
         since_bts = jnp.broadcast_to(jnp.arange(steps) <= step, (*positions_b1.shape, steps))
 
-        more = max(0, -(-FEWEST_ROWS // len(tokens_b1)) - 1) if isinstance(past, Cache) else 0
+        more = max(0, -(-fewest_rows(past, platform) // len(tokens_b1)) - 1)
 
         def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             past, recent = caches
@@ -387,15 +401,22 @@ class Decoder(Sizes, abc.ABC):
             jnp.pad(x, ((0, 0), (0, more)), constant_values=fill) for x, fill in ((tokens_b1, 0), (positions_b1, -1))
         )
         caches = (past, recent) if isinstance(past, Cache) else tuple(zip(past, recent, strict=True))
-        x_btd, recent = self._over_caches(params, tokens_bt, positions_bt, caches, attend)
+        x_btd, recent = self._over_caches(params, tokens_bt, positions_bt, caches, attend, platform)
         return x_btd[:, :1], recent
 
     def _over_caches(
-        self, params: Params, tokens_bt: Array, positions_bt: Array, caches: Any, attend: Callable[..., Any]
+        self,
+        params: Params,
+        tokens_bt: Array,
+        positions_bt: Array,
+        caches: Any,
+        attend: Callable[..., Any],
+        platform: str | None,
     ) -> tuple[Array, Any]:
         """The layers, each with `attend(its cache, q, k, v)`. Returns hidden states and what became of the caches."""
         written_out = isinstance(params["layers"], tuple)
-        angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out)
+        on_cpu = (platform or platform_of(None)) == "cpu"
+        angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out and on_cpu)
 
         def layer(x_btd: Array, xs: tuple[Params, Any]) -> tuple[Array, Any]:
             arrays, cache = xs

@@ -163,7 +163,14 @@ class Model(Protocol):
         ...
 
     def forward_cached(
-        self, params: Params, tokens_bt: Array, positions_bt: Array, past: Caches, *, look: Look = ...
+        self,
+        params: Params,
+        tokens_bt: Array,
+        positions_bt: Array,
+        past: Caches,
+        *,
+        look: Look = ...,
+        platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of the next tokens of each row over what is cached of it, and these tokens' keys and values."""
         ...
@@ -178,6 +185,7 @@ class Model(Protocol):
         step: Array,
         *,
         look: Look = ...,
+        platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, whose K/V is the `step`-th of `recent`, and `recent` extended."""
         ...

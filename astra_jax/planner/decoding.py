@@ -1,4 +1,4 @@
-"""The embedded engine's programs, lowered for devices that are only described."""
+"""The embedded engine's programs, lowered for devices that are only described, in the form that it has there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from astra_jax.mesh import platform_of
 from astra_jax.models.layers import quantized
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
+from astra_jax.rollout.engine.room import decodes_written_out
 
 
 def lower_decode(
@@ -31,7 +33,7 @@ def lower_decode(
         stops_rk=make((n, 4), np.int32),
     )
     options = {"model": model, "window": length, "steps": steps, "nucleus": False, "whole": rows is None}
-    return device_steps.decode.lower(params, cache, given, **options)
+    return device_steps.decode.lower(params, cache, given, platform=platform_of(mesh), **options)
 
 
 def lower_prefill(model: Model, slots: int, length: int, rows: int, chunk: int, mesh: Mesh) -> Any:
@@ -39,9 +41,8 @@ def lower_prefill(model: Model, slots: int, length: int, rows: int, chunk: int, 
     params, cache = _operands(model, slots, length, mesh)
     make = partial(_small, mesh)
     tokens, positions = make((rows, chunk), np.int32), make((rows, chunk), np.int32)
-    return device_steps.prefill.lower(
-        params, cache, make((rows,), np.int32), tokens, positions, model=model, window=length
-    )
+    given = (params, cache, make((rows,), np.int32), tokens, positions)
+    return device_steps.prefill.lower(*given, model=model, window=length, platform=platform_of(mesh))
 
 
 def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> Any:
@@ -62,6 +63,12 @@ def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = model.abstract_params()
+    alone, device = mesh.size == 1, mesh.devices.flat[0]
+    if decodes_written_out(model, slots, length, None if alone else mesh, stored, device=device):
+        whole = NamedSharding(mesh, PartitionSpec())
+        read = jax.eval_shape(partial(model.for_decoding, apart=True, stored=stored), params)
+        cache = jax.eval_shape(partial(model.cache, slots, length, stacked=False))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), (read, cache))
     shardings = model.param_shardings(mesh)
     params = jax.tree.map(placed, params, shardings)
     read = jax.eval_shape(partial(model.for_decoding, apart=False, stored=stored), params)

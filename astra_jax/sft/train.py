@@ -84,6 +84,7 @@ def train(
     origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
+    checkpoints: bool = True,
     profile: tuple[int, int] | None = None,
     on_step: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> SFTResult:
@@ -103,6 +104,7 @@ def train(
             between the others against unlearning to talk; their share is `config.data.rehearsed`.
         origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices to train on; None is one device.
+        checkpoints: write them; without, nothing is left of what was trained but the result.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         on_step: called with the step and its metrics after each logged step, before its checkpoint.
 
@@ -205,7 +207,7 @@ def train(
                 if run.writer is not None:
                     run.writer.write_text(step, "samples", text)
                     write_text(run.folder / "samples" / f"{step:08d}.txt", text)
-            if run.due(step):
+            if checkpoints and run.due(step):
                 run.save(step, params, opt_state, {"batches": batches.get_state(), "loss": loss})
             if logged or sampled:
                 run.meter.start()

@@ -376,6 +376,7 @@ def test_preview_shows_the_mask(forked, tmp_path) -> None:
 def test_bench_writes_a_row(forked, tmp_path) -> None:
     row = json.loads(forked(tmp_path / "run", "--bench=3").out)
     assert row == json.loads((tmp_path / "run" / "bench.jsonl").read_text())
+    assert not [*(tmp_path / "run").rglob("checkpoints/*/params")] + [*(tmp_path / "run").rglob("checkpoints/[0-9]*")]
     assert row["tokens_per_second"] > 0 and row["steps"] == 3 and row["seq_len"] == 512 and 0 < row["mask_share"] < 1
 
 

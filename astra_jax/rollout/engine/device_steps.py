@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from astra_jax.attention.cache import Cache, Caches, each, first, put
-from astra_jax.models.decoder import FEWEST_ROWS
+from astra_jax.models.decoder import fewest_rows
 from astra_jax.models.model import Look, Model
 from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
 
@@ -51,24 +51,33 @@ def copy(cache: Caches, source_r: Array, target_r: Array, *, window: int) -> Cac
     return each(lambda layer: layer.copied(source_r, target_r, window), cache)
 
 
-@partial(jax.jit, static_argnames=("model", "window"), donate_argnames=("cache",))
+@partial(jax.jit, static_argnames=("model", "window", "platform"), donate_argnames=("cache",))
 def prefill(
-    params: Any, cache: Caches, index_r: Array, tokens_rt: Array, positions_rt: Array, *, model: Model, window: int
+    params: Any,
+    cache: Caches,
+    index_r: Array,
+    tokens_rt: Array,
+    positions_rt: Array,
+    *,
+    model: Model,
+    window: int,
+    platform: str | None = None,
 ) -> Caches:
     """Put K/V of `tokens_rt` at `positions_rt` (-1, at a row's end, is padding) into the cache.
 
     Args:
         window: holds all that is cached of these rows.
+        platform: see `Decoder.forward_cached`.
     """
     past, look = _read(cache, index_r, window)
-    _, new = model.forward_cached(params, tokens_rt, positions_rt, past, look=look)
+    _, new = model.forward_cached(params, tokens_rt, positions_rt, past, look=look, platform=platform)
     count_r = jnp.sum(positions_rt >= 0, axis=1)
     return put(cache, index_r, positions_rt[:, 0], count_r, new)
 
 
 @partial(
     jax.jit,
-    static_argnames=("model", "window", "steps", "nucleus", "whole", "alternatives"),
+    static_argnames=("model", "window", "steps", "nucleus", "whole", "alternatives", "platform"),
     donate_argnames=("cache",),
 )
 def decode(
@@ -83,6 +92,7 @@ def decode(
     whole: bool,
     shaping: Shaping | None = None,
     alternatives: int = 0,
+    platform: str | None = None,
 ) -> tuple[Caches, Array, Array, tuple[Array, Array] | None]:
     """Draw up to `steps` tokens a row.
 
@@ -91,6 +101,7 @@ def decode(
         whole: row i is slot i, for all slots: taking the rows is then one slice instead of a gather.
         shaping: of rows whose distributions are shaped; None compiles what does no more than `draw`.
         alternatives: how many are returned of the likeliest tokens at each place; with `shaping` alone.
+        platform: see `Decoder.forward_cached`.
 
     Returns:
         (cache, tokens_rt, logps_rt, (ids_rtk, logps_rtk) or None): the drawn tokens, -1 where a finished row drew none,
@@ -100,7 +111,8 @@ def decode(
     past, look = _read(cache, None if whole else rows.index_r, window)
     recent = model.cache(n, steps, stacked=isinstance(cache, Cache), dtype=first(cache).dtype)
     w_dv = model.head_kernel(params)
-    more_rows = _more_rows(cache, n)
+    more_rows = max(0, fewest_rows(cache, platform) - n)
+    how: dict[str, Any] = {"look": look, "platform": platform}
 
     def more(state: tuple[Any, ...]) -> Array:
         return (state[0] < steps) & jnp.any(state[3])
@@ -109,7 +121,7 @@ def decode(
         step, recent, last_r, active_r, tokens_rt, logps_rt, said, others = state
         at_r = rows.positions_r + step  # a row that is still active has drawn in every step so far
         at_r1 = jnp.where(active_r, at_r, -1)[:, None]
-        x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step, look=look)
+        x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step, **how)
         logits_rv = _logits(x_r1d, w_dv, more_rows)
         given = (logits_rv, rows.seeds_r, at_r + 1, rows.temperature_r, rows.top_p_r)
         if shaping is None:
@@ -136,9 +148,16 @@ def decode(
     return cache, tokens_rt, logps_rt, others
 
 
-@partial(jax.jit, static_argnames=("model", "window", "whole"), donate_argnames=("cache",))
+@partial(jax.jit, static_argnames=("model", "window", "whole", "platform"), donate_argnames=("cache",))
 def feed(
-    params: Any, cache: Caches, rows: DecodeRows, *, model: Model, window: int, whole: bool
+    params: Any,
+    cache: Caches,
+    rows: DecodeRows,
+    *,
+    model: Model,
+    window: int,
+    whole: bool,
+    platform: str | None = None,
 ) -> tuple[Caches, Array]:
     """The half of a step that no constraint changes: (cache with the last tokens' K/V, logits_rv behind them)."""
     n = rows.last_r.shape[0]
@@ -147,10 +166,12 @@ def feed(
     active_r = rows.budget_r > 0
     at_r1 = jnp.where(active_r, rows.positions_r, -1)[:, None]
     w_dv = model.head_kernel(params)
+    more_rows = max(0, fewest_rows(cache, platform) - n)
+    how: dict[str, Any] = {"look": look, "platform": platform}
 
     def body(step: Array, state: tuple[Caches, Array]) -> tuple[Caches, Array]:
-        x_r1d, new = model.forward_next(params, rows.last_r[:, None], at_r1, past, state[0], step, look=look)
-        return new, _logits(x_r1d, w_dv, _more_rows(cache, n))
+        x_r1d, new = model.forward_next(params, rows.last_r[:, None], at_r1, past, state[0], step, **how)
+        return new, _logits(x_r1d, w_dv, more_rows)
 
     count_r = active_r.astype(jnp.int32)
     # One step, as a loop: so what is read of the cache comes before what is put into it; see `put`.
@@ -177,11 +198,6 @@ def pick(
     )
 
 
-def _more_rows(cache: Caches, rows: int) -> int:
-    """What few rows are padded with for the head's matmul."""
-    return max(0, FEWEST_ROWS - rows) if isinstance(cache, Cache) else 0
-
-
 def _logits(x_r1d: Array, w_dv: Array, more_rows: int) -> Array:
     x_rd = jnp.pad(x_r1d[:, 0], ((0, more_rows), (0, 0)))
     return jnp.einsum("rd,dv->rv", x_rd, w_dv, preferred_element_type=jnp.float32)[: len(x_r1d)]
@@ -190,8 +206,8 @@ def _logits(x_r1d: Array, w_dv: Array, more_rows: int) -> Array:
 def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Look]:
     """What a program reads, and how each layer looks at it: the first `window` positions of the rows; None is all rows.
 
-    Where layers are apart, on CPUs, it is taken out once; attention is fast on an array of its own. Otherwise each
-    layer reads it in the cache, of which there may be no room for a second.
+    Where layers are apart it is taken out once; attention is fast on an array of its own. Otherwise each layer reads it
+    in the cache, of which there may be no room for a second.
     """
 
     if isinstance(cache, Cache):

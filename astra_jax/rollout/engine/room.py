@@ -52,6 +52,33 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
         SettingError: says how much of what there is.
         InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
+    keys, weights = _wanted(model, slots, max_length, mesh, stored)
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    if keys + weights > (there := memory_of(device)):
+        raise SettingError(
+            f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "
+            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Decode fewer at once, "
+            "make them shorter, or spread them over a larger mesh"
+        )
+
+
+def decodes_written_out(
+    model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, *, device: jax.Device
+) -> bool:
+    """Whether decoding wants the parameters' layers apart (`Model.for_decoding`), and written out.
+
+    Scanned, they compile sooner, and a TPU reads them where they lie. For CPUs and GPUs XLA copies each layer's
+    weights, keys and values before it reads them: 30 million parameters, one row on a CPU, 35 ms a step against 16; on
+    an H200, 0.6B and one row of 1,280, copies were over a third of what the device did. On a GPU there has to be twice
+    the room: the layers are taken apart beside the whole, and so is what is read of the cache.
+    """
+    if mesh is not None or device.platform not in ("cpu", "gpu", "cuda"):
+        return False
+    return device.platform == "cpu" or 2 * sum(_wanted(model, slots, max_length, mesh, stored)) <= memory_of(device)
+
+
+def _wanted(model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str) -> tuple[int, int]:
+    """Bytes of a device for keys and values, and for weights. Raises as `check_room` does of what cannot be stored."""
     model.check_matmul(stored, "stored")
     dtype = kept_dtype(model.dtype, platform_of(mesh))
     cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))
@@ -64,19 +91,11 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
     if mesh is None:
         keys = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
         counts = jax.tree.map(lambda x: x.size, params)
-        device = jax.devices()[0]
     else:
         place = model.cache_sharding(mesh)
         keys = sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(cache))
         counts = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)), params, model.param_shardings(mesh))
-        device = mesh.devices.flat[0]
-    weights = sum(jax.tree.leaves(jax.tree.map_with_path(held, counts)))
-    if keys + weights > (there := memory_of(device)):
-        raise SettingError(
-            f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "
-            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Decode fewer at once, "
-            "make them shorter, or spread them over a larger mesh"
-        )
+    return keys, sum(jax.tree.leaves(jax.tree.map_with_path(held, counts)))
 
 
 def memory_of(device: jax.Device) -> int:

@@ -19,10 +19,9 @@ import jax
 import numpy as np
 
 from astra_jax.attention.cache import Caches
-from astra_jax.cpu import programs as cpu
 from astra_jax.models.model import Model
-from astra_jax.rollout.engine import device_steps as device
-from astra_jax.rollout.engine.room import check_room, committed, empty_cache, mesh_of
+from astra_jax.rollout.engine import device_steps
+from astra_jax.rollout.engine.room import check_room, committed, decodes_written_out, empty_cache, mesh_of
 from astra_jax.rollout.engine.sampling import Shaping
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
 from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
@@ -50,12 +49,14 @@ class Worker:
             SettingError: the devices have no room for the cache.
         """
         self._mesh = mesh_of(params)
-        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
-        self.shapes = config.on(platform)
+        device = next(iter(jax.tree.leaves(params)[0].devices()))
+        self.shapes = config.on(device.platform)
         self._stored = config.stored
-        check_room(model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
+        wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
+        check_room(*wanted)
         self.model, self.stats = model, stats
-        self._written_out = cpu.decodes_written_out(platform) and self._mesh is None
+        self._written_out = decodes_written_out(*wanted, device=device)
+        self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
         self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
@@ -162,7 +163,7 @@ class Worker:
     def _run_copy(self, donors: Sequence[CacheSlot], takers: Sequence[CacheSlot], rows: int, window: int) -> None:
         target = padded([slot.index for slot in takers], rows, self.shapes.slots)
         source = padded([slot.index for slot in donors], rows, 0)
-        self.cache = device.copy(self.cache, source, target, window=window)
+        self.cache = device_steps.copy(self.cache, source, target, window=window)
 
     def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
@@ -182,7 +183,8 @@ class Worker:
             slot.cached += n
             self.stats.prefilled_tokens += n
         index = padded([slot.index for slot in pending], rows, self.shapes.slots)
-        self.cache = device.prefill(self._params, self.cache, index, tokens, positions, model=self.model, window=window)
+        given = (self._params, self.cache, index, tokens, positions)
+        self.cache = device_steps.prefill(*given, window=window, **self._compiled_for)
         jax.block_until_ready(self.cache)
 
     # ------------------------------------------------------------------------------------------------------- decoding
@@ -219,17 +221,17 @@ class Worker:
     ) -> tuple[np.ndarray, np.ndarray, Any]:
         rows = self._rows(count, placed)
         nucleus = bool((rows.top_p_r < 1).any()) if nucleus is None else nucleus
-        self.cache, tokens, logps, others = device.decode(
+        self.cache, tokens, logps, others = device_steps.decode(
             self._params,
             self.cache,
             rows,
-            model=self.model,
             window=window,
             steps=self.shapes.decode_chunk,
             nucleus=nucleus and not shaped,
             whole=count == self.shapes.slots,
             shaping=_shaping(count, placed, window) if shaped else None,
             alternatives=alternatives,
+            **self._compiled_for,
         )
         return np.asarray(tokens), np.asarray(logps), _on_host(others)
 
@@ -259,7 +261,8 @@ class Worker:
         self, count: int, placed: Placed, window: int, *, alternatives: int
     ) -> tuple[np.ndarray, np.ndarray, Any, Lost]:
         rows, whole = self._rows(count, placed), count == self.shapes.slots
-        self.cache, logits = device.feed(self._params, self.cache, rows, model=self.model, window=window, whole=whole)
+        given = (self._params, self.cache, rows)
+        self.cache, logits = device_steps.feed(*given, window=window, whole=whole, **self._compiled_for)
         # The device computes the logits; meanwhile it is looked up here what may follow.
         allowed = np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
         lost: Lost = []
@@ -271,7 +274,7 @@ class Worker:
                     raise ConstraintError("no token of the vocabulary may follow")
             except ConstraintError as error:
                 lost.append((slot, error))
-        tokens, logps, others = device.pick(
+        tokens, logps, others = device_steps.pick(
             logits, rows, _shaping(count, placed, window), allowed, alternatives=alternatives
         )
         return np.asarray(tokens), np.asarray(logps), _on_host(others), lost
@@ -286,8 +289,8 @@ class Worker:
             if slot.request is not None
         ]
 
-    def _rows(self, count: int, placed: Placed) -> device.DecodeRows:
-        rows = device.DecodeRows(
+    def _rows(self, count: int, placed: Placed) -> device_steps.DecodeRows:
+        rows = device_steps.DecodeRows(
             index_r=np.full(count, self.shapes.slots, np.int32),
             last_r=np.zeros(count, np.int32),
             positions_r=np.zeros(count, np.int32),

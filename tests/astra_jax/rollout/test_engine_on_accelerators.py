@@ -1,4 +1,4 @@
-"""The engine's other form, with scanned layers and a cache that is read in place, as accelerators have it.
+"""The engine's other form, with scanned layers and a cache that is read in place, as TPUs and meshes have it.
 
 On CPUs, on one device and on a mesh, it draws what the written-out one draws. And where its cache lives, and when there
 is no room for it.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 
 import jax
 import numpy as np
 import pytest
 from rollout_world import decisive
 
-from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
 from astra_jax.planner.decoding import lower_copy, lower_decode, lower_prefill
-from astra_jax.planner.hardware import Slice
+from astra_jax.planner.hardware import INSTALL_GPU, Slice
+from astra_jax.rollout.engine import worker
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
-from astra_jax.rollout.engine.room import check_room
+from astra_jax.rollout.engine.room import check_room, decodes_written_out
 from astra_jax.rollout.policy import Completion, Sampling
 from sandbox.settings import SettingError
 
@@ -71,7 +72,7 @@ def expected(params) -> list[Completion]:
 
 @pytest.mark.parametrize("sizes", [{}, {"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 4}])
 def test_it_draws_what_the_written_out_one_draws(params, expected, monkeypatch, sizes: dict[str, int]) -> None:
-    monkeypatch.setattr(cpu, "decodes_written_out", lambda platform: False)
+    monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: False)
     if sizes:
         count = int(np.prod(list(sizes.values())))
         mesh = make_mesh(**sizes, devices=jax.devices()[:count])
@@ -108,6 +109,44 @@ def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> No
     check_room(model, 48, 74_752, mesh)
     with pytest.raises(SettingError, match="GiB of keys and values on each device"):
         Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
+
+
+@pytest.mark.parametrize(
+    ("size", "platform", "kind", "apart"),
+    [
+        ("4b", "gpu", "NVIDIA H200", True),
+        ("32b", "gpu", "NVIDIA H200", False),  # there is no room for its layers beside the whole
+        ("4b", "tpu", "TPU v6 lite", False),
+        ("32b", "cpu", "cpu", True),
+    ],
+)
+def test_layers_are_apart_where_they_would_be_copied(size: str, platform: str, kind: str, apart: bool) -> None:
+    model, device = dataclasses.replace(PRESETS[size], dtype="bfloat16"), Described(platform, kind)
+    assert decodes_written_out(model, 16, 4096, None, "none", device=device) is apart  # type: ignore[arg-type]
+    mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
+    assert not decodes_written_out(model, 16, 4096, mesh, "none", device=device)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A device that is not there."""
+
+    platform: str
+    device_kind: str
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"needs {INSTALL_GPU}")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_programs_for_gpus_copy_no_weights(rows: int) -> None:
+    """All that a token of each row needs beside them is less than one of their matrices."""
+    model = dataclasses.replace(
+        MODEL, d_model=1024, d_ff=4096, head_dim=128, dtype="bfloat16", param_dtype="bfloat16", vocab_size=1024
+    )
+    mesh = make_mesh(devices=Slice.parse("h200:1").devices())
+    memory = lower_decode(model, rows, 256, 4, mesh).compile().memory_analysis()
+    keys = 2 * model.n_layers * rows * model.n_kv_heads * 256 * model.head_dim * 2
+    assert memory.temp_size_in_bytes - keys < 2 * model.d_model * model.d_ff
 
 
 @pytest.mark.slow

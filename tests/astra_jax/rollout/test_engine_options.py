@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from rollout_world import decisive, engine_model
 
-from astra_jax.cpu import programs as cpu
-from astra_jax.rollout.engine import device_steps
+from astra_jax.rollout.engine import device_steps, worker
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import Shaping, TokenCounts, draw_shaped, said_so_far
 from astra_jax.rollout.policy import ConstraintError, Drawn, RequestFailed, Sampling
@@ -134,7 +133,7 @@ def test_the_distribution_is_the_plainly_written_one():
 @pytest.mark.parametrize("written_out", [True, False], ids=["cpu", "accelerator"])
 def test_penalties_go_by_what_was_said_across_chunks_and_in_both_ways_of_drawing(params, written_out, monkeypatch):
     """Greedy tokens equal those of a loop over the whole forward pass, in chunks and token by token."""
-    monkeypatch.setattr(cpu, "decodes_written_out", lambda platform: written_out)
+    monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: written_out)
     asked = sampling(temperature=0, **PENALTIES)
     chunks, single = drawn(params, asked, sampling(temperature=0, **PENALTIES, constraint=anything()))
     ids = list(PROMPT)

@@ -12,12 +12,12 @@ import pytest
 from rollout_world import decisive, engine_model
 
 from astra_jax.axes import stacked_matrices
-from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import make_mesh
 from astra_jax.models.flops import decoding_bytes
 from astra_jax.models.layers import quantized
 from astra_jax.planner.decoding import lower_decode
 from astra_jax.planner.hardware import Slice
+from astra_jax.rollout.engine import worker
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.engine.slots import EngineConfig
@@ -75,7 +75,7 @@ def test_it_draws_by_the_rounded_weights(expected, monkeypatch, sizes) -> None:
     """Layers written out, scanned, and on a mesh; and by those that it is given later."""
     given = [weights(0), weights(1)]
     if sizes is not None:
-        monkeypatch.setattr(cpu, "decodes_written_out", lambda platform: False)
+        monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: False)
     if sizes:
         shardings = MODEL.param_shardings(make_mesh(**sizes, devices=jax.devices()[:4]))
         given = [jax.device_put(one, shardings) for one in given]
