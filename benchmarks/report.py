@@ -201,7 +201,9 @@ COMPARISONS = (
         {"vocabulary": 0.6, "135m": 0.4},
         more_is_better=False,
     ),
-    Comparison("sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", (), {"": 1.2}, trainer="TRL"),
+    Comparison(
+        "sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", ("device",), {"": 1.2}, trainer="TRL"
+    ),
     Comparison(
         "grpo_step",
         "GRPO step, speed beside TRL",
@@ -247,6 +249,15 @@ COMPARISONS = (
         ("case", "batch"),
         {"135m, 16": 1.2},
         spread=rounds("engine", "vllm"),
+    ),
+    Comparison(
+        "decode_floor",
+        "Decoding on an accelerator",
+        at("share"),
+        "the bandwidth's floor",
+        ("device", "model", "batch"),
+        {"": 0.70},
+        unit="",
     ),
     Comparison(
         "compiled_decode",
