@@ -44,7 +44,7 @@ def params():
     return decisive(MODEL, 0)
 
 
-def drawn(params) -> tuple[list[Completion], int]:
+def drawn(params, platform: str | None = None) -> tuple[list[Completion], int]:
     """What two rounds say: prompts of one token up to two chunks, three that begin alike, then a turn of each session;
     and how many tokens were copied."""
     rng = np.random.default_rng(0)
@@ -59,6 +59,7 @@ def drawn(params) -> tuple[list[Completion], int]:
 
     async def main() -> tuple[list[Completion], int]:
         async with Engine(params, MODEL, SHAPES) as engine:
+            engine._worker._compiled_for["platform"] = platform
             rounds = await asyncio.gather(*(turn(engine, i) for i in range(len(texts))))
             return [one for both in rounds for one in both], engine.stats.copied_tokens
 
@@ -78,6 +79,15 @@ def test_it_draws_what_the_written_out_one_draws(params, expected, monkeypatch, 
         mesh = make_mesh(**sizes, devices=jax.devices()[:count])
         params = jax.device_put(params, MODEL.param_shardings(mesh))
     got, copied = drawn(params)
+    assert copied > 0
+    for one, wanted in zip(got, expected, strict=True):
+        assert one.token_ids == wanted.token_ids
+        np.testing.assert_allclose(one.logprobs, wanted.logprobs, atol=1e-4)
+
+
+def test_a_gpus_form_draws_the_same(params, expected) -> None:
+    """Layers written out, few rows padded for its matmuls."""
+    got, copied = drawn(params, "gpu")
     assert copied > 0
     for one, wanted in zip(got, expected, strict=True):
         assert one.token_ids == wanted.token_ids
