@@ -47,6 +47,7 @@ CURVES = {"rollout/reward": "reward", "rollout/calls": "calls an episode", "roll
 
 
 def main() -> None:
+    curves.check(_FIGURE.value)
     runs = {seed: Path(_WORKDIR.value).absolute() / f"{_PROFILE.value}-{seed}" for seed in numbers_of(_SEEDS, Seed)}
     for seed, run in runs.items():
         processes.run("launch.quickstart", f"--workdir={run}", f"--seed={seed}", f"--profile={_PROFILE.value}")

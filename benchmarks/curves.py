@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from astra_jax.run.metrics import read_metrics
+from launch.flags.cli import UsageError
+
+
+def check(figure: str | None) -> None:
+    """See, before hours of runs, that a figure can be drawn. Raises `UsageError`."""
+    if figure and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"--figure={figure} wants matplotlib, which is not installed: pip install 'astra-jax[bench]'")
 
 
 def draw(groups: Mapping[str, Sequence[Path]], metrics: Mapping[str, str], path: Path) -> None:

@@ -35,6 +35,7 @@ CURVES = {
 
 
 def main() -> None:
+    curves.check(_FIGURE.value)
     reached, metrics = [], []
     grpo_gain = GRPO_GAIN.get(_PROFILE.value, 0.12)
     for seed in numbers_of(_SEEDS, Seed):

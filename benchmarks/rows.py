@@ -19,6 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _LOCAL = {
     "--workdir": "DIR",
     "--save_hlo": "FILE",
+    "--figure": "FILE",
     "--trl": "PYTHON",
     "--tunix": "PYTHON",
     "--maxtext": "PYTHON",

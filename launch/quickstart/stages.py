@@ -12,6 +12,7 @@ A stage that was killed goes on from its own journal or checkpoint; a finished o
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import resource
 import time
@@ -98,6 +99,7 @@ class Quickstart:
                 say_beside_bars(title)
                 started = time.perf_counter()
                 result = await stage()
+                gc.collect()  # what refers to itself, a training's last state among it, is not to lie beside the next
                 seconds = time.perf_counter() - started
                 isolation = {"tier": opened.tier, "layers": opened.layers}
                 measured = {"seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "sandbox": isolation}

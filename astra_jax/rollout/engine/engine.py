@@ -181,11 +181,13 @@ class Engine:
         await done
 
     async def close(self) -> None:
-        """Stop the loop; what waits fails with `EngineError`."""
+        """Stop the loop; what waits fails with `EngineError`. Weights and cache are let go of."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._failure = self._failure or EngineError("the engine is closed")
+        self._update = None
+        self._worker.close()
 
     async def __aenter__(self) -> Engine:
         return self

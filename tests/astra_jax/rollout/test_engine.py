@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -315,6 +316,30 @@ def test_cancelled_requests_free_their_slots(params):
         return await engine.generate(text, sampling(3))
 
     assert run(params, cancel).token_ids == run(params, lambda e: e.generate(text, sampling(3))).token_ids
+
+
+def test_a_closed_engine_holds_nothing_on_the_devices(params):
+    """Not even where the garbage collector never comes and somebody still has it."""
+
+    def held() -> int:
+        return sum(x.nbytes for x in jax.live_arrays())
+
+    other, kept = decisive(MODEL, 1), []
+
+    async def draw(engine: Engine) -> list[Completion]:
+        kept.append(engine)
+        await engine.update(other, 7)
+        return await all_of(engine, prompts(3), temperature=0.0)
+
+    gc.disable()
+    try:
+        before = held()
+        run(params, draw)
+        assert held() == before
+    finally:
+        gc.enable()
+    with pytest.raises(EngineError):
+        asyncio.run(all_of(kept[0], prompts(1)))
 
 
 def test_a_stream_is_the_completion_in_parts_and_frees_its_slot_when_closed(params):
