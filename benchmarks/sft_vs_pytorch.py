@@ -80,6 +80,7 @@ def prepare(folder: Path) -> dict[str, Any]:
         "steps": _STEPS.value,
         "threads": _THREADS.value,
         "device": _DEVICE.value,
+        "dtype": "float32" if _DEVICE.value == "cpu" else "bfloat16",
         "learning_rate": 1e-3,
         "warmup_fraction": 0.05,
         "final_fraction": 0.1,
@@ -128,7 +129,7 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
         "rows": work["rows"],
         "steps": work["steps"],
         "device": device,
-        "dtype": "float32" if work["device"] == "cpu" else "bfloat16",
+        "dtype": work["dtype"],
         "threads": work["threads"],
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
         "fill": {

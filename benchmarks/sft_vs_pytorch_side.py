@@ -66,8 +66,7 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
-    dtype = "float32" if work["device"] == "cpu" else "bfloat16"
-    model, config = Qwen3Config(**work["model"], dtype=dtype), _sft_config(work)
+    model, config = Qwen3Config(**work["model"], dtype=work["dtype"]), _sft_config(work)
     start, tokenizer = partial(weights.load, work["hf"], model), ChatTokenizer.load(work["hf"])
 
     def on_step(step: int, row: Any) -> None:
@@ -118,7 +117,7 @@ def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:
         arguments = SFTConfig(
             output_dir=folder,
             use_cpu=work["device"] == "cpu",
-            bf16=work["device"] != "cpu",
+            bf16=work["dtype"] == "bfloat16",
             max_length=work["seq_len"],
             packing=True,
             assistant_only_loss=True,

@@ -133,7 +133,11 @@ it reads the weights; for GPUs XLA makes of a matmul of one row a product as lar
 
 def fewest_rows(caches: Caches, platform: str | None) -> int:
     """How many rows a decoding matmul has at least; `platform` as in `Decoder.forward_cached`."""
-    return 1 if not isinstance(caches, Cache) and (platform or platform_of(None)) == "cpu" else FEWEST_ROWS
+    return FEWEST_ROWS if isinstance(caches, Cache) or not _on_cpu(platform) else 1
+
+
+def _on_cpu(platform: str | None) -> bool:
+    return (platform or platform_of(None)) == "cpu"
 
 
 def _whole(cache: Cache) -> Cache:
@@ -415,8 +419,7 @@ class Decoder(Sizes, abc.ABC):
     ) -> tuple[Array, Any]:
         """The layers, each with `attend(its cache, q, k, v)`. Returns hidden states and what became of the caches."""
         written_out = isinstance(params["layers"], tuple)
-        on_cpu = (platform or platform_of(None)) == "cpu"
-        angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out and on_cpu)
+        angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out and _on_cpu(platform))
 
         def layer(x_btd: Array, xs: tuple[Params, Any]) -> tuple[Array, Any]:
             arrays, cache = xs

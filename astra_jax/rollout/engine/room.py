@@ -52,7 +52,7 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
         SettingError: says how much of what there is.
         InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
-    keys, weights = _wanted(model, slots, max_length, mesh, stored)
+    keys, weights = _wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
@@ -72,15 +72,18 @@ def decodes_written_out(
     an H200, 0.6B and one row of 1,280, copies were over a third of what the device did. On a GPU there has to be twice
     the room: the layers are taken apart beside the whole, and so is what is read of the cache.
     """
-    if mesh is not None or device.platform not in ("cpu", "gpu", "cuda"):
+    platform = device.platform
+    if mesh is not None or platform not in ("cpu", "gpu", "cuda"):
         return False
-    return device.platform == "cpu" or 2 * sum(_wanted(model, slots, max_length, mesh, stored)) <= memory_of(device)
+    return platform == "cpu" or 2 * sum(_wanted(model, slots, max_length, mesh, stored, platform)) <= memory_of(device)
 
 
-def _wanted(model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str) -> tuple[int, int]:
+def _wanted(
+    model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, platform: str
+) -> tuple[int, int]:
     """Bytes of a device for keys and values, and for weights. Raises as `check_room` does of what cannot be stored."""
     model.check_matmul(stored, "stored")
-    dtype = kept_dtype(model.dtype, platform_of(mesh))
+    dtype = kept_dtype(model.dtype, platform)
     cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))
     params = model.abstract_params()
     width = jnp.dtype(model.dtype).itemsize

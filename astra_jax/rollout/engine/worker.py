@@ -68,7 +68,7 @@ class Worker:
 
     def close(self) -> None:
         """Let go of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them,
-        and the garbage collector looks for such rings seldom (an evaluation's cache, 2.1 GiB, lay beside GRPO's)."""
+        and the garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
         self.cache, self._params = None, None
 
     def _forget(self) -> None:
