@@ -271,8 +271,9 @@ class Engine:
         params, version, done = self._update
         self._worker.replace(params)
         self.version, self._update = version, None
-        for slot in self._active():  # what a group's episodes share is computed once for all of them
-            donor, shared = self._best_donor(slot, slot.ids[: slot.length])
+        active = self._active()
+        for i, slot in enumerate(active):  # what a group's episodes share is computed once for all of them
+            donor, shared = self._best_donor(slot, slot.ids[: slot.length], active[:i])
             slot.donor = donor if shared >= MIN_SHARED else None
         if not done.done():
             done.set_result(None)
@@ -300,7 +301,7 @@ class Engine:
                 continue
             n = len(request.prompt)
             own = min(common_prefix(slot.ids[: slot.cached], request.prompt), n - 1)
-            donor, shared = self._best_donor(slot, request.prompt)
+            donor, shared = self._best_donor(slot, request.prompt, self._slots)
             slot.cached, slot.length, slot.ids[:n] = own, n, request.prompt
             slot.session, slot.request = request.session, request
             slot.donor = donor if shared - own >= MIN_SHARED else None
@@ -322,16 +323,21 @@ class Engine:
             return min(idle, key=lambda slot: slot.used)
         return None
 
-    def _best_donor(self, taker: CacheSlot, prompt: np.ndarray) -> tuple[CacheSlot | None, int]:
-        """The slot that holds, or is about to hold, the longest prefix of `prompt`."""
-        best, shared = None, 0
-        for slot in self._slots:
-            if slot is taker or slot.donor is not None:  # who waits for a donor is none itself: no cycles
-                continue
+    def _best_donor(
+        self, taker: CacheSlot, prompt: np.ndarray, among: Sequence[CacheSlot]
+    ) -> tuple[CacheSlot | None, int]:
+        """The slot that holds, or is about to hold, the longest prefix of `prompt`, and how long that is.
+
+        One that waits for a donor itself has to be worth waiting for: the prompts of all groups begin alike, and a
+        group's episodes share far more with the first of them than with another group's.
+        """
+        best, shared, worth = None, 0, 0
+        for slot in among:
             held = slot.cached if slot.request is None else slot.length - 1
             common = min(common_prefix(slot.ids[:held], prompt), len(prompt) - 1)
-            if common > shared:
-                best, shared = slot, common
+            later = common if slot.donor is None else common - MIN_SHARED
+            if later > worth and not _waits_for(slot, taker):
+                best, shared, worth = slot, common, later
         return best, shared
 
     # ------------------------------------------------------------------------------------------------------ delivery
@@ -357,6 +363,13 @@ async def _whole(work: Callable[..., Any], *args: Any) -> Any:
     except asyncio.CancelledError:
         await asyncio.wait([step])
         raise
+
+
+def _waits_for(slot: CacheSlot | None, other: CacheSlot) -> bool:
+    """Whether a slot is another, or waits for a donor that does."""
+    while slot is not None and slot is not other:
+        slot = slot.donor
+    return slot is not None
 
 
 def _stopped(cause: BaseException) -> EngineError:

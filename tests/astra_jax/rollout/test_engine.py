@@ -190,6 +190,43 @@ def test_a_groups_prompt_is_prefilled_once(params):
     assert len({tuple(c.token_ids) for c in got}) > 1
 
 
+def test_groups_that_begin_alike_prefill_each_prompt_once(params):
+    """All prompts of a model begin alike. What two groups share was copied to each episode of the second, and the rest
+    of its prompt computed for each. After an update, what is under way is computed anew in the same way."""
+    start, *ends = prompts(3, seed=14, low=19, high=20)
+    texts = [start + end for end in ends for _ in range(2)]
+    other = jax.tree.map(lambda x: x * 0.9, params)
+
+    async def groups(engine):
+        async def drawn(i: int, begun: asyncio.Event) -> Completion:
+            parts = []
+            async for part in engine.stream(texts[i], sampling(i, max_tokens=60), session=str(i)):
+                parts.append(part)
+                begun.set()
+            names = ("token_ids", "logprobs", "versions")
+            return Completion(*(sum((getattr(part, name) for part in parts), []) for name in names), parts[-1].finish)
+
+        begun = [asyncio.Event() for _ in texts]
+        running = [asyncio.ensure_future(drawn(i, event)) for i, event in enumerate(begun)]
+        for event in begun:
+            await event.wait()
+        first = engine.stats.snapshot()
+        await engine.update(other, 7)
+        return [await one for one in running], first, engine.stats.since(first)
+
+    got, first, second = run(params, groups)
+    once = len(start) + sum(map(len, ends))
+    assert first.prefilled_tokens == once - 2, "each prompt's last token is fed by decoding"
+    assert first.copied_tokens == 2 * (len(texts[0]) - 1) + len(start)
+    assert once - 2 <= second.prefilled_tokens <= once + sum(one.versions.count(0) for one in got)
+    for text, one in zip(texts, got, strict=True):
+        assert set(one.versions) == {0, 7}
+        by_version = {0: trainer_logps(params, text, one.token_ids, 1.0)}
+        by_version[7] = trainer_logps(other, text, one.token_ids, 1.0)
+        want = [by_version[version][place] for place, version in enumerate(one.versions)]
+        np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
+
+
 def test_more_sessions_than_slots(params):
     texts = prompts(13, seed=8, low=17)
 
