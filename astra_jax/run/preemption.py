@@ -23,7 +23,7 @@ class Preemption:
 
     A SIGINT does what it did before, and is remembered: Python raises `KeyboardInterrupt` wherever it happens to be,
     which may be a destructor or a callback of a library's C++, where it is swallowed. A run that has got that far is
-    interrupted when it asks next.
+    interrupted when it asks next, or when it fails: a process of its own that the same Ctrl-C has ended is no bug.
     """
 
     def __enter__(self) -> Preemption:
@@ -40,9 +40,11 @@ class Preemption:
             signal.signal(number, handler)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before or signal.SIG_DFL)
+        if self._interrupted and isinstance(error, Exception):
+            raise KeyboardInterrupt from error
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -268,7 +268,7 @@ class Fleet:
                     break
                 await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for server in self._staying:
-                if server.sync is not None:
+                if server.sync is not None and (server.serving or not server.reason):  # why it is out says more
                     self.leave_out(server, f"it has not taken version {version} over yet; the others go on")
             if self._ready:
                 return

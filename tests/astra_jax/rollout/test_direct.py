@@ -482,13 +482,14 @@ def test_a_trainer_that_ends_in_the_middle_is_named(monkeypatch) -> None:
     params = weights(MODEL, 1)
     with published(params) as (publisher, item):
         taken, buffer, parts = [], bytearray(streamed(item).bytes), {}
-        plain = publisher._answer
+        plain, closing = publisher._answer, threading.Lock()
 
         def ends(message):
             if "box" in message:
-                taken.append(message)
-                if len(taken) == 12:
-                    publisher.close()
+                with closing:  # it takes a while, and no other connection is to be answered meanwhile
+                    taken.append(message)
+                    if len(taken) == 12:
+                        publisher.close()
             return plain(message)
 
         publisher._server._answer = ends

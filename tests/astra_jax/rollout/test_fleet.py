@@ -178,6 +178,24 @@ async def test_patience_ends_with_every_reason(policy, params) -> None:
         assert all(server.url in str(error.value) for server in servers) and "a full disk" in str(error.value)
 
 
+async def test_why_a_server_is_out_is_still_told_while_it_is_tried_again(policy, params) -> None:
+    """Its next sync was under way as an update ended, and the reason became that it was not done yet."""
+    async with emulated(2) as (first, second), policy([first, second]) as opened:
+        await opened.update(params, 1)
+        second.sync_status = 500
+        await opened.update(params, 2)
+        (out,) = (server for server in opened.fleet.servers if server.url == second.url)
+        await until(lambda: "a full disk" in out.reason)
+        second.sync_hangs.clear()
+        tried = len(second.syncs)
+        await until(lambda: len(second.syncs) > tried)
+        await opened.update(params, 3)
+        assert out.sync is not None and "a full disk" in out.reason
+        second.sync_status = 200
+        second.sync_hangs.set()
+        await until(lambda: out.serving and second.version == "r1:3")
+
+
 async def test_the_first_sync_tells_at_once_how_servers_were_started(policy, params) -> None:
     async with emulated(1) as (server,), policy([server], patience_seconds=3600.0) as opened:
         server.sync_status = 400

@@ -86,6 +86,18 @@ def test_a_task_that_trains_is_interrupted_though_its_cancellation_was_swallowed
     assert reached == ["swallowed"]
 
 
+def test_what_fails_after_a_swallowed_ctrl_c_is_no_fault() -> None:
+    """The same signal reaches the run's own processes, and one that dies of it was told of as a bug."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as ended, Preemption():
+        in_a_destructor()
+        raise RuntimeError("a data worker died")
+    assert str(ended.value.__cause__) == "a data worker died"
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(RuntimeError), Preemption():
+        raise RuntimeError("without one it is")
+
+
 def test_sigterm_asks_and_leaves_no_handler_behind() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Preemption() as preemption:
