@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from astra_jax.mesh import BATCH, WIDTH, AnyMesh, free, on_each_device
+from astra_jax.cpu import programs as cpu
+from astra_jax.mesh import BATCH, WIDTH, AnyMesh, free, on_each_device, platform_of
 from astra_jax.models.layers.linear import weight_gradient
 
 Array = jax.Array
 
 CHUNK = 1024
-"""Tokens at a time, on each device: 0.6 GB of float32 logits at Qwen3's vocabulary."""
+"""Tokens at a time, on each device but CPUs: 0.6 GB of float32 logits at Qwen3's vocabulary."""
 
 Objective = Callable[[Array, Array, Any], tuple[Array, Any]]
 """(logprobs [C], entropies [C], terms with leaves [C]) → (loss, sums), both scalars: sums over the C tokens."""
@@ -42,6 +43,10 @@ class _Plan:
     chunk: int
     mesh: AnyMesh | None
     words: int
+
+    @classmethod
+    def of(cls, temperature: float, chunk: int | None, mesh: AnyMesh | None, words: int) -> _Plan:
+        return cls(temperature, chunk or (cpu.HEAD_CHUNK if platform_of(mesh) == "cpu" else CHUNK), mesh, words)
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -122,7 +127,7 @@ def token_logprobs(
     targets_bt: Array,
     *,
     temperature: float = 1.0,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability of each target token, and the entropy of each distribution: to look at, without a gradient.
@@ -132,7 +137,7 @@ def token_logprobs(
         w_dv: the head's matrix; it is cast to the hidden states' type, its gradient is its own.
         targets_bt: int32 token ids; the target of position t is what position t should predict.
         temperature: logits are divided by it.
-        chunk: tokens at a time; memory is chunk x V in float32.
+        chunk: tokens at a time; memory is chunk x V in float32. None: what suits the devices.
         mesh: with axes as `astra_jax.mesh` names them; None is one device.
 
     Returns:
@@ -142,7 +147,7 @@ def token_logprobs(
         ValueError: the temperature is not positive.
         TypeError: it is differentiated; `summed_loss` is the way to a gradient.
     """
-    plan = _Plan(temperature, chunk, mesh, w_dv.shape[1])
+    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1])
     return _token_logprobs(x_btd, w_dv, targets_bt, plan)
 
 
@@ -168,7 +173,7 @@ def summed_loss(
     counted_bt: Array,
     *,
     temperature: float = 1.0,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Any]:
     """An objective's sum over the counted tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
@@ -188,7 +193,7 @@ def summed_loss(
     Raises:
         ValueError: the temperature is not positive.
     """
-    plan = _Plan(temperature, chunk, mesh, w_dv.shape[1])
+    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1])
     return _summed_loss(x_btd, w_dv, targets_bt, (terms, counted_bt), objective, plan)
 
 
@@ -258,7 +263,7 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
     weights_cv = jnp.exp(below_cv)
     target_c = jnp.take_along_axis(logits_cv, jnp.clip(targets_c, 0, width - 1)[:, None], axis=-1)[:, 0]
     target_c = jnp.where((targets_c >= 0) & (targets_c < width), target_c, 0.0)
-    sums = jnp.stack([weights_cv.sum(-1), (weights_cv * below_cv).sum(-1), target_c])
+    sums = jnp.stack([weights_cv.sum(-1), cpu.sum_of_products(weights_cv, below_cv), target_c])
     total_c, weighted_c, target_c = plan.summed(sums)
     logps_c = target_c - highest_c - jnp.log(total_c)
     return _Distribution(weights_cv, total_c, logps_c, jnp.log(total_c) - weighted_c / total_c, targets_c)

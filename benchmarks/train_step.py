@@ -36,6 +36,7 @@ class Case(Shape):
         steps: of a turn. Of short ones many: the first after a pause takes up to three times as long.
         micro_batches: of a step of ours, each side as it is fastest: PyTorch takes the rows at once (with
             two micro-batches the 1m case took it 1 to 12 % longer).
+        remat: what our backward pass recomputes, as its profile has it.
         torch_narrow: of a case in bfloat16: whether PyTorch casts to it in each product, and keeps weights and
             statistics in float32 as we do, or has all in it.
     """
@@ -44,6 +45,7 @@ class Case(Shape):
     tokens: int
     steps: int
     micro_batches: int = 1
+    remat: str = "none"
     torch_narrow: Literal["autocast", "weights"] = "autocast"
 
 
@@ -51,7 +53,7 @@ CASES = {
     "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, micro_batches=2),
     "30m": Case(**vars(SHAPES["30m"]), rows=4, tokens=512, steps=3),
     "vocabulary": Case(**vars(SHAPES["vocabulary"]), rows=4, tokens=512, steps=3),
-    "135m": Case(**vars(SMOLLM2), rows=2, tokens=1_024, steps=1, micro_batches=2),
+    "135m": Case(**vars(SMOLLM2), rows=2, tokens=1_024, steps=1, micro_batches=2, remat="heads"),
 }
 
 _CASES = flags.DEFINE_list("case", ["1m", "30m", "vocabulary"], f"Of {', '.join(CASES)}.")

@@ -48,7 +48,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     model = our_model(case)
     data = DataConfig(seq_len=case["tokens"])
     rows = {"batch_size": case["rows"], "micro_batch_size": case["rows"] // case["micro_batches"]}
-    config = SFTConfig(data=data, **rows, learning_rate=LEARNING_RATE, **OPTIMIZER)
+    config = SFTConfig(data=data, **rows, learning_rate=LEARNING_RATE, remat=case["remat"], **OPTIMIZER)
     ids = tokens(case)
     ones = np.ones_like(ids)
     places = np.broadcast_to(np.arange(case["tokens"], dtype=np.int32), ids.shape)

@@ -328,6 +328,8 @@ def _pretrained() -> QuickstartConfig:
             # Sixty steps at 3e-4 learn tools no sooner than at 1e-4, and move ordinary answers three times as far.
             learning_rate=5e-5,
             weight_decay=0.0,
+            # Less to write to memory and to read again: an update of 1,280 tokens takes 4.9 s in place of 5.7.
+            remat="heads",
             checkpoint_every=20,
         ),
         grpo=replace(
@@ -341,6 +343,7 @@ def _pretrained() -> QuickstartConfig:
             # A row of 2,048 has a prompt and all that a group's episodes say after it.
             row_buckets=(1_280, longest, 2_048),
             micro_batch_size=1,
+            remat="heads",
             checkpoint_every=2,
         ),
         engine=EngineConfig(slots=32, max_length=longest),

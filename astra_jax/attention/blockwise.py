@@ -148,7 +148,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
 def _attend_backward(rows: int, columns: int, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, (segments_q, segments_k, positions_q, positions_k), o, log_sum = residuals
-    delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1)  # [B, K, G, T]
+    delta = cpu.sum_of_products(do, o)  # [B, K, G, T]
     keys = (*(_blocks(x, 2, columns) for x in (k, v)), *(_blocks(x, 1, columns) for x in (segments_k, positions_k)))
 
     def query_block(carry: Any, block: tuple[Array, ...]) -> tuple[Any, Array]:

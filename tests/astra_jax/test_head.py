@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.head import CHUNK, summed_loss, token_logprobs
+from astra_jax.cpu.programs import HEAD_CHUNK
+from astra_jax.head import summed_loss, token_logprobs
 
 
 def operands(t: int, v: int, d: int = 24):
@@ -108,4 +109,4 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary() -> None:
     v, d = 151_936, 64
     short, long = temporaries(4_096, v), temporaries(65_536, v)
     assert long - short < (65_536 - 4_096) * d * 4 * 8
-    assert long < 6 * CHUNK * v * 4, "more than a few chunks of logits"
+    assert long < 6 * HEAD_CHUNK * v * 4, "more than a few chunks of logits"

@@ -34,7 +34,8 @@ def _rms_norm_backward(eps: float, residuals: tuple[Array, Array, Array], dy: Ar
     normed, dy32 = x.astype(jnp.float32) * inverse, dy.astype(jnp.float32)
     dscale = jnp.sum(dy32 * normed, axis=range(x.ndim - 1))
     dnormed = dy32 * scale.astype(jnp.float32)
-    dx = inverse * (dnormed - normed * jnp.mean(dnormed * normed, axis=-1, keepdims=True))
+    along = cpu.sum_of_products(dnormed, normed)[..., None] / x.shape[-1]
+    dx = inverse * (dnormed - normed * along)
     return dx.astype(x.dtype), dscale.astype(scale.dtype)
 
 
