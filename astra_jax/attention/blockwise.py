@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from astra_jax.attention.documents import same_or_before
 from astra_jax.attention.residuals import RESIDUALS
@@ -142,7 +141,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
         return o.reshape(q_bkgth.shape).astype(q.dtype), log_sum.reshape(q_bkgth.shape[:-1])
 
     queries = (_blocks(q, 3, rows), _blocks(segments_q, 1, rows), _blocks(positions_q, 1, rows))
-    o, log_sum = (checkpoint_name(_unblocks(x, 3), RESIDUALS) for x in jax.lax.map(query_block, queries))
+    o, log_sum = (cpu.named(_unblocks(x, 3), RESIDUALS, None) for x in jax.lax.map(query_block, queries))
     return o, (q, k, v, places, o, log_sum)
 
 

@@ -104,7 +104,7 @@ class Block(nnx.Module):
         eps = self.model.rms_eps
         x_btd = checkpoint_name(x_btd, _INPUT)
         qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh, matmul)
-        o_btnh, extra = attend(*(checkpoint_name(x, _HEADS) for x in qkv))
+        o_btnh, extra = attend(*(cpu.named(x, _HEADS, mesh) for x in qkv))
         x_btd = x_btd + self.attention.output(o_btnh, mesh, matmul)
         normed_btd = rms_norm(x_btd, self.mlp_norm_d[...], eps)
         if isinstance(self.mlp, MoE):
@@ -298,19 +298,21 @@ class Decoder(Sizes, abc.ABC):
         x_btd = embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
         unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)
+        carried = cpu.scanned_dtype(self.dtype, mesh)
 
         def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
             operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
             return attention(*operands, go_on=go_on, backend=backend, mesh=mesh), None
 
         def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
+            x_btd = x_btd.astype(self.dtype)
             x_btd, _, sums = _block(self, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh, matmul)
-            return constrain(x_btd, mesh, BATCH, "context", None), sums
+            return constrain(x_btd.astype(carried), mesh, BATCH, "context", None), sums
 
         if (policy := REMAT_POLICIES[remat]) is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)  # a scan's body cannot be CSE'd anyway
-        x_btd, sums_l = jax.lax.scan(layer, x_btd, params["layers"], unroll=unrolled)
-        return rms_norm(x_btd, params["final_norm_d"], self.rms_eps), sums_l
+        x_btd, sums_l = jax.lax.scan(layer, x_btd.astype(carried), params["layers"], unroll=unrolled)
+        return rms_norm(x_btd.astype(self.dtype), params["final_norm_d"], self.rms_eps), sums_l
 
     def _angles(self, positions_bt: Array, *, written_out: bool) -> tuple[Array, Array]:
         """The layers' rotary angles."""

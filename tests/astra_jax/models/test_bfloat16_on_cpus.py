@@ -50,8 +50,10 @@ def lowered(model: LlamaConfig, batch: PackedBatch, platform: str) -> str:
 
 
 def products(text: str) -> set[tuple[str, str]]:
-    """The types of each product's operands and of what comes of it."""
-    found = re.findall(r"dot_general [^\n]*: \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\) -> tensor<[^>]*x(\w+)>", text)
+    """The types of each product's operands and of what comes of it, but of sums, which are products with ones."""
+    found = re.findall(
+        r"dot_general [^\n]*: \(tensor<[^>]*x(\w+)>, tensor<(?!\d+x1xf32)[^>]*x(\w+)>\) -> tensor<[^>]*x(\w+)>", text
+    )
     assert found and all(x == y for x, y, _ in found)
     return {(x, out) for x, _, out in found}
 
@@ -60,6 +62,17 @@ def test_all_products_are_of_narrow_operands_with_wide_sums(batch) -> None:
     """So the matrix unit takes them; on accelerators a layer's are asked for in the model's dtype, as ever."""
     assert products(lowered(NARROW, batch, "cpu")) == {("bf16", "f32")}
     assert products(lowered(NARROW, batch, "tpu")) == {("bf16", "f32"), ("bf16", "bf16")}
+
+
+@pytest.mark.parametrize("remat", ["heads", "attention", "full"])
+def test_what_layers_keep_lies_in_float32(batch, remat: str) -> None:
+    """XLA writes a layer's part into a bfloat16 stack by making float32 of all of it, and bfloat16 again."""
+    one = jax.tree.map(lambda x: x[0], batch)
+    step = jax.jit(jax.value_and_grad(partial(loss_sums, model=NARROW, remat=remat), has_aux=True))
+    text = step.lower(NARROW.abstract_params(), one).as_text()
+    kept = set(re.findall(rf"tensor<({NARROW.n_layers}x[\dx]+)x(\w+)>", text))
+    assert (f"{NARROW.n_layers}x2x{TOKENS}x{NARROW.d_model}", "f32") in kept
+    assert not [shape for shape, dtype in kept if dtype == "bf16"]
 
 
 def test_nothing_of_a_float32_model_is_narrow(batch) -> None:

@@ -199,12 +199,12 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
 
     async def groups(engine):
         async def drawn(i: int, begun: asyncio.Event) -> Completion:
-            parts = []
+            tokens, logprobs, versions = [], [], []
             async for part in engine.stream(texts[i], sampling(i, max_tokens=60), session=str(i)):
-                parts.append(part)
                 begun.set()
-            names = ("token_ids", "logprobs", "versions")
-            return Completion(*(sum((getattr(part, name) for part in parts), []) for name in names), parts[-1].finish)
+                tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
+                versions += part.versions
+            return Completion(tokens, logprobs, versions, part.finish)
 
         begun = [asyncio.Event() for _ in texts]
         running = [asyncio.ensure_future(drawn(i, event)) for i, event in enumerate(begun)]
