@@ -53,7 +53,7 @@ CASES = {
     "1m": Case(**vars(SHAPES["1m"]), rows=8, tokens=256, steps=20, micro_batches=2),
     "30m": Case(**vars(SHAPES["30m"]), rows=4, tokens=512, steps=3),
     "vocabulary": Case(**vars(SHAPES["vocabulary"]), rows=4, tokens=512, steps=3),
-    "135m": Case(**vars(SMOLLM2), rows=2, tokens=1_024, steps=1, micro_batches=2, remat="heads"),
+    "135m": Case(**vars(SMOLLM2), rows=2, tokens=1_024, steps=3, micro_batches=2, remat="heads"),
 }
 
 _CASES = flags.DEFINE_list("case", ["1m", "30m", "vocabulary"], f"Of {', '.join(CASES)}.")
