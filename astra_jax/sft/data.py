@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import grain
 import msgspec
 import numpy as np
+from absl import logging
 from grain.experimental import FirstFitPackIterDataset
 
 from astra_jax.run.batch import PackedBatch
@@ -35,6 +36,11 @@ from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 _AHEAD = 256
 """Examples that a worker has ready: packing takes as many as its open rows hold at once."""
+_WORKER_DIED = "terminated unexpectedly"
+"""What Grain says when a worker is gone: of a signal, as when it runs out of memory."""
+_REPLACED = 3
+"""So many times in a row, before one example, workers that died are replaced; what is wrong then is the example, or the
+machine."""
 
 
 @dataclass(frozen=True)
@@ -382,17 +388,28 @@ class _InOrderIterator(grain.DatasetIterator):
         self._ahead: grain.DatasetIterator | None = None
 
     def __next__(self) -> dict[str, np.ndarray]:
+        died = 0
+        while True:
+            try:
+                example = next(self._begun())
+            except RuntimeError as error:
+                if _WORKER_DIED not in str(error) or (died := died + 1) > _REPLACED:
+                    raise
+                logging.warning("a data worker died (%s); others go on from example %d", error, self._index)
+                self._stop()
+                continue
+            self._index += 1
+            if example is not None:
+                return example
+
+    def _begun(self) -> grain.DatasetIterator:
         if self._ahead is None:
             # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
             reading = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
             examples = self._examples.slice(slice(self._index, None)).to_iter_dataset(reading, allow_nones=True)
             options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=_AHEAD)
             self._ahead = iter(examples.mp_prefetch(options, worker_init_fn=_without_interrupts))
-        while True:
-            example = next(self._ahead)
-            self._index += 1
-            if example is not None:
-                return example
+        return self._ahead
 
     def get_state(self) -> dict[str, int]:
         return {"next_index": self._index}

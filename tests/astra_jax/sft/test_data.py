@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
+import signal
 from collections import Counter
 from dataclasses import replace
 
@@ -217,6 +219,28 @@ def test_batches_are_the_same_bytes_with_any_number_of_workers_which_a_resumed_r
             found += drawn(batches, count)
             state = json.loads(json.dumps(batches.get_state()))
     assert found == expected
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_and_changes_nothing(dataset, tokenizer, caplog):
+    """One that a signal had ended, on a busy machine, ended the training with it, as a bug of ours."""
+    flags.FLAGS.mark_as_parsed()
+
+    def drawn(batches: BatchIterator, count: int) -> list[bytes]:
+        return [b"".join(np.asarray(array).tobytes() for array in vars(next(batches)).values()) for _ in range(count)]
+
+    config = replace(CONFIG, too_long="drop", seq_len=300)
+    with BatchIterator(dataset, tokenizer, config, ROWS) as batches:
+        expected = drawn(batches, 401)
+    with BatchIterator(dataset, tokenizer, replace(config, workers=1), ROWS) as batches:
+        found = drawn(batches, 1)
+        for number in (signal.SIGSEGV, signal.SIGKILL):
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, number)
+            found += drawn(batches, 200)  # more than were made ahead
+    assert found == expected
+    assert sum("a data worker died" in line for line in caplog.messages) == 2
     assert not multiprocessing.active_children()
 
 
