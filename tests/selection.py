@@ -77,7 +77,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_configs_that_the_port_does_not_compute_are_refused",
     ),
     "astra_jax/attention/test_attention.py": ("test_documents_of_a_row_do_not_see_each_other",),
-    "astra_jax/sft/test_data.py": 32(),
+    "astra_jax/sft/test_data.py": (),
     "astra_jax/sft/test_samples.py": (),
     "astra_jax/sft/test_sft.py": (
         "test_accumulation_one_equals_n",
@@ -167,6 +167,7 @@ SECONDS: dict[str, float] = {
     "launch/test_endings.py": 39,
     "astra_jax/rollout/test_vllm_plain.py": 37,
     "astra_jax/evaluation/test_evaluation_bfcl.py": 34,
+    "astra_jax/sft/test_data.py": 32,
     "astra_jax/run/test_hosts_asked.py": 32,
     "astra_jax/serving/test_serving_fuzzed.py": 31,
     "astra_jax/sft/test_rehearsal.py": 30,
