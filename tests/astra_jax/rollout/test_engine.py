@@ -90,6 +90,26 @@ async def all_of(engine: Engine, texts: Sequence[Sequence[int]], **changes) -> l
     return await asyncio.gather(*(engine.generate(p, sampling(i, **changes)) for i, p in enumerate(texts)))
 
 
+async def streamed(
+    engine: Engine, text: Sequence[int], how: Sampling, session: str, begun: asyncio.Event
+) -> Completion:
+    """What `generate` would give; `begun` is set with the first tokens."""
+    tokens, logprobs, versions = [], [], []
+    async for part in engine.stream(text, how, session=session):
+        begun.set()
+        tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
+        versions += part.versions
+    return Completion(tokens, logprobs, versions, part.finish)
+
+
+def check_versions(one: Completion, text: Sequence[int], weights: dict[int, Any]) -> None:
+    """All of these weights drew some of it, one after the other, and each token is of those that it names."""
+    assert set(one.versions) == set(weights) and one.versions == sorted(one.versions)
+    by_version = {version: trainer_logps(params, text, one.token_ids, 1.0) for version, params in weights.items()}
+    want = [by_version[version][place] for place, version in enumerate(one.versions)]
+    np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
+
+
 def test_greedy_equals_plain_forward_loop(params):
     texts = prompts(11)  # more than slots, some longer than several prefill chunks
     got = run(params, lambda engine: all_of(engine, texts, temperature=0.0))
@@ -198,16 +218,11 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
     other = jax.tree.map(lambda x: x * 0.9, params)
 
     async def groups(engine):
-        async def drawn(i: int, begun: asyncio.Event) -> Completion:
-            tokens, logprobs, versions = [], [], []
-            async for part in engine.stream(texts[i], sampling(i, max_tokens=60), session=str(i)):
-                begun.set()
-                tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
-                versions += part.versions
-            return Completion(tokens, logprobs, versions, part.finish)
-
         begun = [asyncio.Event() for _ in texts]
-        running = [asyncio.ensure_future(drawn(i, event)) for i, event in enumerate(begun)]
+        running = [
+            asyncio.ensure_future(streamed(engine, text, sampling(i, max_tokens=60), str(i), begun[i]))
+            for i, text in enumerate(texts)
+        ]
         for event in begun:
             await event.wait()
         first = engine.stats.snapshot()
@@ -220,11 +235,7 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
     assert first.copied_tokens == 2 * (len(texts[0]) - 1) + len(start)
     assert once - 2 <= second.prefilled_tokens <= once + sum(one.versions.count(0) for one in got)
     for text, one in zip(texts, got, strict=True):
-        assert set(one.versions) == {0, 7}
-        by_version = {0: trainer_logps(params, text, one.token_ids, 1.0)}
-        by_version[7] = trainer_logps(other, text, one.token_ids, 1.0)
-        want = [by_version[version][place] for place, version in enumerate(one.versions)]
-        np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
+        check_versions(one, text, {0: params, 7: other})
 
 
 def test_more_sessions_than_slots(params):
@@ -254,16 +265,11 @@ def test_an_update_swaps_the_weights_of_what_is_under_way(params):
     text = prompts(1, seed=9, low=30)[0]
 
     async def across(engine):
-        async def early(seed: int, drawn: asyncio.Event) -> Completion:
-            tokens, logprobs, versions = [], [], []
-            async for part in engine.stream(text, sampling(seed, max_tokens=40), session=f"early {seed}"):
-                drawn.set()
-                tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
-                versions += part.versions
-            return Completion(tokens, logprobs, versions, part.finish)
-
         drawn = [asyncio.Event(), asyncio.Event()]
-        running = [asyncio.ensure_future(early(seed, event)) for seed, event in enumerate(drawn)]
+        running = [
+            asyncio.ensure_future(streamed(engine, text, sampling(seed, max_tokens=40), f"early {seed}", event))
+            for seed, event in enumerate(drawn)
+        ]
         for event in drawn:
             await event.wait()
         copied = engine.stats.copied_tokens
@@ -276,11 +282,8 @@ def test_an_update_swaps_the_weights_of_what_is_under_way(params):
     assert set(after.versions) == {7}
     np.testing.assert_allclose(after.logprobs, trainer_logps(other, text, after.token_ids, 1.0), atol=1e-4)
     for one in before:
-        assert set(one.versions) == {0, 7} and one.versions == sorted(one.versions) and one.policy_version == 7
-        by_version = {0: trainer_logps(params, text, one.token_ids, 1.0)}
-        by_version[7] = trainer_logps(other, text, one.token_ids, 1.0)
-        want = [by_version[version][place] for place, version in enumerate(one.versions)]
-        np.testing.assert_allclose(one.logprobs, want, atol=1e-4)
+        assert one.policy_version == 7
+        check_versions(one, text, {0: params, 7: other})
 
 
 def lowered(params, model, count: int):

@@ -200,14 +200,15 @@ def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
     assert abs(steps_for_epochs(stats, CONFIG, ROWS, 0.5) - steps / 4) <= 1
 
 
+def drawn(batches: BatchIterator, count: int) -> list[bytes]:
+    return [b"".join(np.asarray(array).tobytes() for array in vars(next(batches)).values()) for _ in range(count)]
+
+
 @pytest.mark.slow
 def test_batches_are_the_same_bytes_with_any_number_of_workers_which_a_resumed_run_may_change(dataset, tokenizer):
     flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
     config = replace(CONFIG, too_long="drop", seq_len=300)  # what is dropped has a place in the order too
     assert scan(dataset, tokenizer, config).dropped["too_long"]
-
-    def drawn(batches: BatchIterator, count: int) -> list[bytes]:
-        return [b"".join(np.asarray(array).tobytes() for array in vars(next(batches)).values()) for _ in range(count)]
 
     with BatchIterator(dataset, tokenizer, config, ROWS) as straight:
         expected = drawn(straight, 28)
@@ -226,9 +227,6 @@ def test_batches_are_the_same_bytes_with_any_number_of_workers_which_a_resumed_r
 def test_a_worker_that_dies_is_replaced_and_changes_nothing(dataset, tokenizer, caplog):
     """One that a signal had ended, on a busy machine, ended the training with it, as a bug of ours."""
     flags.FLAGS.mark_as_parsed()
-
-    def drawn(batches: BatchIterator, count: int) -> list[bytes]:
-        return [b"".join(np.asarray(array).tobytes() for array in vars(next(batches)).values()) for _ in range(count)]
 
     config = replace(CONFIG, too_long="drop", seq_len=300)
     with BatchIterator(dataset, tokenizer, config, ROWS) as batches:
