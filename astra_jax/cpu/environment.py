@@ -12,9 +12,9 @@ _MALLOC = (
 )
 _RETURNING_MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
 """32 MiB, glibc's most: what is as large is mapped by itself, and given back when it is freed. What is smaller is kept,
-up to the 64 MiB that a thread's heap has: with a threshold of the first kind alone glibc gives back all but 128 KiB at a
-heap's end, whenever something is freed, and a matmul has its packed weights there (SmolLM2-135M, a token of each of 16
-rows that see 256 positions: 90 ms, and 53 so)."""
+up to the 64 MiB that a thread's heap has: where the first threshold alone is set, glibc gives back all but 128 KiB at a
+heap's end whenever something is freed, and a matmul has its packed weights there (SmolLM2-135M, a token of each of 16
+rows that see 256 positions: 90 ms, and 53 with both)."""
 _WIDE_VECTORS = "--xla_cpu_prefer_vector_width"
 
 
