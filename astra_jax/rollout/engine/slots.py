@@ -50,12 +50,15 @@ class EngineConfig(Settings):
             min_window=self.min_window or (128 if on_cpu else 1_024),
             # Elsewhere than on CPUs some rows are read, written and read again where all are read: half cost more.
             parts=(16, 4, 2, 1) if on_cpu else (16, 4, 1),
+            # On a CPU what is computed of padding costs as much as what is not.
+            prefill_parts=(16, 8, 4) if on_cpu else (16, 4),
         )
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """An `EngineConfig` on its platform; decoding takes all slots, a `parts`-th of them, or one."""
+    """An `EngineConfig` on its platform; decoding takes all slots, a `parts`-th of them, or one; prefilling a
+    `prefill_parts`-th: few for a lone long prompt, more for the turns of many episodes."""
 
     slots: int
     max_length: int
@@ -63,6 +66,7 @@ class Shapes:
     decode_chunk: int
     min_window: int
     parts: tuple[int, ...]
+    prefill_parts: tuple[int, ...]
 
     def window_for(self, length: int) -> int:
         """The smallest allowed window that holds `length` positions."""
@@ -94,10 +98,15 @@ class Shapes:
             chunk //= 4
         return chunk
 
+    @property
+    def prefill_rows(self) -> list[int]:
+        """All that there are."""
+        return sorted({math.ceil(self.slots / n) for n in self.prefill_parts})
+
     def prefill_rows_for(self, rows: int) -> int:
-        """A sixteenth or a quarter of the slots: for a lone long prompt, or for the turns of many episodes."""
-        few, many = math.ceil(self.slots / 16), math.ceil(self.slots / 4)
-        return few if rows <= few else many
+        """The least that holds so many, or the most."""
+        counts = self.prefill_rows
+        return next((count for count in counts if count >= rows), counts[-1])
 
 
 @dataclass

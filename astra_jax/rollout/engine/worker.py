@@ -120,12 +120,11 @@ class Worker:
         """
         self._prepare()
         shapes, windows = self.shapes, self.shapes.windows
-        few, many = shapes.prefill_rows_for(1), shapes.prefill_rows_for(shapes.slots)
         for window in windows:
-            for rows in sorted({few, many}):
+            for rows in shapes.prefill_rows:
                 for chunk in shapes.prefill_chunks:
                     yield partial(self._run_prefill, [], rows, chunk, window)
-            yield partial(self._run_copy, [], [], many, window)
+            yield partial(self._run_copy, [], [], shapes.prefill_rows[-1], window)
             for count in sorted({shapes.decode_rows_for(n) for n in range(1, shapes.slots + 1)}):
                 for nucleus in (False, True):
                     yield partial(self._run_decode, count, [], window, nucleus=nucleus)
@@ -159,7 +158,7 @@ class Worker:
                 slot.cached = shared
                 takers.append(slot)
                 donors.append(donor)
-        rows = self.shapes.prefill_rows_for(self.shapes.slots)
+        rows = self.shapes.prefill_rows[-1]
         for start in range(0, len(takers), rows):
             some = takers[start : start + rows]
             window = self.shapes.window_for(max(slot.cached for slot in some))
