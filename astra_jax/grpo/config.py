@@ -26,7 +26,8 @@ class GRPOConfig(TrainingConfig):
         micro_batch_size: packed rows of one forward and backward pass. Ours: None, on a mesh a row for each place that
             it spreads rows over, else 1; the longest fill a chip.
         group_size: episodes of a group. Ours: 8, the least that gives a usable deviation on F1's coarse grid.
-        learning_rate: constant (paper).
+        learning_rate: the peak. Constant (paper), unless `warmup_fraction` or `final_fraction` say otherwise; the steps
+            that these are of are then part of the run, and do not change when it goes on.
         objective: clips, ratio, advantages, normalisation, importance sampling.
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         delta: a group trains when Std(reward) > delta. Ours: 0.01, below the smallest deviation that one differing
@@ -88,9 +89,15 @@ class GRPOConfig(TrainingConfig):
     dump_batches: bool = False
     seed: Seed = 0
 
-    of_the_host = (*TrainingConfig.of_the_host, "group_size", "mini_batches", "delta", "surplus_max_age", "oversample",
-                   "concurrent_groups", "deadline_seconds", "max_groups_per_step", "solve_rates", "stored", "order",
-                   "row_buckets", "episodes_every", "seed")  # fmt: skip
+    of_the_host = (*TrainingConfig.of_the_host, "learning_rate", "warmup_fraction", "final_fraction", "group_size",
+                   "mini_batches", "delta", "surplus_max_age", "oversample", "concurrent_groups", "deadline_seconds",
+                   "max_groups_per_step", "solve_rates", "stored", "order", "row_buckets", "episodes_every",
+                   "seed")  # fmt: skip
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the learning rate is the same in all steps, however many there are."""
+        return self.warmup_fraction == 0 and self.final_fraction == 1
 
     @property
     def most_groups(self) -> int:

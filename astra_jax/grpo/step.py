@@ -34,7 +34,7 @@ from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
-from astra_jax.run.optimizers import abstract_state, apply_gradients, make_optimizer
+from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
 Array = jax.Array
 Sums = tuple[ObjectiveSums, Array, RouterSums | None]
@@ -79,6 +79,7 @@ def update_step(
             for batches, total in mini_batches
         ]
 
+    rate = learning_rate(config, config.steps)(update)
     loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params, mesh)
@@ -92,7 +93,8 @@ def update_step(
             loss += part / total
             parts = sums if parts is None else add(parts, sums)
         before("take_step")
-        params, opt_state, said = take_step(params, opt_state, gradients, jnp.float32(total), config=config, mesh=mesh)
+        given = (gradients, jnp.float32(total), jnp.float32(rate))
+        params, opt_state, said = take_step(params, opt_state, *given, config=config, mesh=mesh)
         taken.append(said)
 
     (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
@@ -101,6 +103,7 @@ def update_step(
     in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
     metrics = {
         "loss": float(loss) / config.mini_batches,
+        "learning_rate": float(rate),
         "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / config.mini_batches,
         "weights_finite": all(one["weights_finite"] for one in taken),
         "entropy": float(entropy) / of_batch.tokens,
@@ -222,16 +225,23 @@ def accumulate(
 
 
 def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
-    """The configured optimizer at a constant learning rate."""
+    """The configured optimizer, whose state does not depend on the learning rate."""
     return make_optimizer(config, config.learning_rate)
 
 
 @program(static_argnames=("config", "mesh"), donate_argnames=("params", "opt_state"))
 def take_step(
-    params: Params, opt_state: Any, gradients: Params, total: Array, *, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params,
+    opt_state: Any,
+    gradients: Params,
+    total: Array,
+    rate: Array,
+    *,
+    config: GRPOConfig,
+    mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
-    """One optimizer step with what `accumulate` added up, see `optimizers.apply_gradients`."""
-    gradients, optimizer = whole(gradients, mesh), grpo_optimizer(config)
+    """One optimizer step, at this learning rate, with what `accumulate` added up, see `optimizers.apply_gradients`."""
+    gradients, optimizer = whole(gradients, mesh), make_optimizer(config, rate)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
 
@@ -242,7 +252,7 @@ def abstract_arguments(
     beside `adapters.abstract_base`.
 
     Returns:
-        (params, optimizer state, gradients, a micro-batch, the batch's total).
+        (params, optimizer state, gradients, a micro-batch, the batch's total, as which the learning rate is).
     """
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)

@@ -154,7 +154,7 @@ async def train(
                 kept = f"{len(environments)} of {given} environments"
                 say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
             await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
-    settings = settings_of(config, free=_FREE)
+    settings = settings_of(config, free=_FREE) | ({} if config.is_constant else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
         model=model_settings(model),
@@ -377,7 +377,7 @@ def _programs(model: Model, config: GRPOConfig, longest: int, mesh: Mesh | None)
 
     def compile_step() -> None:
         params, opt_state, gradients, _, total = abstract_arguments(model, config, largest, mesh)
-        take_step.compile(params, opt_state, gradients, total, config=config, mesh=mesh)
+        take_step.compile(params, opt_state, gradients, total, total, config=config, mesh=mesh)
 
     return {"take_step": compile_step} | {f"accumulate {length}": accumulating(length) for length in lengths}
 

@@ -91,7 +91,7 @@ def grpo_programs(
         return grpo_step.accumulate.lower(params, gradients, batch, base=base, model=model, config=config, mesh=mesh)
 
     def take_step() -> Any:
-        return grpo_step.take_step.lower(params, opt_state, gradients, total, config=config, mesh=mesh)
+        return grpo_step.take_step.lower(params, opt_state, gradients, total, total, config=config, mesh=mesh)
 
     resident, host = _held(opt_state), _held(opt_state, HOST)
     first = _compile("accumulate", accumulate, mesh, how, resident=resident, host=host, runs=micro_batches)

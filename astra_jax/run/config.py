@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
+from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
 
 TrackerName = Literal["wandb", "mlflow", "trackio"]
 """See `astra_jax.run.trackers`."""
@@ -63,7 +63,9 @@ class TrainingConfig(Settings):
             rows over, else the whole batch. A step's result does not depend on it: gradients are added up in float32
             and divided once.
         optimizer: see `astra_jax.run.optimizers`.
-        learning_rate: of all parameters, or its peak.
+        learning_rate: of all parameters: its peak.
+        warmup_fraction: of all steps: those in which it rises, linearly.
+        final_fraction: of the peak, where the cosine after the peak ends; 1 is a constant rate.
         b1, b2, eps: AdamW's.
         weight_decay: on matrices only.
         max_grad_norm: gradients are scaled down to this global norm.
@@ -94,6 +96,8 @@ class TrainingConfig(Settings):
     steps: Count | None
     batch_size: Count
     learning_rate: LearningRate
+    warmup_fraction: Share = 0.0
+    final_fraction: Share = 1.0
     micro_batch_size: Count | None = None
     optimizer: OptimizerName = "adamw"
     b1: Decay = 0.9

@@ -23,7 +23,7 @@ not be compared then (there was one family, whose weights no other one can resto
 
 _ID_BYTES = 8
 
-_BEFORE = {"matmul": "none", "moments": "float32"}
+_BEFORE = {"matmul": "none", "moments": "float32", "warmup_fraction": 0.0, "final_fraction": 1.0}
 """What every run had before there were these settings."""
 
 

@@ -57,6 +57,19 @@ def make_optimizer(
     return moments.in_bfloat16(clipped) if settings.moments == "bfloat16" else clipped
 
 
+def learning_rate(settings: TrainingConfig, steps: int) -> optax.Schedule:
+    """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak."""
+    warmup = max(1, round(settings.warmup_fraction * steps))
+
+    def schedule(count: jax.Array | int) -> jax.Array:
+        ramp = (count + 1) / warmup
+        progress = jnp.clip((count + 1 - warmup) / max(1, steps - warmup), 0.0, 1.0)
+        cosine = settings.final_fraction + (1 - settings.final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return settings.learning_rate * jnp.where(count < warmup, ramp, cosine)
+
+    return schedule
+
+
 def _clipped(most: float) -> optax.GradientTransformationExtraArgs:
     """Optax's clip by the global norm, which is given, where not all gradients are."""
 

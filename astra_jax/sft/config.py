@@ -21,8 +21,8 @@ class SFTConfig(TrainingConfig):
         steps: optimizer steps; None takes them from `epochs`.
         optimizer: `adamw` (paper), or `muon` for small models from scratch.
         learning_rate: the peak (paper: 5e-6 for 14B, 2e-6 for 32B).
-        warmup_fraction: of all steps (paper: 0.05).
-        final_fraction: of the peak, where the cosine ends. Ours: 0.1, so that the last steps still teach.
+        warmup_fraction: paper: 0.05.
+        final_fraction: ours: 0.1, so that the last steps still teach.
         b2: ours: 0.95, as usual for language models; it forgets the warm-up's statistics.
         weight_decay: ours: 0; two epochs at 5e-6 hardly move the weights.
         log_every: steps between rows of metrics; fetching them waits for the device.

@@ -19,7 +19,7 @@ from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
 from astra_jax.run.compiler import program
 from astra_jax.run.gradients import accumulated
-from astra_jax.run.optimizers import abstract_state, apply_gradients, make_optimizer
+from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 from astra_jax.sft.config import SFTConfig
 
 
@@ -51,19 +51,6 @@ def loss_sums(
 def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     del entropies
     return -jnp.sum(logps * mask), jnp.sum(mask)
-
-
-def learning_rate(config: SFTConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak."""
-    warmup = max(1, round(config.warmup_fraction * steps))
-
-    def schedule(count: jax.Array) -> jax.Array:
-        ramp = (count + 1) / warmup
-        progress = jnp.clip((count + 1 - warmup) / max(1, steps - warmup), 0.0, 1.0)
-        cosine = config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        return config.learning_rate * jnp.where(count < warmup, ramp, cosine)
-
-    return schedule
 
 
 def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation:

@@ -33,12 +33,13 @@ from astra_jax.run.compiler import CompiledAhead, Program, check_options
 from astra_jax.run.frozen import Origin
 from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
+from astra_jax.run.optimizers import learning_rate
 from astra_jax.run.shell import Stopped, TrainingRun
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, DataStats, of_rehearsal, steps_for_epochs
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.statistics import kept_statistics
-from astra_jax.sft.step import abstract_arguments, learning_rate, loss_sums, sft_optimizer, train_step
+from astra_jax.sft.step import abstract_arguments, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text

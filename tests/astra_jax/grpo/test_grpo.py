@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -278,6 +279,39 @@ async def trained(config, pool, tokenizer, workdir, engine, environments=None):
     return await train(
         config, model, starting(params), environments, tokenizer, pool, workdir, policy=engine, progress=False
     )
+
+
+def test_an_update_is_taken_at_its_learning_rate() -> None:
+    """Of Adam's first step, the longest that any weight takes is the rate itself."""
+    start = MODEL.init(jax.random.key(0))
+
+    def longest(update: int, **changes: float) -> float:
+        config = dataclasses.replace(CONFIG, batch_size=2, steps=8, learning_rate=1e-2, weight_decay=0.0, **changes)
+        state = initial_state(jax.tree.map(jnp.copy, start), grpo_optimizer(config))
+        params, _, metrics = update_step(*state, random_groups(0, 2), MODEL, config, update=update)
+        moved = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), params, start)))
+        assert metrics["learning_rate"] == pytest.approx(moved, rel=1e-3)
+        return moved
+
+    assert [longest(update) for update in (0, 7)] == pytest.approx([1e-2, 1e-2], rel=1e-3), "constant, as in the paper"
+    rates = [longest(update, warmup_fraction=0.25, final_fraction=0.1) for update in (0, 1, 7)]
+    assert rates == pytest.approx([5e-3, 1e-2, 1e-3], rel=1e-3)
+
+
+async def test_a_rate_that_falls_belongs_to_its_number_of_steps(pool, chat_tokenizer, tmp_path) -> None:
+    def run(**changes: Any) -> Any:
+        config = dataclasses.replace(CONFIG, **changes)
+        policy = ScriptedPolicy(chat_tokenizer, by_seed)
+        return trained(config, pool, chat_tokenizer, tmp_path / str(config.is_constant), policy)
+
+    falling = await run(steps=2, final_fraction=0.1)
+    assert [row["train/learning_rate"] for row in falling.history] == pytest.approx(
+        [CONFIG.learning_rate * x for x in (1, 0.1)]
+    )
+    with pytest.raises(WorkdirError, match="grpo.steps is 2 there, 3 here"):
+        await run(steps=3, final_fraction=0.1)
+    assert (await run(steps=1)).steps == 1
+    assert (await run(steps=2)).steps == 2
 
 
 async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, monkeypatch):

@@ -20,9 +20,10 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.batch import PackedBatch, target_mask
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import read_metrics
+from astra_jax.run.optimizers import learning_rate
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, DataConfig
-from astra_jax.sft.step import learning_rate, loss_sums, sft_optimizer, train_step
+from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
 from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import DatasetError
