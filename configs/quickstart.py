@@ -281,7 +281,7 @@ PRETRAINED_SERVERS = (
 
 
 def _pretrained() -> QuickstartConfig:
-    """SmolLM2-135M-Instruct becomes a tool user: about two hours on two cores (docs/quickstart.md has the sum).
+    """SmolLM2-135M-Instruct becomes a tool user: about two and a half hours on two cores (docs/quickstart.md has the sum).
 
     Held out are look-ups themselves, with all tools that need them, beside entities.
     """
@@ -334,7 +334,7 @@ def _pretrained() -> QuickstartConfig:
         ),
         grpo=replace(
             quick.grpo,
-            steps=32,
+            steps=80,
             batch_size=4,
             learning_rate=2e-5,
             concurrent_groups=4,
