@@ -281,7 +281,7 @@ PRETRAINED_SERVERS = (
 
 
 def _pretrained() -> QuickstartConfig:
-    """SmolLM2-135M-Instruct becomes a tool user: about two and a half hours on two cores (docs/quickstart.md has the sum).
+    """SmolLM2-135M-Instruct becomes a tool user in two and a half hours on two cores (docs/quickstart.md has the sum).
 
     Held out are look-ups themselves, with all tools that need them, beside entities.
     """

@@ -12,6 +12,9 @@ from astra_jax.run.identity import check_same_run
 from synthesis.core.files import write_text
 from synthesis.core.workdir import LOCK, WorkdirError, locked
 
+_PART = ".part"
+"""In place of `.json`, of a stage that is not finished."""
+
 
 class Ledger:
     """The finished stages of the run that owns `workdir`. Locks the workdir as long as it lives.
@@ -43,8 +46,18 @@ class Ledger:
         file = self._file(stage)
         return read_json(file) if file.exists() else None
 
+    def spent(self, stage: str) -> Mapping[str, Any]:
+        """`seconds` and `peak_rss_bytes` of the starts that did not finish it; of one that was killed nobody knows."""
+        file = self._file(stage).with_suffix(_PART)
+        return read_json(file) if file.exists() else {"seconds": 0.0, "peak_rss_bytes": 0}
+
+    def leave(self, stage: str, spent: Mapping[str, Any]) -> None:
+        """It is not finished, and this is what all starts so far have spent."""
+        write_json(self._file(stage).with_suffix(_PART), dict(spent))
+
     def finish(self, stage: str, result: Mapping[str, Any]) -> None:
         write_json(self._file(stage), dict(result))
+        self._file(stage).with_suffix(_PART).unlink(missing_ok=True)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """By stage, those that are finished."""

@@ -11,6 +11,7 @@ A stage that was killed goes on from its own journal or checkpoint; a finished o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -97,13 +98,26 @@ class Quickstart:
                     say_beside_bars(f"{title}: finished earlier, in {done['seconds']:.0f} s")
                     continue
                 say_beside_bars(title)
-                started = time.perf_counter()
-                result = await stage()
-                gc.collect()  # what refers to itself, a training's last state among it, is not to lie beside the next
-                seconds = time.perf_counter() - started
+                result = await self._timed(name, stage)
                 isolation = {"tier": opened.tier, "layers": opened.layers}
-                measured = {"seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "sandbox": isolation}
-                self.ledger.finish(name, result | measured)
+                self.ledger.finish(name, result | {"sandbox": isolation})
+
+    async def _timed(self, name: str, stage: Callable[[], Awaitable[Result]]) -> Result:
+        """What a stage came to, and what it took, in all of its starts that were not killed."""
+        before, started = self.ledger.spent(name), time.perf_counter()
+
+        def spent() -> Result:
+            seconds = before["seconds"] + time.perf_counter() - started
+            return {"seconds": seconds, "peak_rss_bytes": max(before["peak_rss_bytes"], peak_rss_bytes())}
+
+        try:
+            result = await stage()
+        except BaseException:
+            with contextlib.suppress(OSError):  # what ended it is what is told
+                self.ledger.leave(name, spent())
+            raise
+        gc.collect()  # what refers to itself, a training's last state among it, is not to lie beside the next
+        return result | spent()
 
     # --------------------------------------------------------------------------------------------------- the datasets
 

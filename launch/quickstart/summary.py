@@ -35,7 +35,7 @@ def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str)
 
     `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets'
     content, of the tokenizer, and of the file of weights, if the run started from one; `seconds` is the stages' sum,
-    over all processes that took part in the run.
+    over all processes that took part in the run and were not killed.
     """
     stages = ledger.results()
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
