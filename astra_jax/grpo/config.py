@@ -95,7 +95,7 @@ class GRPOConfig(TrainingConfig):
                    "seed")  # fmt: skip
 
     @property
-    def is_constant(self) -> bool:
+    def constant_rate(self) -> bool:
         """Whether the learning rate is the same in all steps, however many there are."""
         return self.warmup_fraction == 0 and self.final_fraction == 1
 

@@ -154,7 +154,7 @@ async def train(
                 kept = f"{len(environments)} of {given} environments"
                 say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
             await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
-    settings = settings_of(config, free=_FREE) | ({} if config.is_constant else {"steps": config.steps})
+    settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
         model=model_settings(model),

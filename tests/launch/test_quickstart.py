@@ -432,7 +432,7 @@ def test_a_corrupt_record_is_refused(finished, refused, tmp_path) -> None:
     shard.write_bytes(data)
     line = refused(workdir)
     assert str(workdir / "environments" / "train") in line and "corrupt" in line
-    assert {path.stem for path in (workdir / "stages").iterdir()} == set(STAGES[:-2])
+    assert {path.stem for path in (workdir / "stages").glob("*.json")} == set(STAGES[:-2])
 
 
 BARE = """

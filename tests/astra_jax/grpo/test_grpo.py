@@ -302,7 +302,7 @@ async def test_a_rate_that_falls_belongs_to_its_number_of_steps(pool, chat_token
     def run(**changes: Any) -> Any:
         config = dataclasses.replace(CONFIG, **changes)
         policy = ScriptedPolicy(chat_tokenizer, by_seed)
-        return trained(config, pool, chat_tokenizer, tmp_path / str(config.is_constant), policy)
+        return trained(config, pool, chat_tokenizer, tmp_path / str(config.constant_rate), policy)
 
     falling = await run(steps=2, final_fraction=0.1)
     assert [row["train/learning_rate"] for row in falling.history] == pytest.approx(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,12 +86,13 @@ def test_runs_that_differ_in_what_the_host_does_share_their_programs() -> None:
     """And a program cannot depend on such a setting: it would be compiled for one run and used by another."""
 
     def scaled(x, *, config):
-        return config.learning_rate * x
+        return config.max_grad_norm * x
 
-    program, config = Program(scaled, static_argnames=("config",)), GRPOConfig(learning_rate=0.5)
-    for changes in ({}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}, {"learning_rate": 0.25}):
-        rate = changes.get("learning_rate", 0.5)
-        assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * rate
+    program, config = Program(scaled, static_argnames=("config",)), GRPOConfig(max_grad_norm=0.5)
+    of_the_host: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "learning_rate": 0.2}]
+    for changes in (*of_the_host, {"max_grad_norm": 0.25}):
+        most = changes.get("max_grad_norm", 0.5)
+        assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * most
     assert program.cache_size() == 2
     for read in (lambda x, config: x * config.seed, lambda x, config: x if config.mini_batches > 1 else -x):
         with pytest.raises(TypeError, match="take it out there"):
