@@ -92,7 +92,7 @@ def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule() -> None
                 np.asarray(found[name]).reshape(wanted.shape), LORA.scale * wanted, atol=2e-4, rtol=2e-3, err_msg=name
             )
     state = initial_state(trained, grpo_optimizer(config))
-    stepped, _, said = take_step(*state, ours, jnp.float32(total), jnp.float32(1e-3), config=config)
+    stepped, _, said = take_step(*state, ours, jnp.float32(total), jnp.float32(config.learning_rate), config=config)
     assert said["weights_finite"] and jax.tree.structure(stepped) == jax.tree.structure(drawn())
 
 

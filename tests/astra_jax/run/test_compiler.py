@@ -89,8 +89,8 @@ def test_runs_that_differ_in_what_the_host_does_share_their_programs() -> None:
         return config.max_grad_norm * x
 
     program, config = Program(scaled, static_argnames=("config",)), GRPOConfig(max_grad_norm=0.5)
-    of_the_host: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "learning_rate": 0.2}]
-    for changes in (*of_the_host, {"max_grad_norm": 0.25}):
+    of_the_host: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}]
+    for changes in (*of_the_host, {"learning_rate": 0.25}, {"max_grad_norm": 0.25}):
         most = changes.get("max_grad_norm", 0.5)
         assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * most
     assert program.cache_size() == 2

@@ -100,7 +100,9 @@ def updated(**changes):
     params, state = initial_state(start, grpo_optimizer(config), memory=config.optimizer_memory)
     for i in range(3):
         gradients = jax.tree.map(lambda x, i=i: jax.random.normal(jax.random.key(i), x.shape), params)
-        params, state, _ = take_step(params, state, gradients, jnp.float32(2), jnp.float32(1e-2), config=config)
+        params, state, _ = take_step(
+            params, state, gradients, jnp.float32(2), jnp.float32(config.learning_rate), config=config
+        )
     return jax.device_get((params, state)), state
 
 
@@ -122,10 +124,14 @@ def test_a_step_that_is_broken_leaves_what_the_host_has() -> None:
     config = GRPOConfig(optimizer_memory="host")
     params, state = initial_state(DENSE.init(jax.random.key(0)), grpo_optimizer(config), memory="host")
     gradients = jax.tree.map(jnp.ones_like, params)
-    params, state, _ = take_step(params, state, gradients, jnp.float32(1), jnp.float32(1e-2), config=config)
+    params, state, _ = take_step(
+        params, state, gradients, jnp.float32(1), jnp.float32(config.learning_rate), config=config
+    )
     before = jax.device_get((params, state))
     broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    params, state, said = take_step(params, state, broken, jnp.float32(1), jnp.float32(1e-2), config=config)
+    params, state, said = take_step(
+        params, state, broken, jnp.float32(1), jnp.float32(config.learning_rate), config=config
+    )
     assert not np.isfinite(said["gradient_norm"])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get((params, state)), before)
 

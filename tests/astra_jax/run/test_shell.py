@@ -125,7 +125,8 @@ def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None
         params, state = initial_state(starting(start)(), make_optimizer(config, config.learning_rate))
         for step in range(100):
             gradients = {"w_df": jax.random.normal(jax.random.key(step), (64, 64)) + 1}
-            params, state, _ = take_step(params, state, gradients, jnp.float32(1), jnp.float32(2e-6), config=config)
+            given = (gradients, jnp.float32(1), jnp.float32(config.learning_rate))
+            params, state, _ = take_step(params, state, *given, config=config)
         return float((params["w_df"] != start["w_df"]).mean())
 
     config = dataclasses.replace(GRPO, learning_rate=2e-6, weight_decay=0.0)
