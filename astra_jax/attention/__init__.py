@@ -37,6 +37,7 @@ __all__ = [
     "BACKENDS",
     "RESIDUALS",
     "attention",
+    "best_backend",
     "cached_attention",
     "extending_attention",
     "is_told_what_goes_on",
@@ -80,7 +81,7 @@ def attention(
         raise InputError(f"attention backend is {backend!r}; use one of {', '.join(BACKENDS)}")
     platform = platform_of(mesh)
     if backend == "auto":
-        backend = _best(q_btnh.shape[-1], platform)
+        backend = best_backend(q_btnh.shape[-1], platform)
     operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
     context = 1 if mesh is None else mesh.shape["context"]
     if not backend.startswith("splash"):
@@ -104,10 +105,11 @@ def attention(
 def is_told_what_goes_on(head_dim: int, mesh: AnyMesh | None) -> bool:
     """Whether `auto` has to be told that documents go on from others: JAX's TPU kernel compares segment ids alone. It
     visits all of a row below the diagonal, too, where others leave out the blocks of which nothing is seen."""
-    return _best(head_dim, platform_of(mesh)) == "splash"
+    return best_backend(head_dim, platform_of(mesh)) == "splash"
 
 
-def _best(head_dim: int, platform: str) -> str:
+def best_backend(head_dim: int, platform: str) -> str:
+    """What `auto` is."""
     if platform == "tpu":
         return "splash"
     return "triton" if platform in ("gpu", "cuda") and triton.supports(head_dim) else "blockwise"
@@ -154,7 +156,9 @@ def _splash_part(
     return splash.attend(kernel, q, k, v, segments, segments_k, go_on=go_on)
 
 
-def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Array) -> Array:
+def extending_attention(
+    q_btnh: Array, past: Cache, new: Cache, positions_bt: Array, *, backend: str = "blockwise"
+) -> Array:
     """Attention of each row's next tokens over what is cached of it and over themselves; forward only.
 
     Few tokens are scored against everything at once, as when decoding; many in blocks, so that nothing of size T x S is
@@ -164,6 +168,7 @@ def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Ar
         past: one layer's; of it a row sees the positions before its first new one.
         new: the new tokens' own, in T places.
         positions_bt: theirs, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
+        backend: of many tokens; `blockwise`, or on one device `triton` or `triton_interpret`.
     """
     first_b1 = positions_bt[:, :1]
     if q_btnh.shape[1] <= _FEW:
@@ -177,8 +182,10 @@ def extending_attention(q_btnh: Array, past: Cache, new: Cache, positions_bt: Ar
     )
     k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (past, new)], axis=1)
     v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (past, new)], axis=1)
-    columns = blockwise.KEY_BLOCK * (4 if past.length >= _LONG else 1)
     places = (segments_bt, segments_bz, positions_bt, positions_bz)
+    if backend.startswith("triton"):
+        return triton.attend(q_btnh, k_bzkh, v_bzkh, places, interpret=backend == "triton_interpret")
+    columns = blockwise.KEY_BLOCK * (4 if past.length >= _LONG else 1)
     return blockwise.attend(q_btnh, k_bzkh, v_bzkh, places, columns=columns)
 
 

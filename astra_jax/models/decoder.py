@@ -27,6 +27,7 @@ from astra_jax import axes
 from astra_jax.attention import (
     RESIDUALS,
     attention,
+    best_backend,
     cached_attention,
     extending_attention,
     is_told_what_goes_on,
@@ -359,9 +360,13 @@ class Decoder(Sizes, abc.ABC):
             them).
         """
 
+        # Stacked layers may be spread over a mesh, where XLA does not know how to take a kernel apart.
+        alone = not isinstance(past, Cache)
+        backend = best_backend(self.head_dim, platform or platform_of(None)) if alone else "blockwise"
+
         def attend(cache: Cache, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             new = kv.of_tokens(k_btkh, v_btkh, cache.dtype)
-            return extending_attention(q_btnh, look(cache), new, positions_bt), new
+            return extending_attention(q_btnh, look(cache), new, positions_bt, backend=backend), new
 
         return self._over_caches(params, tokens_bt, positions_bt, past, attend, platform)
 

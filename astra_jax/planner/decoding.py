@@ -42,7 +42,9 @@ def lower_prefill(model: Model, slots: int, length: int, rows: int, chunk: int, 
     make = partial(_small, mesh)
     tokens, positions = make((rows, chunk), np.int32), make((rows, chunk), np.int32)
     given = (params, cache, make((rows,), np.int32), tokens, positions)
-    return device_steps.prefill.lower(*given, model=model, window=length, platform=platform_of(mesh))
+    # A kernel for GPUs asks which it is compiled for.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return device_steps.prefill.lower(*given, model=model, window=length, platform=platform_of(mesh))
 
 
 def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> Any:

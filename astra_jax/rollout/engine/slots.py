@@ -14,6 +14,10 @@ from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.policy import Alternatives, Sampling
 from sandbox.settings import Length, OneOf, Settings, Slots
 
+_CALL_TOKENS = 256
+"""So many tokens more a prefill costs than it computes: it reads all weights, which takes accelerators as long as 150
+to 600 tokens in bfloat16 do."""
+
 
 @dataclass(frozen=True)
 class EngineConfig(Settings):
@@ -84,19 +88,26 @@ class Shapes:
 
     @property
     def prefill_chunks(self) -> list[int]:
-        """All that there are."""
-        return sorted({self.prefill_chunk_for(4**i) for i in range(16)})
+        """All that there are: `prefill_chunk`, and a quarter, a sixteenth … of it, of 64 at least."""
+        chunks = [self.prefill_chunk]
+        while chunks[0] // 4 >= 64:
+            chunks.insert(0, chunks[0] // 4)
+        return chunks
 
     def decode_rows_for(self, rows: int) -> int:
         """All slots, a part of them, or one: decoding costs rows x window."""
         return min(count for count in (1, *(math.ceil(self.slots / n) for n in self.parts)) if count >= rows)
 
-    def prefill_chunk_for(self, tokens: int) -> int:
-        """The chunk, or a quarter, a sixteenth … of it, of 64 at least: the least that holds so many tokens."""
-        chunk = self.prefill_chunk
-        while chunk // 4 >= max(tokens, 64):
-            chunk //= 4
-        return chunk
+    def prefill_chunk_for(self, tokens: Sequence[int], rows: int) -> int:
+        """The chunk whose call adds the most tokens for what it costs.
+
+        Args:
+            tokens: how many each row that waits is to get yet.
+            rows: that a call computes, padding included.
+        """
+        return max(
+            self.prefill_chunks, key=lambda chunk: sum(min(n, chunk) for n in tokens) / (rows * chunk + _CALL_TOKENS)
+        )
 
     @property
     def prefill_rows(self) -> list[int]:

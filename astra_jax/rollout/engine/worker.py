@@ -173,7 +173,7 @@ class Worker:
         started = time.perf_counter()
         rows = self.shapes.prefill_rows_for(len(pending))
         pending = pending[:rows]
-        chunk = self.shapes.prefill_chunk_for(max(slot.length - 1 - slot.cached for slot in pending))
+        chunk = self.shapes.prefill_chunk_for([slot.length - 1 - slot.cached for slot in pending], rows)
         self._run_prefill(pending, rows, chunk, self.shapes.window_for(max(slot.cached for slot in pending)))
         self.stats.prefill_seconds += time.perf_counter() - started
 

@@ -19,6 +19,7 @@ from astra_jax.attention import (
     blockwise,
     cached_attention,
     documents,
+    extending_attention,
     is_told_what_goes_on,
     splash,
     splash_backward,
@@ -277,6 +278,27 @@ def test_triton_visits_no_block_that_is_hidden_whole() -> None:
     assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
     nothing, _ = triton._ranges((segments * 0, segments, positions, positions), sizes)
     assert (nothing[..., 0] == nothing[..., 1]).all()
+
+
+@pytest.mark.parametrize("backend", ["blockwise", *TRITON])
+def test_next_tokens_see_what_is_cached_of_their_row_and_themselves(backend: str) -> None:
+    """More of them than are scored at once: nothing cached, some, all of the window; with padding at a row's end."""
+    window, new, n, k, h = 160, 100, 4, 2, 16
+    cached, more = np.array([0, 37, 160]), np.array([100, 70, 1])
+    rng = np.random.default_rng(3)
+    q, keys, values = (jnp.array(rng.normal(size=(3, window + new, heads, h)), jnp.float32) for heads in (n, k, k))
+    at = np.arange(window + new)
+    # The reference has each row's tokens, cached and new, one after the other.
+    real = (at < cached[:, None]) | ((at >= window) & (at < window + more[:, None]))
+    positions = jnp.asarray(np.where(at < window, at, at - window + cached[:, None]).astype(np.int32))
+    expected = attention(q, keys, values, jnp.asarray(real.astype(np.int32)), positions, backend="blockwise")
+    whole = of_tokens(keys, values, jnp.float32)
+    past = whole.window(window)
+    fresh = Cache(whole.k_bkhs[..., window:], whole.v_bksh[..., window:, :])
+    given = jnp.where(jnp.asarray(real), positions, -1)[:, window:]
+    found = extending_attention(q[:, window:], past, fresh, given, backend=backend)
+    for row, count in enumerate(more):
+        np.testing.assert_allclose(found[row, :count], expected[row, window : window + count], atol=2e-5)
 
 
 def test_triton_refuses_heads_that_its_tiles_cannot_hold(packed) -> None:

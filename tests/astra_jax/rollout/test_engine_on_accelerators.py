@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -16,12 +17,14 @@ import pytest
 from rollout_world import decisive
 
 from astra_jax.mesh import make_mesh
+from astra_jax.models import decoder
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
 from astra_jax.planner.decoding import lower_copy, lower_decode, lower_prefill
 from astra_jax.planner.hardware import INSTALL_GPU, Slice
 from astra_jax.rollout.engine import worker
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room, decodes_written_out
+from astra_jax.rollout.engine.slots import Shapes
 from astra_jax.rollout.policy import Completion, Sampling
 from sandbox.settings import SettingError
 
@@ -82,9 +85,12 @@ def test_it_draws_what_the_written_out_one_draws(params, expected, monkeypatch, 
     check_drawn(*drawn(params), expected)
 
 
-def test_a_gpus_form_draws_the_same(params, expected) -> None:
-    """Layers written out, few rows padded for its matmuls."""
+def test_a_gpus_form_draws_the_same(params, expected, monkeypatch) -> None:
+    """Layers written out, few rows padded for its matmuls, prompts by its attention's kernel, interpreted."""
+    asked = []
+    monkeypatch.setattr(decoder, "best_backend", lambda *of: asked.append(of) or "triton_interpret")
     check_drawn(*drawn(params, "gpu"), expected)
+    assert set(asked) == {(MODEL.head_dim, "gpu")}
 
 
 def check_drawn(got: list[Completion], copied: int, expected: list[Completion]) -> None:
@@ -160,6 +166,49 @@ def test_programs_for_gpus_copy_no_weights(rows: int) -> None:
     memory = lower_decode(model, rows, 256, 4, mesh).compile().memory_analysis()
     keys = 2 * model.n_layers * rows * model.n_kv_heads * 256 * model.head_dim * 2
     assert memory.temp_size_in_bytes - keys < 2 * model.d_model * model.d_ff
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"needs {INSTALL_GPU}")
+def test_prefill_on_a_gpu_attends_by_the_kernel() -> None:
+    model = dataclasses.replace(MODEL, head_dim=64, dtype="bfloat16", param_dtype="bfloat16")
+    mesh = make_mesh(devices=Slice.parse("h200:1").devices())
+    program = lower_prefill(model, 4, 1024, 4, 512, mesh).compile().as_text()
+    # Of the last layer only keys and values are wanted.
+    assert program.count('custom_call_target="__gpu$xla.gpu.triton"') == model.n_layers - 1
+
+
+def prefilled(shapes: Shapes, tokens: list[int], chunk_for: Callable[[list[int], int], int]) -> tuple[int, int]:
+    """Calls, and positions that they compute."""
+    calls = computed = 0
+    while tokens:
+        rows = shapes.prefill_rows_for(len(tokens))
+        some = tokens[:rows]
+        chunk = chunk_for(some, rows)
+        calls, computed = calls + 1, computed + rows * chunk
+        tokens = [n - chunk for n in some if n > chunk] + tokens[rows:]
+    return calls, computed
+
+
+@pytest.mark.parametrize("slots", [16, 64, 256])
+@pytest.mark.parametrize(
+    "tokens", [[1], [129], [600], [1_024], [2_048], [5_000], [500, *[30] * 15], [20, 64, 700], [570] * 16]
+)
+def test_little_is_prefilled_in_vain(slots: int, tokens: list[int]) -> None:
+    """Chunks of whichever length, all alike, cost hardly less; a call costs as much as 256 positions beside its own."""
+    shapes = EngineConfig(slots=slots, max_length=8_192).on("gpu")
+
+    def cost(chunk_for: Callable[[list[int], int], int]) -> int:
+        calls, computed = prefilled(shapes, tokens, chunk_for)
+        return 256 * calls + computed
+
+    assert cost(shapes.prefill_chunk_for) <= 1.1 * min(cost(lambda *_, n=n: n) for n in shapes.prefill_chunks)
+
+
+def test_a_prompt_of_half_a_chunk_is_no_whole_one() -> None:
+    """A chunk for the longest row, as it was, computed 2,048 positions of each row for 1,024."""
+    shapes = EngineConfig(slots=64, max_length=1_280).on("gpu")
+    assert prefilled(shapes, [1_024] * 64, shapes.prefill_chunk_for) == (8, 64 * 1_024)
 
 
 @pytest.mark.slow
