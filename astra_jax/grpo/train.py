@@ -46,7 +46,7 @@ from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import abstract_arguments, accumulate, grpo_optimizer, take_step, update_step
 from astra_jax.mesh import check_batch
-from astra_jax.models.adapters import abstract_base, joined, targeted
+from astra_jax.models import adapters
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room
@@ -183,7 +183,7 @@ async def train(
 
         def of_policy(params: Params, copied: bool = False) -> Params:
             """What samples: of what is trained, a copy; what is frozen is shared."""
-            return joined(jax.tree.map(jnp.copy, params) if copied else params, run.base, config.lora)
+            return adapters.joined(jax.tree.map(jnp.copy, params) if copied else params, run.base, config.lora)
 
         if policy is None:
             policy = Engine(
@@ -346,7 +346,7 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     check_options(config.compiler_options, mesh)
     check_matmul(config.matmul, model, mesh)
-    targeted(model, config.lora)
+    adapters.check(model, config.lora)
     if mesh is not None:
         for bucket in config.row_buckets:
             check_batch(mesh, config.micro_batch_size or 1, bucket, "a length in row_buckets")
@@ -370,7 +370,7 @@ def _programs(model: Model, config: GRPOConfig, longest: int, mesh: Mesh | None)
     def accumulating(length: int) -> Callable[[], None]:
         def compile_one() -> None:
             params, _, gradients, batch, _ = abstract_arguments(model, config, length, mesh)
-            base = abstract_base(model, config.lora, mesh)
+            base = adapters.abstract_base(model, config.lora, mesh)
             accumulate.compile(params, gradients, batch, base=base, model=model, config=config, mesh=mesh)
 
         return compile_one

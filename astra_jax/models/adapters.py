@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 
 from astra_jax import axes
 from astra_jax.models import sharding
-from astra_jax.models.layers.adapted import Adapted, is_adapted, merged
+from astra_jax.models.layers import quantized
+from astra_jax.models.layers.adapted import Adapted, is_more, plain
 from astra_jax.models.lora import ALL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
@@ -55,6 +56,17 @@ def targeted(model: Model, lora: LoRA) -> dict[str, NamedParam]:
                 f"{', '.join(every)}, or {ALL} (the nearest is {near})"
             )
     return {name: entry for name, entry in every.items() if name in lora.targets}
+
+
+def check(model: Model, lora: LoRA) -> None:
+    """Refuse adapters that a model cannot have.
+
+    Raises:
+        InputError: a target is no matrix of its, or its matrices are not stored so.
+        Refusal: the library for that is not installed.
+    """
+    targeted(model, lora)
+    model.check_matmul(lora.stored, "lora.stored")
 
 
 def leaf_names(name: str) -> tuple[str, str]:
@@ -149,11 +161,33 @@ def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
         return None
     like = model.abstract_params()
     if mesh is None:
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        places = jax.tree.map(lambda _: one, like)
+        alone = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        places = jax.tree.map(lambda _: alone, like)
     else:
         places = model.param_shardings(mesh)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, places)
+
+    def one(path: Any, x: jax.ShapeDtypeStruct, place: jax.sharding.Sharding) -> Any:
+        if (outputs := _stored_outputs(path, lora)) is None:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        return quantized.described(jax.eval_shape(lambda x: quantized.stored(x, outputs), x), place)
+
+    return jax.tree_util.tree_map_with_path(one, like, places)
+
+
+def _stored_outputs(path: Any, lora: LoRA) -> tuple[int, ...] | None:
+    """The axes that have scales, layers and outputs, of a matrix that adapters lie on in 8 bits; None for all else."""
+    sides = None if lora.stored == "none" else axes.stacked_matrices(path)
+    return None if sides is None else (0, *sides[1])
+
+
+def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
+    """Make the frozen weights what adapters lie on, in their place: one matrix after the other, for want of room."""
+    for name in base:
+        here = (*path, jax.tree_util.DictKey(name))
+        if isinstance(base[name], dict):
+            store(base[name], lora, here)
+        elif (outputs := _stored_outputs(here, lora)) is not None:
+            base[name] = quantized.stored(base[name], outputs)
 
 
 def joined(params: Params, base: Params | None, lora: LoRA) -> Params:
@@ -190,8 +224,8 @@ def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) ->
 
 
 def without_adapters(params: Params) -> Params:
-    """Weights that compute the same as `joined` ones; what has no adapter is not copied."""
-    return jax.tree.map(lambda x: merged(x) if is_adapted(x) else x, params, is_leaf=is_adapted)
+    """Weights that compute the same as `joined` ones; what is an array already is not copied."""
+    return jax.tree.map(plain, params, is_leaf=is_more)
 
 
 def at_path(tree: Any, path: tuple[str, ...]) -> Any:

@@ -38,7 +38,7 @@ from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers import quantized
-from astra_jax.models.layers.adapted import is_adapted, merged
+from astra_jax.models.layers.adapted import is_more, plain
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.embedding import embed
@@ -261,13 +261,12 @@ class Decoder(Sizes, abc.ABC):
         """
 
         def read(path: Any, x: Any) -> Any:
-            if is_adapted(x):
-                x = merged(x, self.dtype if stored == "none" else None)
+            x = plain(x, self.dtype if stored == "none" else None)
             if stored != "none" and (sides := axes.stacked_matrices(path)) is not None:
                 return quantized.stored(x, (0, *sides[1]))  # of each layer and output
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
-        cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_adapted)
+        cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_more)
         layers, n = cast["layers"], self.n_layers
         if apart:
             layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))

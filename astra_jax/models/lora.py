@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from sandbox.settings import Bound, Count, CountOrZero, SettingError, Settings
+from astra_jax.models.matmuls import STORED
+from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
 
 ALL = "all-linear"
 """As a target: every matrix that can have an adapter."""
@@ -26,6 +27,9 @@ class LoRA(Settings):
         tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a head of its own.
             Programs add those that the weights had no rows for: a low rank cannot tell one new token from another.
         rank_stabilized: alpha / √rank instead (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
+        stored: how the layers' matrices lie under the adapters: in `model.param_dtype` (`none`), or in 8 bits with a
+            scale for each output (`int8`), a half or a quarter of the bytes. What is trained, sampled and merged is of
+            those, as in QLoRA (arXiv 2305.14314), which has 4 bits.
     """
 
     rank: Count | None = None
@@ -33,6 +37,7 @@ class LoRA(Settings):
     targets: tuple[str, ...] = (ALL,)
     tokens: tuple[CountOrZero, ...] = ()
     rank_stabilized: bool = False
+    stored: Annotated[str, OneOf(STORED)] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +49,7 @@ class LoRA(Settings):
             twice_trained = min(one for one in self.tokens if self.tokens.count(one) > 1)
             raise SettingError(f"tokens has {twice_trained} twice; name each token once")
         if self.rank is None:
-            for name in ("alpha", "targets", "tokens", "rank_stabilized"):
+            for name in ("alpha", "targets", "tokens", "rank_stabilized", "stored"):
                 if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
                     raise SettingError(f"{name} is {value}, and rank None: there are no adapters; give a rank too")
 

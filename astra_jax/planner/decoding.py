@@ -58,10 +58,8 @@ def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "
     """Parameters as the engine decodes with them, and the cache."""
 
     def placed(x: Any, sharding: NamedSharding) -> Any:
-        if quantized.is_stored(x):  # a scale for the outputs only
-            spec = [axis if size > 1 else None for axis, size in zip(sharding.spec, x.scale.shape, strict=False)]
-            scale = placed(x.scale, NamedSharding(mesh, PartitionSpec(*spec)))
-            return x.replace(qvalue=placed(x.qvalue, sharding), scale=scale)
+        if quantized.is_stored(x):
+            return quantized.described(x, sharding)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = model.abstract_params()

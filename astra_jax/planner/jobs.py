@@ -15,7 +15,7 @@ import jax
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import check_batch
-from astra_jax.models.adapters import abstract_adapters, targeted
+from astra_jax.models import adapters
 from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model
 from astra_jax.run.batch import on_mesh
@@ -103,7 +103,7 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
         used, steps = max(config.row_buckets), config.steps
     model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
-    targeted(model, config.lora)  # refuses targets that the model does not have
+    adapters.check(model, config.lora)
     for length in lengths:
         check_batch(mesh, rows, length, field)
         if context > 1 and length % (2 * context * blocks):
@@ -135,7 +135,7 @@ def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, 
     whole = 6 * (layers + head) + 2 * layers * again + attention * attention_matmuls(remat, chip)
     if lora.rank is None:
         return whole
-    thin = sum(leaf.size for leaf in jax.tree.leaves(abstract_adapters(model, lora)))
+    thin = sum(leaf.size for leaf in jax.tree.leaves(adapters.abstract_adapters(model, lora)))
     return whole - 2 * (layers + head) + (6 + 2 * again) * thin
 
 

@@ -233,6 +233,8 @@ def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
             settings["lora.targets"] = f"'{json.dumps(lora.targets, separators=(',', ':'))}'"  # as a shell wants it
         if lora.rank_stabilized:
             settings["lora.rank_stabilized"] = "true"
+        if lora.stored != FULL.stored:
+            settings["lora.stored"] = lora.stored
     given = (f"--config.{job.kind}.{name}={value}" for name, value in settings.items())
     return (*([f"--mesh={axes}"] if axes else []), *given)
 

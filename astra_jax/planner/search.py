@@ -238,7 +238,9 @@ def least_bytes(
     chips = math.prod(mesh.values())
     # Weights and gradients in float32, and two statistics, nearly all of which may be in the host's memory.
     statistics = 2 * jnp.dtype(config.moments).itemsize * (config.optimizer_memory == "device")
-    frozen = 0 if config.lora.rank is None else jnp.dtype(model.param_dtype).itemsize * weights
+    width = jnp.dtype(model.param_dtype).itemsize
+    layers = model.matmul_parameters()[0] if config.lora.stored != "none" else 0  # in 8 bits
+    frozen = 0 if config.lora.rank is None else width * (weights - layers) + layers
     state = (frozen + (2 * 4 + statistics) * trained) / (chips / mesh["data"])
     tokens_here = rows * tokens / mesh["context"]
     heads = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim / mesh["tensor"]

@@ -141,6 +141,11 @@ class TrainingConfig(Settings):
                 f"optimizer is muon, lora.rank {self.lora.rank}: Muon makes a whole matrix's update orthogonal, and "
                 "orthogonal updates of two factors do not make that of their product so; use adamw"
             )
+        if self.lora.stored != "none" and self.matmul != "none":
+            raise SettingError(
+                f"matmul is {self.matmul}, lora.stored {self.lora.stored}: matrices that lie there in 8 bits are "
+                "multiplied in the model's dtype; leave one of the two out"
+            )
 
 
 FREE = (

@@ -71,7 +71,10 @@ class Frozen:
         Raises:
             WeightsError: they are not; names the first that differs.
         """
-        found = digests_of(named(base))
+        self.compare(digests_of(named(base)), where)
+
+    def compare(self, found: Mapping[str, str], where: object) -> None:
+        """As `check`, of weights with these digests."""
         if wrong := sorted(
             name for name in found.keys() | self.digests.keys() if found.get(name) != self.digests.get(name)
         ):

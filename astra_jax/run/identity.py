@@ -9,6 +9,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from astra_jax.models.lora import FULL
 from astra_jax.models.model import Model
 from astra_jax.run.config import FREE, TrainingConfig, todays_name
 from synthesis.core.datasets import Folder
@@ -32,8 +33,10 @@ def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str
     settings = dataclasses.asdict(config)
     if config.lora.rank is None:  # as runs were before there were adapters
         del settings["lora"]
-    elif not config.lora.tokens:  # as runs were before rows of tokens were trained beside them
-        del settings["lora"]["tokens"]
+    else:  # as runs were before rows of tokens were trained beside them, and before weights lay under them in 8 bits
+        for name in ("tokens", "stored"):
+            if getattr(config.lora, name) == getattr(FULL, name):
+                del settings["lora"][name]
     return {name: value for name, value in settings.items() if name not in (*FREE, *free)}
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -173,7 +174,8 @@ class TrainingRun:
             check_same_run(extra["identity"], self._identity, self.folder)
             if lora.rank is not None:
                 before = dataclasses.replace(self._frozen, digests=extra["frozen"])
-                before.check(self._laid_down(start, mesh), "the weights to start from")
+                self._laid_down(start, mesh)
+                before.compare(self._frozen.digests, "the weights to start from")
 
         memory = self.config.optimizer_memory
         like = abstract_state(trained, optimizer, shardings, memory=memory)
@@ -219,8 +221,13 @@ class TrainingRun:
         """The frozen weights, on their devices; read once."""
         if self.base is None:
             like = adapters.abstract_base(self.model, self.config.lora, mesh)
-            self.base = base = jax.device_put(start(), jax.tree.map(lambda x: x.sharding, like))
+            places = jax.tree.map(lambda x: x.sharding, like)
+            whole = dataclasses.replace(self.config.lora, stored="none")
+            unstored = adapters.abstract_base(self.model, whole, mesh)
+            base = jax.device_put(start(), jax.tree.map(lambda x: x.sharding, unstored))
             self._frozen = frozen.frozen(base, self.config.lora, self._origin)
+            adapters.store(base, self.config.lora)
+            self.base = jax.device_put(base, places)
         return self.base
 
     def _first_adapters(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:
@@ -349,6 +356,8 @@ class TrainingRun:
 
 def _not_finite(params: Params) -> str:
     """The first weight with a number that is not finite, or ""; on several hosts the same on each."""
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves = [
+        (path, x) for path, x in jax.tree.leaves_with_path(params) if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]  # numbers of 8 bits are finite, if their scales are
     sound = jax.device_get(jax.jit(lambda xs: [all_finite(x) for x in xs])([leaf for _, leaf in leaves]))
     return next((jax.tree_util.keystr(path) for (path, _), fine in zip(leaves, sound, strict=True) if not fine), "")

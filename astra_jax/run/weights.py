@@ -186,6 +186,7 @@ def load_orbax(
     if (under := frozen.read(directory)) is None:
         return _restored(directory, model.abstract_params(), shardings, step)
     found = _under(directory, under, dataclasses.replace(model, param_dtype=under.param_dtype), shardings, base)
+    adapters.store(found, under.lora)  # what was trained is of those
     trained = load_adapters(directory, model, shardings=shardings, step=step)
     whole = adapters.without_adapters(adapters.joined(trained, found, under.lora))
     return jax.tree.map(lambda x: x.astype(model.param_dtype), whole)

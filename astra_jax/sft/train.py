@@ -26,7 +26,7 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
-from astra_jax.models.adapters import abstract_base, joined, targeted
+from astra_jax.models import adapters
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, on_mesh, to_device
 from astra_jax.run.compiler import CompiledAhead, Program, check_options
@@ -120,7 +120,7 @@ def train(
     model.check_length(config.data.seq_len, "data.seq_len")
     check_options(config.compiler_options, mesh)
     check_matmul(config.matmul, model, mesh)
-    targeted(model, config.lora)
+    adapters.check(model, config.lora)
     if mesh is not None:
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
@@ -152,7 +152,8 @@ def train(
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 
     def compile_step() -> None:
-        arguments, base = abstract_arguments(model, config, steps, mesh), abstract_base(model, config.lora, mesh)
+        arguments = abstract_arguments(model, config, steps, mesh)
+        base = adapters.abstract_base(model, config.lora, mesh)
         train_step.compile(*arguments, base=base, model=model, config=config, steps=steps, mesh=mesh)
 
     with (
@@ -198,13 +199,13 @@ def train(
                 row["learning_rate"] = float(learning_rate(config, steps)(step - 1))
                 row |= run.meter.read()
                 if evaluation is not None and evaluated:
-                    row["held_out_loss"] = evaluation.loss(joined(params, run.base, config.lora))
+                    row["held_out_loss"] = evaluation.loss(adapters.joined(params, run.base, config.lora))
                 row = run.log(step, row)
                 run.bar.set_postfix(loss=f"{loss:.4f}", tokens_per_second=f"{row['tokens_per_second']:.0f}")
                 if on_step is not None:
                     on_step(step, row)
             if sampler is not None and sampled:
-                text = "\n".join(map(str, sampler.draw(joined(params, run.base, config.lora))))
+                text = "\n".join(map(str, sampler.draw(adapters.joined(params, run.base, config.lora))))
                 if run.writer is not None:
                     run.writer.write_text(step, "samples", text)
                     write_text(run.folder / "samples" / f"{step:08d}.txt", text)

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astra_jax.models.layers import quantized
+
 Array = jax.Array
 
 
@@ -19,7 +21,7 @@ class Adapted:
     """A linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
 
     Attributes:
-        w: [in ..., out ...], as it was before.
+        w: [in ..., out ...], as it was before, or `quantized.stored`.
         a: [in ..., rank], float32.
         b: [rank, out ...], float32.
         scale: of the product.
@@ -40,9 +42,23 @@ def is_adapted(w: Any) -> bool:
     return isinstance(w, Adapted)
 
 
+def is_more(w: Any) -> bool:
+    """Whether a matrix is more than an array: adapted, or stored in 8 bits."""
+    return is_adapted(w) or quantized.is_stored(w)
+
+
+def plain(w: Any, dtype: Any = None) -> Array:
+    """A matrix as one array that computes the same; an array as it is."""
+    if quantized.is_stored(w):
+        return quantized.restored(w)
+    return merged(w, dtype) if is_adapted(w) else w
+
+
 def merged(w: Adapted, dtype: Any = None) -> Array:
-    """One matrix that computes the same, stacked as `w` is: summed in float32, then in `dtype`, or w's own."""
+    """One matrix that computes the same, stacked as `w` is: summed in float32, then in `dtype`, or w's own; of a
+    stored one float32."""
     stacked = (0,) if w.a.ndim + w.b.ndim - 2 > w.w.ndim else ()
     over = ((w.a.ndim - 1,), (len(stacked),))
     product = jax.lax.dot_general(w.a, w.b, (over, (stacked, stacked)), precision=jax.lax.Precision.HIGHEST)
-    return (w.w.astype(jnp.float32) + w.scale * product).astype(dtype or w.w.dtype)
+    under = plain(w.w)
+    return (under.astype(jnp.float32) + w.scale * product).astype(dtype or under.dtype)

@@ -29,16 +29,16 @@ def linear(
 
     Args:
         x: activations; `w` is cast to their dtype.
-        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.Adapted` one.
+        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.Adapted` one of either.
         contracted: how many axes the input has: the last ones of `x` and the first ones of `w`.
         mesh: where both are, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.
         matmul: a name of `matmuls.MATMULS`.
     """
     if quantized.is_stored(w):
-        return quantized.with_stored(x, w, contracted)
+        return quantized.with_stored(x, w, contracted, mesh, writes)
     if is_adapted(w):
-        y = _linear(x, w.w, contracted, mesh, writes, matmul)
+        y = linear(x, w.w, contracted, mesh, writes, matmul)
         # Thin matrices, as a router is: their gradients are summed whole, and in `x`'s dtype they are multiplied fast.
         through = _linear(_linear(x, w.a, contracted, None, False, "none"), w.b, 1, None, False, "none")
         return y + (w.scale * through).astype(y.dtype)

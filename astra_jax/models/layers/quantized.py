@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import WIDTH, AnyMesh, constrain
@@ -89,7 +90,7 @@ def _dot(x: Any, y: Any, axes_x: range, axes_y: range) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Matrices that are kept so, for decoding
+# Matrices that are kept so: for decoding, and under adapters
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -103,12 +104,47 @@ def is_stored(w: Any) -> bool:
     return not isinstance(w, jax.Array) and hasattr(w, "qvalue")
 
 
-def with_stored(x: Array, w: Any, contracted: int) -> Array:
-    """As `forward` of a `stored` matrix; x stays as it is.
+def restored(w: Any) -> Array:
+    """A `stored` matrix as numbers again, float32."""
+    return w.qvalue.astype(jnp.float32) * w.scale
 
-    Decoding waits for the weights: they are read in 8 bits, and the chip makes x's dtype of them where it multiplies.
+
+def described(w: Any, sharding: Sharding) -> Any:
+    """Shapes and types of a `stored` matrix, whose numbers are where `sharding` says; scales are of outputs only."""
+    of_scale = sharding
+    if isinstance(sharding, NamedSharding):
+        spec = [axis if size > 1 else None for axis, size in zip(sharding.spec, w.scale.shape, strict=False)]
+        of_scale = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    values, scale = (
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        for x, place in ((w.qvalue, sharding), (w.scale, of_scale))
+    )
+    return w.replace(qvalue=values, scale=scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None = None, writes: bool = False) -> Array:
+    """As `forward` of a `stored` matrix, which has no gradient; x stays as it is, and so does its gradient.
+
+    Decoding waits for the weights, and under adapters they fill the memory: they are read in 8 bits, and the chip makes
+    x's dtype of them where it multiplies.
     """
-    rows = x.ndim - contracted
+    return _with_stored(x, w, contracted, mesh, writes)[0]
+
+
+def _with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> tuple[Array, Any]:
+    rows, there = x.ndim - contracted, _gathered(w, mesh, writes)
     numbers = ((tuple(range(rows, x.ndim)), tuple(range(contracted))), ((), ()))
-    y = jax.lax.dot_general(x, w.qvalue.astype(x.dtype), numbers, preferred_element_type=jnp.float32)
-    return (y * w.scale.reshape(w.scale.shape[contracted:])).astype(x.dtype)
+    y = jax.lax.dot_general(x, there.qvalue.astype(x.dtype), numbers, preferred_element_type=jnp.float32)
+    return (y * w.scale.reshape(w.scale.shape[contracted:])).astype(x.dtype), w
+
+
+def _with_stored_backward(contracted: int, mesh: AnyMesh | None, writes: bool, w: Any, dy: Array) -> tuple[Array, None]:
+    rows, there = dy.ndim - (w.ndim - contracted), _gathered(w, mesh, writes)
+    scaled = (dy.astype(jnp.float32) * w.scale.reshape(w.scale.shape[contracted:])).astype(dy.dtype)
+    numbers = ((tuple(range(rows, dy.ndim)), tuple(range(contracted, w.ndim))), ((), ()))
+    dx = jax.lax.dot_general(scaled, there.qvalue.astype(dy.dtype), numbers, preferred_element_type=jnp.float32)
+    return dx.astype(dy.dtype), None
+
+
+with_stored.defvjp(_with_stored, _with_stored_backward)

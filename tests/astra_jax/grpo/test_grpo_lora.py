@@ -70,11 +70,13 @@ def summed(params, config, batches, base=None):
     return gradients, loss
 
 
-def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule() -> None:
+@pytest.mark.parametrize("stored", ["none", "int8"])
+def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule(stored) -> None:
     """Of the merged weights' gradient G, A's is scale · G Bᵀ and B's scale · Aᵀ G."""
-    config = dataclasses.replace(CONFIG, row_buckets=(64, 800))
+    config = dataclasses.replace(CONFIG, row_buckets=(64, 800), lora=dataclasses.replace(LORA, stored=stored))
     batches, total = lay_out([group(np.random.default_rng(0))], MODEL, config)
     base, trained = MODEL.init(jax.random.key(0)), drawn()
+    adapters.store(base, config.lora)
     merged = adapters.without_adapters(adapters.joined(trained, base, LORA))
     full, full_loss = summed(merged, dataclasses.replace(config, lora=LoRA()), batches)
     ours, loss = summed(trained, config, batches, base)
@@ -96,9 +98,11 @@ def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule() -> None
     assert said["weights_finite"] and jax.tree.structure(stepped) == jax.tree.structure(drawn())
 
 
-async def test_the_engine_samples_from_the_adapted_weights() -> None:
+@pytest.mark.parametrize("stored", ["none", "int8"])
+async def test_the_engine_samples_from_the_adapted_weights(stored) -> None:
     """Greedy tokens and their logprobs are those of the merged weights, and not the base's."""
     base = decisive(MODEL, 0)
+    adapters.store(base, dataclasses.replace(LORA, stored=stored))
     joined = adapters.joined(drawn(), base, LORA)
     sampling = Sampling(max_tokens=12, stop_ids=(), seed=0, temperature=0)
     said = {}
@@ -146,9 +150,11 @@ async def test_a_run_trains_adapters_alone_and_the_policy_shares_the_weights_und
     jax.tree.map(np.testing.assert_array_equal, again.params, result.params)
 
 
-def test_servers_are_given_merged_weights(tmp_path) -> None:
+@pytest.mark.parametrize("stored", ["none", "int8"])
+def test_servers_are_given_merged_weights(tmp_path, stored) -> None:
     """Today's plugin, and vLLM's own reload, know nothing of adapters."""
     base, trained = MODEL.init(jax.random.key(0)), drawn()
+    adapters.store(base, dataclasses.replace(LORA, stored=stored))
     joined = adapters.joined(trained, base, LORA)
     merged = adapters.without_adapters(joined)
     publisher = Publisher(tmp_path / "plugin", MODEL, dtype="float32")

@@ -18,6 +18,7 @@ from plain_world import make_folder
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
+from astra_jax.models.layers.quantized import is_stored
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.lora import LoRA
 from astra_jax.models.peft import load, names_table, save
@@ -268,15 +269,82 @@ def test_muon_and_adapters_are_refused_together() -> None:
         SFTConfig(data=data, optimizer="muon", lora=LoRA(rank=4))
 
 
-def loss_and_gradients(model, lora, mesh):
+def lying(base, lora):
+    """What adapters lie on."""
+    kept = jax.tree.map(lambda x: x, base)
+    adapters.store(kept, lora)
+    return kept
+
+
+IN_8_BITS = [name for name, (model, _) in CASES.items() if not model.n_experts]
+
+
+@pytest.mark.parametrize("name", IN_8_BITS)
+def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> None:
+    """Loss and gradients; and those numbers are the weights', to half a step of their output's scale."""
+    model, lora = CASES[name][0], replace(CASES[name][1], stored="int8")
+    base, trained, tokens = model.init(jax.random.key(0)), drawn(model, lora), tokens_of(model, length=40)
+    under = lying(base, lora)
+    numbers = adapters.without_adapters(under)
+    matrices = [path for path, x in jax.tree.leaves_with_path(under, is_leaf=is_stored) if is_stored(x)]
+    assert len(matrices) == len(adapters.adaptable(model))
+    for entry in adapters.adaptable(model).values():
+        stored, near = (adapters.at_path(tree, entry.path) for tree in (under, numbers))
+        assert stored.qvalue.dtype == jnp.int8
+        far = np.abs(near - adapters.at_path(base, entry.path))
+        assert far.max() > 0 and (far <= 0.501 * stored.scale).all()
+
+    ours = jax.jit(jax.value_and_grad(loss_of(model, lora, under, tokens)))(trained)
+    expected = jax.jit(jax.value_and_grad(loss_of(model, lora, numbers, tokens)))(trained)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        assert np.linalg.norm(x - y) < 1e-4 * np.linalg.norm(y)
+    assert abs(float(loss_of(model, lora, base, tokens)(trained)) - float(ours[0])) > 1e-6
+
+    joined = adapters.joined(trained, under, lora)
+    merged = adapters.without_adapters(joined)
+    assert float(loss_of(model, lora, None, tokens)(merged)) == pytest.approx(float(ours[0]), abs=1e-5)
+    for apart in (True, False):
+        served, plain = (model.for_decoding(one, apart=apart) for one in (joined, merged))
+        jax.tree.map(np.testing.assert_array_equal, served, plain)
+
+
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 4, "tensor": 2}])
+def test_what_lies_under_adapters_in_8_bits_is_planned_as_it_is_laid_down(mesh) -> None:
+    """Shapes, types and places; a quarter of the bytes of float32, but for embedding, norms and scales."""
+    lora = LoRA(rank=3, stored="int8")
+    devices = None if mesh is None else make_mesh(**mesh)
+    like = adapters.abstract_base(DENSE, lora, devices)
+    base = lying(DENSE.init(jax.random.key(0)), lora)
+    assert jax.tree.structure(like) == jax.tree.structure(base)
+    placed = jax.device_put(base, jax.tree.map(lambda x: x.sharding, like))
+    jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype) or pytest.fail(f"{x} {y}"), like, placed)
+    matrices = [x for x in jax.tree.leaves(base, is_leaf=is_stored) if is_stored(x)]
+    numbers = sum(x.qvalue.size for x in matrices)
+    assert numbers == DENSE.matmul_parameters()[0]
+    assert sum(x.qvalue.nbytes + x.scale.nbytes for x in matrices) < 1.2 * numbers
+
+
+def test_8_bits_that_adapters_cannot_lie_on_are_refused() -> None:
+    with pytest.raises(SettingError, match="stored is int8, and rank None"):
+        LoRA(stored="int8")
+    with pytest.raises(InputError, match="lora.stored is int8; the grouped matmuls of experts"):
+        adapters.check(CASES["qwen3, experts"][0], LoRA(rank=3, stored="int8"))
+    with pytest.raises(SettingError, match="matmul is int8, lora.stored int8"):
+        SFTConfig(data=DataConfig(seq_len=64), matmul="int8", lora=LoRA(rank=4, stored="int8"))
+
+
+def loss_and_gradients(model, lora, mesh, matmul="none"):
     base, trained, batch = model.init(jax.random.key(0)), drawn(model, lora), packed_batch()
+    adapters.store(base, lora)
     if mesh is not None:
-        base = jax.device_put(base, model.param_shardings(mesh))
+        places = jax.tree.map(lambda x: x.sharding, adapters.abstract_base(model, lora, mesh))
+        base = jax.device_put(base, places)
         trained = jax.device_put(trained, adapters.trained_shardings(model, lora, mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
 
     def loss(trained, base, batch):
-        return loss_sums(trained, batch, model=model, base=base, lora=lora, remat="full", mesh=mesh)
+        how = {"remat": "full", "matmul": matmul, "mesh": mesh}
+        return loss_sums(trained, batch, model=model, base=base, lora=lora, **how)
 
     (loss, (count, _)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(trained, base, batch)
     return jax.device_get((loss / count, jax.tree.map(lambda g: g / count, gradients)))
@@ -284,20 +352,36 @@ def loss_and_gradients(model, lora, mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "axes"),
+    ("model", "axes", "stored"),
     [
-        (DENSE, {"fsdp": 8}),
-        (DENSE, {"tensor": 8}),
-        (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}),
-        (EXPERTS, {"expert": 2, "fsdp": 2, "tensor": 2}),
+        (DENSE, {"fsdp": 8}, "none"),
+        (DENSE, {"tensor": 8}, "none"),
+        (DENSE, {"data": 2, "fsdp": 4}, "none"),
+        (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}, "none"),
+        (DENSE, {"data": 2, "fsdp": 2, "tensor": 2}, "int8"),
+        (DENSE, {"fsdp": 4, "context": 2}, "int8"),
+        (EXPERTS, {"expert": 2, "fsdp": 2, "tensor": 2}, "none"),
     ],
 )
-def test_eight_devices_equal_one(model, axes) -> None:
-    lora = LoRA(rank=3, tokens=(1, 5, 6))  # which divide into no axis
+def test_eight_devices_equal_one(model, axes, stored) -> None:
+    lora = LoRA(rank=3, tokens=(1, 5, 6), stored=stored)  # tokens which divide into no axis
     expected_loss, expected = loss_and_gradients(model, lora, None)
     loss, gradients = loss_and_gradients(model, lora, make_mesh(**axes))
     assert loss == pytest.approx(expected_loss, abs=1e-5)
     jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=1e-5), gradients, expected)
+
+
+@pytest.mark.slow
+def test_adapters_over_matmuls_in_8_bits_are_near_those_over_whole_ones() -> None:
+    """Matrices are multiplied in 8 bits, adapters are not; on a mesh with replicas too."""
+    lora = LoRA(rank=3)
+    whole, _ = loss_and_gradients(DENSE, lora, None)
+    for mesh in (None, make_mesh(data=2, fsdp=4)):
+        loss, gradients = loss_and_gradients(DENSE, lora, mesh, "int8")
+        assert loss != whole and loss == pytest.approx(whole, rel=0.01)
+        exact = loss_and_gradients(DENSE, lora, mesh)[1]
+        for ours, one in zip(jax.tree.leaves(gradients), jax.tree.leaves(exact), strict=True):
+            assert np.linalg.norm(ours - one) < 0.1 * np.linalg.norm(one)
 
 
 def test_adapters_are_spread_as_their_matrices_are() -> None:

@@ -161,6 +161,10 @@ def test_a_run_of_adapters_is_planned_with_their_state_alone(plan, planned) -> N
         """--config.sft.lora.rank=16 --config.sft.lora.alpha=8.0 --config.sft.lora.targets='["q_proj","down_proj"]'"""
         in (result.out)
     )
+    narrow = plan(*RUN, *lora, "--config.lora.stored=int8")
+    assert narrow.code == 0 and "--config.sft.lora.stored=int8" in narrow.out, narrow.errors
+    bytes_ = json.loads(narrow.out.splitlines()[-1])["bytes_by_kind"]["arguments"]
+    assert found[1] - bytes_ == pytest.approx(3 * model.matmul_parameters()[0] / 4, rel=0.1)
     refused = plan(*RUN, "--config.lora.rank=16", '--config.lora.targets=["experts"]')
     assert refused.code == 2 and "q_proj, k_proj, v_proj, o_proj, gate_proj" in refused.errors
 

@@ -168,6 +168,34 @@ def test_killed_and_resumed_equals_uninterrupted_to_the_bit(world, whole, tmp_pa
             assert ours[name] == theirs[name]
 
 
+def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit(world, whole, tmp_path) -> None:
+    """The same losses to a hundredth; its folder is read as what was trained, and other weights are refused."""
+    config = dataclasses.replace(CONFIG, lora=dataclasses.replace(LORA, stored="int8"), sample_every=0)
+
+    def kill(step, _row) -> None:
+        if step == 3:
+            raise Killed
+
+    result = trained(world, tmp_path / "whole", config)
+    kept = [x.dtype for x in jax.tree.leaves(result.base["layers"])]
+    assert kept.count(jnp.int8) == 7
+    with pytest.raises(Killed):
+        trained(world, tmp_path / "killed", config, on_step=kill)
+    resumed = trained(world, tmp_path / "killed", config)
+    equal((resumed.params, resumed.base), (result.params, result.base))
+    losses, others = ([row["loss"] for row in one.history] for one in (result, whole[1]))
+    assert losses != others
+    np.testing.assert_allclose(losses, others, rtol=0.01)
+
+    expected = adapters.without_adapters(adapters.joined(result.params, result.base, config.lora))
+    equal(weights.load(tmp_path / "whole" / "checkpoints", world[0]), expected)
+    assert frozen.read(tmp_path / "whole" / "checkpoints").digests == frozen.read(whole[0] / "checkpoints").digests
+    changed = jax.tree.map(jnp.copy, world[1])
+    changed["layers"]["mlp"]["up_df"] = changed["layers"]["mlp"]["up_df"].at[1, 2, 3].add(1e-6)
+    with pytest.raises(hf_checkpoint.WeightsError, match=r"the weights to start from: layers.mlp.up_df .*1 of 13"):
+        trained(world, tmp_path / "whole", config, params=changed)
+
+
 def test_other_adapters_are_another_run(world, whole) -> None:
     with pytest.raises(WorkdirError, match="sft.lora.rank is 4 there, 2 here"):
         trained(world, whole[0], dataclasses.replace(CONFIG, lora=LoRA(rank=2, alpha=16.0)))
@@ -177,6 +205,7 @@ def test_other_adapters_are_another_run(world, whole) -> None:
         (LoRA(rank=4, alpha=16.0, rank_stabilized=True), "sft.lora.rank_stabilized is False there, True here"),
         (LoRA(rank=4, alpha=16.0, targets=("q_proj",)), "sft.lora.targets is .'all-linear'. there, .'q_proj'. here"),
         (dataclasses.replace(LORA, tokens=(3,)), "sft.lora.tokens is None there, .3. here"),
+        (dataclasses.replace(LORA, stored="int8"), "sft.lora.stored is None there, .int8. here"),
         (LoRA(), "sft.lora.rank is 4 there, None here"),
     ]:
         ours = run_identity(sft=settings_of(dataclasses.replace(CONFIG, lora=lora)))
