@@ -98,26 +98,35 @@ class Shapes:
         """All slots, a part of them, or one: decoding costs rows x window."""
         return min(count for count in (1, *(math.ceil(self.slots / n) for n in self.parts)) if count >= rows)
 
-    def prefill_chunk_for(self, tokens: Sequence[int], rows: int) -> int:
-        """The chunk whose call adds the most tokens for what it costs.
-
-        Args:
-            tokens: how many each row that waits is to get yet.
-            rows: that a call computes, padding included.
-        """
-        return max(
-            self.prefill_chunks, key=lambda chunk: sum(min(n, chunk) for n in tokens) / (rows * chunk + _CALL_TOKENS)
-        )
-
     @property
     def prefill_rows(self) -> list[int]:
         """All that there are."""
         return sorted({math.ceil(self.slots / n) for n in self.prefill_parts})
 
-    def prefill_rows_for(self, rows: int) -> int:
-        """The least that holds so many, or the most."""
+    def prefill_shape_for(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(rows, chunk) of the call that adds the most tokens for what it costs.
+
+        Args:
+            tokens: how many each row that waits is to get yet; a call takes the first ones.
+        """
+
+        def gain(shape: tuple[int, int]) -> float:
+            rows, chunk = shape
+            return sum(min(n, chunk) for n in tokens[:rows]) / (rows * chunk + _CALL_TOKENS)
+
+        return max(((self._prefill_rows_for(len(tokens), chunk), chunk) for chunk in self.prefill_chunks), key=gain)
+
+    def _prefill_rows_for(self, waiting: int, chunk: int) -> int:
+        """Of the next call, so that all calls for those that wait cost least."""
         counts = self.prefill_rows
-        return next((count for count in counts if count >= rows), counts[-1])
+
+        def cost(waiting: int) -> float:
+            return min(following(count, waiting) for count in counts) if waiting > 0 else 0.0
+
+        def following(count: int, waiting: int) -> float:
+            return count + _CALL_TOKENS / chunk + cost(waiting - count)
+
+        return counts[-1] if waiting >= counts[-1] else min(counts, key=lambda count: following(count, waiting))
 
 
 @dataclass

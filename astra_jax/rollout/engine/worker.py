@@ -171,9 +171,8 @@ class Worker:
 
     def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
-        rows = self.shapes.prefill_rows_for(len(pending))
+        rows, chunk = self.shapes.prefill_shape_for([slot.length - 1 - slot.cached for slot in pending])
         pending = pending[:rows]
-        chunk = self.shapes.prefill_chunk_for([slot.length - 1 - slot.cached for slot in pending], rows)
         self._run_prefill(pending, rows, chunk, self.shapes.window_for(max(slot.cached for slot in pending)))
         self.stats.prefill_seconds += time.perf_counter() - started
 
