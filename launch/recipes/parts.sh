@@ -7,10 +7,11 @@
 #   2     somebody has to mend what its last line names: do not start it again
 #   other a fault, such as a host that is gone (1), or servers that are away (69): start it again, so and so many times
 run_to_end() {
-  local child code told=""
+  local child="" code told=""
+  trap 'told=yes; if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null; fi' TERM INT
   "$@" &
   child=$!
-  trap 'told=yes; kill -TERM "$child" 2>/dev/null' TERM INT
+  if [ -n "$told" ]; then kill -TERM "$child" 2>/dev/null; fi # before there was one
   while true; do # a signal ends `wait`, not the child
     code=0
     wait "$child" || code=$?

@@ -84,6 +84,21 @@ def test_a_command_that_was_stopped_and_saved_is_to_be_started_again(child: int,
     assert started.wait(20) == code
 
 
+@pytest.mark.parametrize("line", ["child=$!;", '"$@" &'])
+def test_a_signal_that_comes_while_the_command_starts_is_passed_on(line: str) -> None:
+    """Before there is a command, and before it is known which; the wrapper was ended by it, and the command ran on."""
+    late = f"{line} sleep 1;" if line.endswith(";") else f"sleep 1; {line}"
+    started = in_bash(
+        f"""source parts.sh; eval "$(declare -f run_to_end | sed 's/{line}/{late}/')"
+        [[ $(declare -f run_to_end) = *"sleep 1"* ]] || exit 9
+        echo up; run_to_end bash -c 'trap "exit 0" TERM; while :; do sleep 0.05; done'"""
+    )
+    assert started.stdout is not None and started.stdout.readline() == "up\n"
+    time.sleep(0.5)
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait(20) in (75, 143)  # the latter of a command that had no time to say what it does then
+
+
 def test_what_is_started_is_started_again_and_ended_whole(tmp_path) -> None:
     text = f"""source parts.sh; LOGS={tmp_path}; PYTHON={sys.executable}
         read -r a b < <(free_ports 2); [ "$a" != "$b" ] || exit 8
