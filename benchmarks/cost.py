@@ -255,11 +255,12 @@ _FROM = """
   size that are named, taken for both sizes and all lengths. Both were compiled before attention's backward pass became
   one kernel. v6e's step was compiled as a whole before what brings 4B's layers from 22 to 39 % MFU there
   ([by line](scale.md#the-step-in-compiled-cycles)), so that its training may cost near half.
-- **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak. SFT of 4B on one
-  H200 [carried out 49 %](scale.md#the-planner).
+- **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak.
+  SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
 - **Rollouts** are arithmetic everywhere: a step of a server reads the weights once and the cache of all its sequences
   at {share:.0%} of the memory's bandwidth, which the embedded engine's decoding has in compiled cycles on v6e
-  ([rows](../benchmarks/results/compiled_decode.jsonl)); on an H200 it had 47 and 49 %. A server has as many sequences as its memory holds, {most} at
+  ([rows](../benchmarks/results/compiled_decode.jsonl)); on an H200 it had 47 and 49 %.
+  A server has as many sequences as its memory holds, {most} at
   most, and always so many; of {servers} chips the cheapest number is taken. A group's prompt is read once.
 - **In turns**, the paper's way and exact, chips that train wait for rollouts and the other way round: with T that train
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).

@@ -176,8 +176,7 @@ def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
 
 def _stored_outputs(path: Any, lora: LoRA) -> tuple[int, ...] | None:
     """The axes that have scales, layers and outputs, of a matrix that adapters lie on in 8 bits; None for all else."""
-    sides = None if lora.stored == "none" else axes.stacked_matrices(path)
-    return None if sides is None else (0, *sides[1])
+    return None if lora.stored == "none" else quantized.stored_outputs(path)
 
 
 def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:

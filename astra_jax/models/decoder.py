@@ -262,8 +262,8 @@ class Decoder(Sizes, abc.ABC):
 
         def read(path: Any, x: Any) -> Any:
             x = plain(x, self.dtype if stored == "none" else None)
-            if stored != "none" and (sides := axes.stacked_matrices(path)) is not None:
-                return quantized.stored(x, (0, *sides[1]))  # of each layer and output
+            if stored != "none" and (outputs := quantized.stored_outputs(path)) is not None:
+                return quantized.stored(x, outputs)
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
         cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_more)

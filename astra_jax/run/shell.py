@@ -33,6 +33,7 @@ from jax.sharding import Mesh
 
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import write_config
+from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.run import frozen, moments, trackers
 from astra_jax.run.checkpoints import Checkpointer, named
@@ -220,14 +221,15 @@ class TrainingRun:
     def _laid_down(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:
         """The frozen weights, on their devices; read once."""
         if self.base is None:
-            like = adapters.abstract_base(self.model, self.config.lora, mesh)
-            places = jax.tree.map(lambda x: x.sharding, like)
-            whole = dataclasses.replace(self.config.lora, stored="none")
-            unstored = adapters.abstract_base(self.model, whole, mesh)
-            base = jax.device_put(start(), jax.tree.map(lambda x: x.sharding, unstored))
-            self._frozen = frozen.frozen(base, self.config.lora, self._origin)
-            adapters.store(base, self.config.lora)
-            self.base = jax.device_put(base, places)
+            lora = self.config.lora
+
+            def places(lora: LoRA) -> Any:
+                return jax.tree.map(lambda x: x.sharding, adapters.abstract_base(self.model, lora, mesh))
+
+            base = jax.device_put(start(), places(dataclasses.replace(lora, stored="none")))
+            self._frozen = frozen.frozen(base, lora, self._origin)
+            adapters.store(base, lora)
+            self.base = jax.device_put(base, places(lora))
         return self.base
 
     def _first_adapters(self, start: Callable[[], Params], mesh: Mesh | None) -> Params:

@@ -8,10 +8,10 @@
 #   other a fault, such as a host that is gone (1), or servers that are away (69): start it again, so and so many times
 run_to_end() {
   local child="" code told=""
-  trap 'told=yes; if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null; fi' TERM INT
+  trap 'told=early; if [ -n "$child" ]; then told=passed_on; kill -TERM "$child" 2>/dev/null; fi' TERM INT
   "$@" &
   child=$!
-  if [ -n "$told" ]; then kill -TERM "$child" 2>/dev/null; fi # before there was one
+  if [ "$told" = early ]; then kill -TERM "$child" 2>/dev/null; fi # once: a second one may end what saves
   while true; do # a signal ends `wait`, not the child
     code=0
     wait "$child" || code=$?

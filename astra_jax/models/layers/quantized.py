@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from astra_jax import axes
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import WIDTH, AnyMesh, constrain
 from synthesis.core.refusals import Refusal
@@ -99,6 +100,13 @@ def stored(w: Array, outputs: tuple[int, ...]) -> Any:
     return _scaled(w, jnp.int8, outputs)
 
 
+def stored_outputs(path: Any) -> tuple[int, ...] | None:
+    """The `outputs` of the stacked leaf at a JAX key path, layers among them; None for what is no hidden layer's
+    matrix, and is not stored so."""
+    sides = axes.stacked_matrices(path)
+    return None if sides is None else (0, *sides[1])
+
+
 def is_stored(w: Any) -> bool:
     """Whether a matrix is one of `stored`."""
     return not isinstance(w, jax.Array) and hasattr(w, "qvalue")
@@ -123,7 +131,7 @@ def described(w: Any, sharding: Sharding) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None = None, writes: bool = False) -> Array:
+def with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> Array:
     """As `forward` of a `stored` matrix, which has no gradient; x stays as it is, and so does its gradient.
 
     Decoding waits for the weights, and under adapters they fill the memory: they are read in 8 bits, and the chip makes
