@@ -335,8 +335,8 @@ def _pretrained() -> QuickstartConfig:
         ),
         grpo=replace(
             quick.grpo,
-            # As many groups in 80 updates of 4 at 2e-5 may teach a policy only to call less: so few say little of chains,
-            # and in deviations, a needless call among eight right answers weighs as much as a right answer among eight.
+            # As many groups in 80 updates of 4 may teach a policy only to call less: four say little about chains, and
+            # in deviations a needless call among eight right answers weighs as much as a right answer among eight.
             steps=20,
             batch_size=16,
             learning_rate=5e-5,
