@@ -334,19 +334,17 @@ def _pretrained() -> QuickstartConfig:
         ),
         grpo=replace(
             quick.grpo,
-            # About as many groups in 80 updates of 4 at 2e-5 may teach a policy only to call less: four groups say
-            # little about chains, of which few are right at first.
-            steps=22,
-            batch_size=16,
-            learning_rate=5e-5,
+            steps=80,
+            batch_size=4,
+            learning_rate=2e-5,
             concurrent_groups=4,
-            max_groups_per_step=96,
+            max_groups_per_step=24,
             episode=episode,
             # A row of 2,048 has a prompt and all that a group's episodes say after it.
             row_buckets=(1_280, longest, 2_048),
             micro_batch_size=1,
             remat="heads",
-            checkpoint_every=1,
+            checkpoint_every=2,
         ),
         engine=EngineConfig(slots=32, max_length=longest),
         evaluation=replace(quick.evaluation, episodes_per_environment=1, concurrency=32, episode=episode),

@@ -17,9 +17,8 @@ On a mesh each device works on its own rows, heads and part of the sequence; key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -190,56 +189,24 @@ def extending_attention(
     return blockwise.attend(q_btnh, k_bzkh, v_bzkh, places, columns=columns)
 
 
-def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array], alike: tuple[Cache, Array] | None = None) -> Array:
+def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:
     """Attention of new tokens over a cache in one part or several; forward only. Returns [B, T, N, H].
 
     Args:
         parts: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output is
             meaningless.
-        alike: what each of G equal parts of the rows has alike before its own, and visible_gs; T is 1. Its keys are
-            read once a group, by a matmul of all of its queries (Juravsky et al. 2024, "Hydragen", arXiv 2402.05099).
     """
     b, t, n, h = q_btnh.shape
     k = parts[0][0].v_bksh.shape[1]
     # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.
     q_bkqh = q_btnh.reshape(b, t, k, n // k, h).transpose(0, 2, 3, 1, 4).reshape(b, k, n // k * t, h)
-    sums = _weighted(q_bkqh, t, parts)
-    if alike is not None:
-        cache, visible_gs = alike
-        groups = len(visible_gs)
-
-        def of_groups(x_bkqh: Array) -> Array:
-            x_gmkqh = x_bkqh.reshape(groups, b // groups, k, n // k, -1)
-            return x_gmkqh.transpose(0, 2, 1, 3, 4).reshape(groups, k, -1, x_bkqh.shape[-1])
-
-        def of_rows(x_gkqh: Array) -> Array:
-            x_gkmqh = x_gkqh.reshape(groups, k, b // groups, n // k, -1)
-            return x_gkmqh.transpose(0, 2, 1, 3, 4).reshape(b, k, n // k, -1)
-
-        theirs = _weighted(of_groups(q_bkqh), 1, [(cache, visible_gs[:, None])])
-        sums = _together(sums, _Sums(*map(of_rows, theirs)))
-    o_bkqh = (sums.outputs / sums.total).astype(q_btnh.dtype)
-    return o_bkqh.reshape(b, k, n // k, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
-class _Sums(NamedTuple):
-    """Of the keys of some parts: values summed by the weights exp(score - highest) [B, K, Q, H], the weights' sum and
-    the highest score [B, K, Q, 1]. Where nothing is visible the highest is so low that the others do not count."""
-
-    outputs: Array
-    total: Array
-    highest: Array
-
-
-def _weighted(q_bkqh: Array, t: int, parts: Sequence[tuple[Cache, Array]]) -> _Sums:
-    """Each part's weights are read once, by its matmul."""
-    b, k, q, h = q_bkqh.shape
 
     def scores(cache: Cache, visible_bts: Array) -> Array:
         all_bkqs = jnp.einsum("bkqh,bkhs->bkqs", q_bkqh, cache.k_bkhs, preferred_element_type=jnp.float32) * h**-0.5
-        all_bkgts = all_bkqs.reshape(b, k, q // t, t, -1)
+        all_bkgts = all_bkqs.reshape(b, k, n // k, t, -1)
         return jnp.where(visible_bts[:, None, None], all_bkgts, blockwise.MASKED).reshape(all_bkqs.shape)
 
+    # The softmax of all parts together, divided at the end: each part's weights are read once, by its matmul.
     scored = [scores(*part) for part in parts]
     highest_bkq1 = reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in scored])
     weighted = [jnp.exp(x - highest_bkq1) for x in scored]
@@ -248,10 +215,5 @@ def _weighted(q_bkqh: Array, t: int, parts: Sequence[tuple[Cache, Array]]) -> _S
         jnp.einsum("bkqs,bksh->bkqh", x.astype(cache.v_bksh.dtype), cache.v_bksh, preferred_element_type=jnp.float32)
         for x, (cache, _) in zip(weighted, parts, strict=True)
     )
-    return _Sums(reduce(jnp.add, outputs), total_bkq1, highest_bkq1)
-
-
-def _together(one: _Sums, other: _Sums) -> _Sums:
-    highest = jnp.maximum(one.highest, other.highest)
-    first, second = jnp.exp(one.highest - highest), jnp.exp(other.highest - highest)
-    return _Sums(one.outputs * first + other.outputs * second, one.total * first + other.total * second, highest)
+    o_bkqh = (reduce(jnp.add, outputs) / total_bkq1).astype(q_btnh.dtype)
+    return o_bkqh.reshape(b, k, n // k, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

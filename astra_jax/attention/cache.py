@@ -35,22 +35,6 @@ class Cache(NamedTuple):
         """These rows."""
         return Cache(*(jnp.take(x, index_r, axis=-4, mode="clip") for x in self))
 
-    def parts(self, index_r: Array, start_r: Array, length: int) -> Cache:
-        """`length` positions of these rows, each from a place of its own on. Of one layer."""
-
-        def rows(x: Array, positions: int) -> Array:
-            sizes = list(x.shape[1:])
-            sizes[positions] = length
-
-            def one(index: Array, start: Array) -> Array:
-                place: list[Any] = [index, 0, 0, 0]
-                place[positions] = start
-                return jax.lax.dynamic_slice(x, place, [1, *sizes])[0]
-
-            return jax.vmap(one)(index_r, start_r)
-
-        return Cache(rows(self.k_bkhs, -1), rows(self.v_bksh, -2))
-
     def sliced(self, index_r: Array) -> Cache:
         """These rows, each by a slice: unlike a gather, it is read through the slice of a layer that a scan takes."""
 
@@ -113,18 +97,6 @@ class Cache(NamedTuple):
 
 Caches = Cache | tuple[Cache, ...]
 """One for all layers, or one a layer."""
-
-
-class Alike(NamedTuple):
-    """What the rows of a group have alike, at their beginning: kept, and read, once for all of them.
-
-    Attributes:
-        caches: a row for each group; the groups are equal parts of the rows, in their order. Layers are apart.
-        count_g: how many positions that are; 0: nothing.
-    """
-
-    caches: Caches
-    count_g: Array
 
 
 def _in_place(x: Array, part: Array, place: list[Any]) -> Array:

@@ -33,7 +33,7 @@ from astra_jax.attention import (
     is_told_what_goes_on,
 )
 from astra_jax.attention import cache as kv
-from astra_jax.attention.cache import Alike, Cache, Caches
+from astra_jax.attention.cache import Cache, Caches
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
@@ -379,7 +379,6 @@ class Decoder(Sizes, abc.ABC):
         step: Array,
         *,
         look: Look = _whole,
-        alike: Alike | None = None,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, when all rows go forward together.
@@ -389,40 +388,29 @@ class Decoder(Sizes, abc.ABC):
 
         Args:
             params, past, look, platform: see `forward_cached`.
-            positions_b1: `step` + how many slots of `past` each row sees, and of what is alike; -1 is padding.
-            alike: what `past` does not have, since groups of rows begin with it; only where layers are apart.
+            positions_b1: `step` + how many slots of `past` each row sees; -1 is padding.
             recent: room for as many tokens as there are steps; those before `step` are there. Updated in place.
 
         Returns:
             (hidden states after the final norm [B, 1, D], the extended `recent`).
         """
-        before_b1 = positions_b1 - step
-        if alike is not None:
-            before_b1 -= jnp.repeat(alike.count_g, len(tokens_b1) // len(alike.count_g))[:, None]
-            alike_gs = jnp.arange(kv.first(alike.caches).length) < alike.count_g[:, None]
-        before_bts = jnp.arange(_seen(past, look)) < before_b1[:, :, None]
+        before_bts = jnp.arange(_seen(past, look)) < positions_b1[:, :, None] - step
         steps = kv.first(recent).length
         since_bts = jnp.broadcast_to(jnp.arange(steps) <= step, (*positions_b1.shape, steps))
 
         more = max(0, -(-fewest_rows(past, platform) // len(tokens_b1)) - 1)
 
-        def attend(caches: tuple[Cache, ...], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
-            past, recent, *theirs = caches
+        def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
+            past, recent = caches
             q_b1nh, k_b1kh, v_b1kh = (x[:, :1] for x in (q_btnh, k_btkh, v_btkh))
             recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh, recent.dtype))
-            o_b1nh = cached_attention(
-                q_b1nh,
-                (look(past), before_bts),
-                (recent, since_bts),
-                alike=(theirs[0], alike_gs) if theirs else None,
-            )
+            o_b1nh = cached_attention(q_b1nh, (look(past), before_bts), (recent, since_bts))
             return jnp.pad(o_b1nh, ((0, 0), (0, more), (0, 0), (0, 0))), recent
 
         tokens_bt, positions_bt = (
             jnp.pad(x, ((0, 0), (0, more)), constant_values=fill) for x, fill in ((tokens_b1, 0), (positions_b1, -1))
         )
-        read = (past, recent) if alike is None else (past, recent, alike.caches)
-        caches = read if isinstance(past, Cache) else tuple(zip(*read, strict=True))
+        caches = (past, recent) if isinstance(past, Cache) else tuple(zip(past, recent, strict=True))
         x_btd, recent = self._over_caches(params, tokens_bt, positions_bt, caches, attend, platform)
         return x_btd[:, :1], recent
 

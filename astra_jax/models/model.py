@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import jax
 from jax.typing import DTypeLike
 
-from astra_jax.attention.cache import Alike, Cache, Caches
+from astra_jax.attention.cache import Cache, Caches
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -185,7 +185,6 @@ class Model(Protocol):
         step: Array,
         *,
         look: Look = ...,
-        alike: Alike | None = None,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Hidden states of one more token a row, whose K/V is the `step`-th of `recent`, and `recent` extended."""

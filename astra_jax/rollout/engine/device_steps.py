@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from astra_jax.attention.cache import Alike, Cache, Caches, each, first, put
+from astra_jax.attention.cache import Cache, Caches, each, first, put
 from astra_jax.models.decoder import fewest_rows
 from astra_jax.models.model import Look, Model
 from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
@@ -77,7 +77,7 @@ def prefill(
 
 @partial(
     jax.jit,
-    static_argnames=("model", "window", "steps", "nucleus", "whole", "alternatives", "platform", "alike_window"),
+    static_argnames=("model", "window", "steps", "nucleus", "whole", "alternatives", "platform"),
     donate_argnames=("cache",),
 )
 def decode(
@@ -93,36 +93,26 @@ def decode(
     shaping: Shaping | None = None,
     alternatives: int = 0,
     platform: str | None = None,
-    alike_g: Array | None = None,
-    alike_window: int = 0,
 ) -> tuple[Caches, Array, Array, tuple[Array, Array] | None]:
     """Draw up to `steps` tokens a row.
 
     Args:
-        window: holds all that is cached of these rows, but for what is alike.
         nucleus: any row has top_p < 1; looked at only without `shaping`.
         whole: row i is slot i, for all slots: taking the rows is then one slice instead of a gather.
         shaping: of rows whose distributions are shaped; None compiles what does no more than `draw`.
         alternatives: how many are returned of the likeliest tokens at each place; with `shaping` alone.
         platform: see `Decoder.forward_cached`.
-        alike_g: how many positions each of so many equal parts of the rows has alike, from its start on; it is read of
-            the first row, the rest of each row from there. None: each row is read by itself.
-        alike_window: holds what is alike.
 
     Returns:
         (cache, tokens_rt, logps_rt, (ids_rtk, logps_rtk) or None): the drawn tokens, -1 where a finished row drew none,
         and the alternatives; every drawn token but a row's last has its K/V in the cache.
     """
     n = rows.last_r.shape[0]
-    alike = None
-    if alike_g is None:
-        past, look = _read(cache, None if whole else rows.index_r, window)
-    else:
-        past, look, alike = _read_apart(cache, rows.index_r, window, alike_g, alike_window)
+    past, look = _read(cache, None if whole else rows.index_r, window)
     recent = model.cache(n, steps, stacked=isinstance(cache, Cache), dtype=first(cache).dtype)
     w_dv = model.head_kernel(params)
     more_rows = max(0, fewest_rows(cache, platform) - n)
-    how: dict[str, Any] = {"look": look, "alike": alike, "platform": platform}
+    how: dict[str, Any] = {"look": look, "platform": platform}
 
     def more(state: tuple[Any, ...]) -> Array:
         return (state[0] < steps) & jnp.any(state[3])
@@ -224,15 +214,3 @@ def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Lo
         return cache, lambda layer: layer.window(window) if index_r is None else layer.window(window).sliced(index_r)
     taken = each(lambda layer: layer.window(window), cache)
     return taken if index_r is None else each(lambda layer: layer.taken(index_r), taken), lambda layer: layer
-
-
-def _read_apart(
-    cache: Caches, index_r: Array, window: int, alike_g: Array, alike_window: int
-) -> tuple[Caches, Look, Alike]:
-    """As `_read`, of layers that are apart: what comes after what groups of rows have alike, and that, once a group."""
-    members = len(index_r) // len(alike_g)
-    start_r = jnp.repeat(alike_g, members)
-    first_g = index_r[::members]
-    own = each(lambda layer: layer.parts(index_r, start_r, window), cache)
-    theirs = each(lambda layer: layer.window(alike_window).taken(first_g), cache)
-    return own, lambda layer: layer, Alike(theirs, alike_g)

@@ -54,7 +54,6 @@ class EngineConfig(Settings):
             min_window=self.min_window or (128 if on_cpu else 1_024),
             # Elsewhere than on CPUs some rows are read, written and read again where all are read: half cost more.
             parts=(16, 4, 2, 1) if on_cpu else (16, 4, 1),
-            shares=on_cpu,
             # On a CPU what is computed of padding costs as much as what is not.
             prefill_parts=(16, 8, 4) if on_cpu else (16, 4),
         )
@@ -63,8 +62,7 @@ class EngineConfig(Settings):
 @dataclass(frozen=True)
 class Shapes:
     """An `EngineConfig` on its platform; decoding takes all slots, a `parts`-th of them, or one; prefilling a
-    `prefill_parts`-th: few for a lone long prompt, more for the turns of many episodes. `shares`: what sequences have
-    alike may be read once for several, where layers are apart."""
+    `prefill_parts`-th: few for a lone long prompt, more for the turns of many episodes."""
 
     slots: int
     max_length: int
@@ -72,7 +70,6 @@ class Shapes:
     decode_chunk: int
     min_window: int
     parts: tuple[int, ...]
-    shares: bool
     prefill_parts: tuple[int, ...]
 
     def window_for(self, length: int) -> int:
@@ -83,18 +80,6 @@ class Shapes:
         if window > self.min_window and window * 3 // 4 >= length:  # the steps between keep what is read in vain low
             window = window * 3 // 4
         return min(window, self.max_length)
-
-    @property
-    def powers(self) -> list[int]:
-        """Fewer windows: each doubles the one before."""
-        found = [min(self.min_window, self.max_length)]
-        while found[-1] < self.max_length:
-            found.append(min(2 * found[-1], self.max_length))
-        return found
-
-    def power_for(self, length: int) -> int:
-        """The smallest of those that holds `length` positions, or the largest."""
-        return next((window for window in self.powers if window >= length), self.max_length)
 
     @property
     def windows(self) -> list[int]:

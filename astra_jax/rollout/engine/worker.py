@@ -1,8 +1,7 @@
 """The engine's part that works on the device: which compiled program runs next, with which rows.
 
 It is called in a thread, by one caller at a time. All shapes are static; the compiled programs are {prefill, decode,
-copy} x a few row counts x a few key windows (`EngineConfig`), each compiled when it is first needed, or by `warm_up`;
-decoding rows in groups (`groups.py`) has programs of its own.
+copy} x a few row counts x a few key windows (`EngineConfig`), each compiled when it is first needed, or by `warm_up`.
 What a request asks for beyond a temperature and a nucleus has programs of its own, so that nobody beside it is drawn
 otherwise.
 
@@ -22,7 +21,6 @@ import numpy as np
 from astra_jax.attention.cache import Caches
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
-from astra_jax.rollout.engine.groups import Grouped, grouped
 from astra_jax.rollout.engine.room import check_room, committed, decodes_written_out, empty_cache, mesh_of
 from astra_jax.rollout.engine.sampling import Shaping
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
@@ -58,7 +56,6 @@ class Worker:
         check_room(*wanted)
         self.model, self.stats = model, stats
         self._written_out = decodes_written_out(*wanted, device=device)
-        self._groups = self._written_out
         self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
@@ -116,13 +113,12 @@ class Worker:
 
     def warm_up(self, *, options: bool) -> Iterator[Callable[[], Any]]:
         """What to call, one after the other and while nothing else is under way, to have each program compiled. They
-        run with rows of padding. From then on nothing is decoded in groups, whose programs are too many.
+        run with rows of padding.
 
         Args:
             options: also those of shaped and constrained draws, three times as many.
         """
         self._prepare()
-        self._groups = False
         shapes, windows = self.shapes, self.shapes.windows
         for window in windows:
             for rows in shapes.prefill_rows:
@@ -201,17 +197,11 @@ class Worker:
         started = time.perf_counter()
         count, placed = self._placed(ready)
         samplings = [request.sampling for _, _, request in placed]
-        shaped = any(sampling.shaped for sampling in samplings)
-        groups = grouped(ready, self.shapes) if self._groups and not shaped else None
-        if groups is not None:
-            count = groups.rows
-            placed = [(row, slot, slot.request) for row, slot in groups.placed if slot.request is not None]
         tokens, logps, others = self._run_decode(
             count,
             placed,
             self.shapes.window_for(max(slot.length for slot in ready) + self.shapes.decode_chunk - 1),
-            groups=groups,
-            shaped=shaped,
+            shaped=any(sampling.shaped for sampling in samplings),
             alternatives=_alternatives(samplings),
         )
         lost: Lost = []
@@ -228,16 +218,12 @@ class Worker:
         placed: Placed,
         window: int,
         *,
-        groups: Grouped | None = None,
         nucleus: bool | None = None,
         shaped: bool = False,
         alternatives: int = 0,
     ) -> tuple[np.ndarray, np.ndarray, Any]:
         rows = self._rows(count, placed)
         nucleus = bool((rows.top_p_r < 1).any()) if nucleus is None else nucleus
-        of_groups: dict[str, Any] = {}
-        if groups is not None:
-            window, of_groups = groups.window, {"alike_g": groups.alike_g, "alike_window": groups.alike_window}
         self.cache, tokens, logps, others = device_steps.decode(
             self._params,
             self.cache,
@@ -245,10 +231,9 @@ class Worker:
             window=window,
             steps=self.shapes.decode_chunk,
             nucleus=nucleus and not shaped,
-            whole=count == self.shapes.slots and groups is None,
+            whole=count == self.shapes.slots,
             shaping=_shaping(count, placed, window) if shaped else None,
             alternatives=alternatives,
-            **of_groups,
             **self._compiled_for,
         )
         return np.asarray(tokens), np.asarray(logps), _on_host(others)
