@@ -126,6 +126,9 @@ class NoPolicy:
     async def update(self, params: Any, version: int) -> None:
         """Nobody samples with them."""
 
+    async def sleep(self) -> None:
+        """It never wakes."""
+
     def metrics(self) -> dict[str, float]:
         """None."""
         return {}

@@ -275,6 +275,8 @@ async def train(
                 break
             writing = asyncio.create_task(dumped(step, batch))  # beside the update
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
+            if not config.async_steps:
+                await or_kept(policy.sleep())
             run.meter.start()
             with run.traced(step + 1):
                 # In a thread, so that rollouts may go on meanwhile, and servers are looked after.

@@ -214,6 +214,11 @@ class TrainablePolicy(Policy, Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Nobody asks for a token until the next `update`, which wakes it: let go meanwhile of what sampling alone
+        takes on the devices that it shares with the trainer. On several hosts all call it."""
+        ...
+
     def metrics(self) -> dict[str, float]:
         """What is to be logged of it with each step, by name."""
         ...

@@ -137,5 +137,8 @@ class ScriptedPolicy:
     async def update(self, params, version: int) -> None:
         self.version = version
 
+    async def sleep(self) -> None:
+        """It holds nothing that could be let go of."""
+
     async def close(self) -> None:
         """There is nothing to give back."""

@@ -53,6 +53,7 @@ class Engine:
         self._queue: list[Request] = []
         self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
+        self._sleep: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -180,6 +181,14 @@ class Engine:
         self._wake.set()
         await done
 
+    async def sleep(self) -> None:
+        """See `TrainablePolicy.sleep`: lets go of keys, values and weights. Nothing of that is done while a request is
+        under way; one that comes later waits for `update`."""
+        self._start()
+        self._sleep = self._sleep or asyncio.get_running_loop().create_future()
+        self._wake.set()
+        await self._sleep
+
     async def close(self) -> None:
         """Stop the loop; what waits fails with `EngineError`. Weights and cache are let go of."""
         if self._task is not None and not self._task.done():
@@ -187,7 +196,7 @@ class Engine:
             await asyncio.gather(self._task, return_exceptions=True)
         self._failure = self._failure or EngineError("the engine is closed")
         self._update = None
-        self._worker.close()
+        self._worker.let_go()
 
     async def __aenter__(self) -> Engine:
         return self
@@ -211,12 +220,14 @@ class Engine:
                 self._alone = [slot for slot in self._alone if slot.request is not None]
                 if self._update is not None:
                     self._apply_update()
-                if not self._alone:
+                if self._sleep is not None:
+                    await self._fall_asleep(self._sleep)
+                if not self._alone and not self._worker.asleep:
                     self._admit()
                 if slots := self._alone[:1] or self._active():
                     await self._advance(slots)
                     self._deliver()
-                elif not self._queue:
+                elif self._worker.asleep or not self._queue:
                     self._wake.clear()
         except BaseException as error:
             self._fail(error)
@@ -263,8 +274,9 @@ class Engine:
         for request in [*self._queue, *(slot.request for slot in self._slots if slot.request is not None)]:
             request.failure = _stopped(error)
             request.news.set()
-        if self._update is not None and not self._update[2].done():
-            self._update[2].set_exception(_stopped(error))
+        for done in (self._sleep, None if self._update is None else self._update[2]):
+            if done is not None and not done.done():
+                done.set_exception(_stopped(error))
 
     def _apply_update(self) -> None:
         assert self._update is not None
@@ -275,6 +287,13 @@ class Engine:
         for i, slot in enumerate(active):  # what a group's episodes share is computed once for all of them
             donor, shared = self._best_donor(slot, slot.ids[: slot.length], active[:i])
             slot.donor = donor if shared >= MIN_SHARED else None
+        if not done.done():
+            done.set_result(None)
+
+    async def _fall_asleep(self, done: asyncio.Future[None]) -> None:
+        if not self._queue and not self._active():
+            await _whole(self._worker.let_go)
+        self._sleep = None
         if not done.done():
             done.set_result(None)
 

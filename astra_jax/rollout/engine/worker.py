@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from astra_jax.attention.cache import Caches
+from astra_jax.cpu.memory import give_back
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.room import check_room, committed, decodes_written_out, empty_cache, mesh_of
@@ -29,6 +30,8 @@ from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
 MAX_STOPS = 4
 """Stop ids of one request (a static shape)."""
 
+_MUCH = 1 << 30
+"""Bytes of keys and values that are worth the page faults of whoever wants memory after them."""
 Placed = list[tuple[int, CacheSlot, Request]]
 """Rows of a program, with whose they are."""
 Lost = list[tuple[CacheSlot, Exception]]
@@ -40,6 +43,7 @@ class Worker:
 
     Attributes:
         slots: as the engine fills them.
+        asleep: there are no weights to draw with, until `replace`.
         shapes: the configuration, with a number for each shape.
     """
 
@@ -59,17 +63,22 @@ class Worker:
         self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
+        self.asleep = False
         self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
 
     def replace(self, params: Any) -> None:
         """Other weights: no keys and values of those before may be attended to."""
-        self._params, self._prepared = params, False
+        self._params, self._prepared, self.asleep = params, False, False
         self._forget()
 
-    def close(self) -> None:
-        """Let go of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them,
-        and the garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
-        self.cache, self._params = None, None
+    def let_go(self) -> None:
+        """Of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them, and the
+        garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
+        held = sum(x.nbytes for x in jax.tree.leaves(self.cache))
+        self.cache, self._params, self._prepared, self.asleep = None, None, False, True
+        self._forget()
+        if self._compiled_for["platform"] == "cpu" and held >= _MUCH:
+            give_back()
 
     def _forget(self) -> None:
         """All keys and values; what is under way is prefilled again."""
@@ -133,6 +142,8 @@ class Worker:
                     yield partial(self._run_constrained, count, [], window, alternatives=alternatives)
 
     def _prepare(self) -> None:
+        if self.cache is None:
+            self.cache = self._empty_cache()
         if not self._prepared:
             how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
             self._params, self._prepared = committed(self.model.for_decoding(self._params, **how)), True

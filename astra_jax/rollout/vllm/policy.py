@@ -209,3 +209,6 @@ class VLLMPolicy:
         self._published = None
         if is_first():
             await self.fleet.update(version)
+
+    async def sleep(self) -> None:
+        """See `TrainablePolicy.sleep`: the servers' memory is not the trainer's, and stays as it is."""

@@ -382,6 +382,37 @@ def test_a_closed_engine_holds_nothing_on_the_devices(params):
         asyncio.run(all_of(kept[0], prompts(1)))
 
 
+def test_asleep_it_holds_nothing_and_requests_wait_for_the_next_weights(params):
+    other, texts = decisive(MODEL, 1), prompts(3, seed=4)
+
+    def held() -> int:
+        return sum(x.nbytes for x in jax.live_arrays())
+
+    async def slept(engine: Engine) -> tuple[list[Completion], bool]:
+        await all_of(engine, texts)
+        busy = asyncio.ensure_future(engine.generate(texts[0], sampling(max_tokens=80)))
+        while not engine.running:
+            await asyncio.sleep(0)
+        await engine.sleep()  # what is under way is not given up
+        assert engine.running and len((await busy).token_ids) == 80
+        await engine.sleep()
+        await engine.sleep()
+        assert held() == before
+        early = asyncio.ensure_future(all_of(engine, texts))
+        await asyncio.sleep(0.2)
+        waited = engine.waiting == len(texts) and not early.done()
+        await engine.update(other, 7)
+        return await early, waited
+
+    async def awake(engine: Engine) -> list[Completion]:
+        return await all_of(engine, texts)
+
+    before = held()
+    drawn, waited = run(params, slept)
+    assert waited and {version for one in drawn for version in one.versions} == {7}
+    assert [one.token_ids for one in drawn] == [one.token_ids for one in run(other, awake)]
+
+
 def test_a_stream_is_the_completion_in_parts_and_frees_its_slot_when_closed(params):
     text = prompts(1, seed=12, low=30)[0]
 

@@ -20,7 +20,9 @@ from astra_jax.models import adapters
 from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner import programs
+from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.policy import Completion
 from astra_jax.run import shell
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.optimizers import abstract_state
@@ -225,3 +227,32 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
     live.most.clear()
     await run()
     assert live.most["restore begins"] <= SMALL, "a fresh state lies beside the one that is restored"
+
+
+@pytest.mark.slow
+async def test_beside_an_update_the_embedded_engine_holds_nothing(
+    model, chat_tokenizer, pool, tmp_path, live, monkeypatch
+) -> None:
+    """Neither its cache nor the weights as it reads them, which are half as much as all else here."""
+    engines = []
+
+    class Sampling(Engine):
+        async def generate(self, token_ids, sampling, *, session=""):
+            engines.append(self)
+            await super().generate(token_ids, dataclasses.replace(sampling, max_tokens=1), session=session)
+            live.look("sampling")
+            said = call("capital_of", country="France") if sampling.seed % 2 else f"I say {sampling.seed % 7}."
+            new = chat_tokenizer.encode(said + "<|im_end|>")
+            return Completion(new, [-1.0] * len(new), [self.version] * len(new), "stop")
+
+    monkeypatch.setattr(grpo, "Engine", Sampling)
+    live.watch(grpo, "update_step")
+    weights, state = map(bytes_of, abstract_state(model.abstract_params(), grpo_optimizer(GRPO)))
+    start, environments = (lambda: model.init(jax.random.key(0))), [make_environment()]
+    arguments = (GRPO, model, start, environments, chat_tokenizer, pool, tmp_path)
+    assert (await grpo.train(*arguments, progress=False)).steps == 2
+    cache = 2 * model.n_layers * engines[0].config.slots * engines[0].config.max_length * model.n_kv_heads * 16 * 4
+    assert live.most["sampling"] >= weights + state + cache
+    for phase in ("update_step begins", "update_step ends", "save begins"):
+        more = weights + cache if phase.startswith("save") else 0  # it has the next weights by then
+        assert live.most[phase] <= weights + state + SMALL + more, phase
