@@ -64,6 +64,8 @@ class Worker:
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
         self.asleep = False
+        large = sum(x.nbytes for x in jax.tree.leaves(self.cache)) >= _MUCH
+        self._give_back = give_back if large and device.platform == "cpu" else lambda: None
         self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
 
     def replace(self, params: Any) -> None:
@@ -74,11 +76,9 @@ class Worker:
     def let_go(self) -> None:
         """Of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them, and the
         garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
-        held = sum(x.nbytes for x in jax.tree.leaves(self.cache))
         self.cache, self._params, self._prepared, self.asleep = None, None, False, True
         self._forget()
-        if self._compiled_for["platform"] == "cpu" and held >= _MUCH:
-            give_back()
+        self._give_back()
 
     def _forget(self) -> None:
         """All keys and values; what is under way is prefilled again."""
@@ -143,6 +143,7 @@ class Worker:
 
     def _prepare(self) -> None:
         if self.cache is None:
+            self._give_back()  # what an update has left
             self.cache = self._empty_cache()
         if not self._prepared:
             how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
