@@ -218,10 +218,10 @@ class Engine:
                 await self._wake.wait()
                 self._drop_cancelled()
                 self._alone = [slot for slot in self._alone if slot.request is not None]
-                if self._update is not None:
-                    self._apply_update()
                 if self._sleep is not None:
                     await self._fall_asleep(self._sleep)
+                if self._update is not None:  # after it, so that what comes meanwhile is not slept through
+                    self._apply_update()
                 if not self._alone and not self._worker.asleep:
                     self._admit()
                 if slots := self._alone[:1] or self._active():

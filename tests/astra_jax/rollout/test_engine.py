@@ -401,8 +401,10 @@ def test_asleep_it_holds_nothing_and_requests_wait_for_the_next_weights(params):
         early = asyncio.ensure_future(all_of(engine, texts))
         await asyncio.sleep(0.2)
         waited = engine.waiting == len(texts) and not early.done()
-        await engine.update(other, 7)
-        return await early, waited
+        await engine.update(other, 6)
+        await early
+        await asyncio.gather(engine.sleep(), engine.update(other, 7))
+        return await all_of(engine, texts), waited
 
     async def awake(engine: Engine) -> list[Completion]:
         return await all_of(engine, texts)
