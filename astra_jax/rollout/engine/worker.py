@@ -43,7 +43,6 @@ class Worker:
 
     Attributes:
         slots: as the engine fills them.
-        asleep: there are no weights to draw with, until `replace`.
         shapes: the configuration, with a number for each shape.
     """
 
@@ -63,20 +62,24 @@ class Worker:
         self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
-        self.asleep = False
         large = sum(x.nbytes for x in jax.tree.leaves(self.cache)) >= _MUCH
         self._give_back = give_back if large and device.platform == "cpu" else lambda: None
         self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
 
     def replace(self, params: Any) -> None:
         """Other weights: no keys and values of those before may be attended to."""
-        self._params, self._prepared, self.asleep = params, False, False
+        self._params, self._prepared = params, False
         self._forget()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether there are no weights to draw with, until `replace`."""
+        return self._params is None
 
     def let_go(self) -> None:
         """Of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them, and the
         garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
-        self.cache, self._params, self._prepared, self.asleep = None, None, False, True
+        self.cache, self._params = None, None
         self._forget()
         self._give_back()
 
