@@ -8,6 +8,7 @@ On a GPU all sides share it and multiply in bfloat16, with weights in float32 (T
 Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
 
     python -m benchmarks.sft_vs_pytorch --steps=100
+    python -m benchmarks.sft_vs_pytorch --steps=60 --texts=0.3     # conversations that fill half a row
     python -m benchmarks.sft_vs_pytorch --device=gpu --shape=0.6b --rows=4 --seeds=1
 """
 
@@ -41,6 +42,9 @@ _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "What all sides tra
 _SHAPE = flags.DEFINE_enum("shape", "1m", list(SHAPES), "Size of the model, random weights.")
 _SEQ_LEN = number_flag("seq_len", 2048, Length, "Tokens of a row.")
 _ROWS = number_flag("rows", 2, Count, "Rows of a step.")
+_TEXTS = number_flag(
+    "texts", 0.05, Annotated[float, Bound(above=0, most=10)], "Scale of made-up conversations' texts; 1: the paper's."
+)
 _STEPS = number_flag("steps", 100, Annotated[int, Bound(least=2 * WINDOW, most=2**31 - 1)], "Steps of each side.")
 _TURN = number_flag("turn", 5, Count, "Steps of a turn.")
 _SEEDS = number_flag("seeds", 2, Annotated[int, Bound(least=1, most=2)], "Seeds of each side.")
@@ -65,7 +69,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     if _DATA.value:
         trajectories = read_dataset(_DATA.value, Trajectory)
     else:
-        trajectories = list(itertools.islice(conversations(words(), size=0.05), 500))
+        trajectories = list(itertools.islice(conversations(words(), size=_TEXTS.value), 500))
         write_dataset(folder / "data", Trajectory, trajectories, card={"made_by": "benchmarks.sft_vs_pytorch"})
     texts = ["".join(segment.text for segment in QWEN3.render(one.messages, one.tools)) for one in trajectories]
     ChatTokenizer.train(texts, shape.vocab_size, folder / "hf")
@@ -76,6 +80,7 @@ def prepare(folder: Path) -> dict[str, Any]:
         "hf": str(folder / "hf"),
         "model": vars(shape) | {"tie_embeddings": True},
         "seq_len": _SEQ_LEN.value,
+        "row_buckets": [eighths * _SEQ_LEN.value // 8 for eighths in range(3, 8)],
         "rows": _ROWS.value,
         "steps": _STEPS.value,
         "threads": _THREADS.value,
@@ -126,6 +131,7 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": work["model"],
         "seq_len": work["seq_len"],
+        "row_buckets": work["row_buckets"],
         "rows": work["rows"],
         "steps": work["steps"],
         "device": device,

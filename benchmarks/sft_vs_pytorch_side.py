@@ -70,7 +70,7 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
     start, tokenizer = partial(weights.load, work["hf"], model), ChatTokenizer.load(work["hf"])
 
     def on_step(step: int, row: Any) -> None:
-        turns.stepped(work["seq_len"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
+        turns.stepped(row["row_tokens"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
 
     turns.about["device"] = jax.devices()[0].device_kind
     with tempfile.TemporaryDirectory() as workdir:
@@ -85,7 +85,14 @@ def _sft_config(work: dict[str, Any]) -> Any:
     names = ("learning_rate", "warmup_fraction", "final_fraction", "b1", "b2", "eps", "max_grad_norm", "steps")
     data = DataConfig(seq_len=work["seq_len"], seed=work["seed"])
     chosen = {name: work[name] for name in names}
-    return SFTConfig(data=data, batch_size=work["rows"], checkpoint_every=10**9, sample_every=0, **chosen)
+    return SFTConfig(
+        data=data,
+        row_buckets=tuple(work["row_buckets"]),
+        batch_size=work["rows"],
+        checkpoint_every=10**9,
+        sample_every=0,
+        **chosen,
+    )
 
 
 def trl_side(work: dict[str, Any], turns: Turns, *, flat: bool) -> None:

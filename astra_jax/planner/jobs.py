@@ -65,13 +65,13 @@ def for_tokens(
 ) -> tuple[AnyModel, SFTConfig | GRPOConfig]:
     """(model, configuration) for sequences of so many tokens, in rows of `length`.
 
-    GRPO's row buckets end with it; its episodes keep the proportion of prompt and response.
+    Longer row buckets are left out, and GRPO's end with it; its episodes keep the proportion of prompt and response.
     """
+    buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens)
     if isinstance(config, SFTConfig):
-        return model.stretched(tokens), dataclasses.replace(
-            config, data=dataclasses.replace(config.data, seq_len=length)
-        )
-    buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens) + (length,)
+        data = dataclasses.replace(config.data, seq_len=length)
+        return model.stretched(tokens), dataclasses.replace(config, data=data, row_buckets=buckets)
+    buckets = (*buckets, length)
     prompt = max(1, tokens * config.episode.max_prompt_tokens // longest(config))
     episode = dataclasses.replace(config.episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
     return model.stretched(tokens), dataclasses.replace(config, episode=episode, row_buckets=buckets)
@@ -89,22 +89,21 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
     """
     context = mesh.shape["context"]
     if isinstance(config, SFTConfig):
-        field = "data.seq_len"
-        lengths: tuple[int, ...] = (config.data.seq_len,)
-        model.check_length(config.data.seq_len, field)
-        check_batch(mesh, config.batch_size, config.data.seq_len, field)
+        lengths = config.row_lengths
+        model.check_length(config.data.seq_len, "data.seq_len")
+        check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
         rows, total = config.rows_at_once, config.batch_size
         used, steps = config.data.seq_len, config.steps
     else:
-        lengths, field = config.row_buckets, "a length in row_buckets"
+        lengths = dict.fromkeys(config.row_buckets, "a length in row_buckets")
         model.check_length(longest(config), "episode.max_prompt_tokens + max_response_tokens")
         config = on_mesh(config, mesh)
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
         used, steps = max(config.row_buckets), config.steps
     model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
     adapters.check(model, config.lora)
-    for length in lengths:
+    for length, field in lengths.items():
         check_batch(mesh, rows, length, field)
         if context > 1 and length % (2 * context * blocks):
             step = 2 * context * blocks

@@ -212,8 +212,7 @@ def make_plan(
 
 def _row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
     """The least configured bucket that holds the tokens, or else one of large blocks of attention."""
-    buckets = () if isinstance(config, SFTConfig) else config.row_buckets
-    return min((bucket for bucket in buckets if bucket >= tokens), default=good_length(tokens, context))
+    return min((bucket for bucket in config.row_buckets if bucket >= tokens), default=good_length(tokens, context))
 
 
 def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
@@ -225,7 +224,7 @@ def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
             settings[name] = own
     if isinstance(job.config, SFTConfig):
         settings["data.seq_len"] = job.row_tokens
-    else:
+    if job.config.row_buckets:
         settings["row_buckets"] = str(list(job.config.row_buckets)).replace(" ", "")
     if (lora := job.config.lora).rank is not None:
         settings |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -62,6 +63,18 @@ def same_document(batch: PackedBatch) -> jax.Array:
 def target_mask(batch: PackedBatch) -> jax.Array:
     """[B, T], float32: 1 at t where the *next* token is trained on and belongs to the same document."""
     return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
+
+
+def cut_to_content(batch: PackedBatch, lengths: Sequence[int]) -> PackedBatch:
+    """A batch of numpy arrays without the padding that all of its rows end with, as far as an allowed length takes.
+
+    Args:
+        lengths: allowed ones, in any order; that of the rows is one anyway.
+    """
+    used = np.flatnonzero(np.any(np.asarray(batch.segment_ids_bt) > 0, axis=0))
+    least = int(used[-1]) + 1 if used.size else 1
+    length = min((one for one in lengths if one >= least), default=batch.tokens_bt.shape[1])
+    return jax.tree.map(lambda x_bt: x_bt[:, :length], batch)
 
 
 def context_size(mesh: AnyMesh | None) -> int:

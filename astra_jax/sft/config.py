@@ -16,6 +16,9 @@ class SFTConfig(TrainingConfig):
 
     Attributes, beside `TrainingConfig`'s:
         data: rows of 20k tokens (paper).
+        row_buckets: lengths below `data.seq_len` that a batch's rows are cut to where its longest fits: what none of
+            them holds is not computed, and the loss is the same. Each is a program of its own. Ours: none, since the
+            paper's conversations fill rows of 20k tokens to 97 % and more.
         batch_size: rows in a batch, over all hosts (paper: 32).
         epochs: passes over the data (paper: 2); not used when `steps` is given.
         steps: optimizer steps; None takes them from `epochs`.
@@ -35,6 +38,7 @@ class SFTConfig(TrainingConfig):
     """
 
     data: DataConfig = DataConfig(seq_len=20_480)
+    row_buckets: tuple[Length, ...] = ()
     batch_size: Count = 32
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.0
     steps: Count | None = None
@@ -49,8 +53,8 @@ class SFTConfig(TrainingConfig):
     samples: Count = 4
     sample_tokens: Length = 256
 
-    of_the_host = (*TrainingConfig.of_the_host, "data", "epochs", "log_every", "eval_every", "eval_batches",
-                   "sample_every", "samples", "sample_tokens")  # fmt: skip
+    of_the_host = (*TrainingConfig.of_the_host, "data", "row_buckets", "epochs", "log_every", "eval_every",
+                   "eval_batches", "sample_every", "samples", "sample_tokens")  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +63,17 @@ class SFTConfig(TrainingConfig):
                 f"micro_batch_size is {self.micro_batch_size}, which does not divide batch_size ({self.batch_size}); "
                 "choose a divisor"
             )
+        if max(self.row_buckets, default=0) > self.data.seq_len:
+            raise SettingError(
+                f"row_buckets is {self.row_buckets}, and no row is longer than data.seq_len ({self.data.seq_len}); "
+                "leave out what is"
+            )
+
+    @property
+    def row_lengths(self) -> dict[int, str]:
+        """That a batch may have, the longest last, each with the setting that it is from."""
+        shorter = sorted(length for length in self.row_buckets if length < self.data.seq_len)
+        return dict.fromkeys(shorter, "a length in row_buckets") | {self.data.seq_len: "data.seq_len"}
 
     @property
     def rows_at_once(self) -> int:

@@ -90,13 +90,19 @@ def train_step(
     return params, opt_state, metrics
 
 
-def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> tuple[Any, Any, PackedBatch]:
-    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base`."""
+def abstract_arguments(
+    model: Model, config: SFTConfig, steps: int, mesh: Mesh | None, *, length: int | None = None
+) -> tuple[Any, Any, PackedBatch]:
+    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base`.
+
+    Args:
+        length: of the rows, in tokens; None is `data.seq_len`.
+    """
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
     optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
     params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
+    shape = (config.micro_batches, config.rows_at_once, length or config.data.seq_len)
     one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     return params, opt_state, PackedBatch(one, one, one, one)

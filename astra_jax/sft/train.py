@@ -1,7 +1,8 @@
 """Supervised fine-tuning on agent trajectories (paper §2.1): predict the assistant's tokens, nothing else.
 
 One step:
-  1. Take a batch of packed rows (`data.py`): several conversations a row, told apart by segment ids.
+  1. Take a batch of packed rows (`data.py`): several conversations a row, told apart by segment ids. Padding that all
+     rows end with is cut off, as far as `row_buckets` allow.
   2. Over its micro-batches add up the negative logprob of every assistant token (thinking, calls and answers; never
      tool output, user or system), and its gradient (`step.py`).
   3. Divide once by the batch's number of assistant tokens, clip, take an AdamW step. The learning rate warms up
@@ -28,7 +29,7 @@ from jax.sharding import Mesh
 from astra_jax.mesh import check_batch
 from astra_jax.models import adapters
 from astra_jax.models.model import Model, Params
-from astra_jax.run.batch import PackedBatch, on_mesh, to_device
+from astra_jax.run.batch import PackedBatch, cut_to_content, on_mesh, to_device
 from astra_jax.run.compiler import CompiledAhead, Program, check_options
 from astra_jax.run.frozen import Origin
 from astra_jax.run.identity import model_settings, run_identity, settings_of
@@ -46,7 +47,10 @@ from synthesis.core.files import write_text
 from synthesis.core.records import Trajectory
 from synthesis.core.refusals import InputError
 
-_FREE = ("log_every", "epochs", "eval_every", "eval_batches", "sample_every", "samples", "sample_tokens")
+_FREE = (
+    *("log_every", "epochs", "eval_every", "eval_batches", "sample_every", "samples", "sample_tokens"),
+    "row_buckets",
+)
 """May change when a run goes on, beside what may in every loop. (What `epochs` came to is in `steps`.)"""
 
 
@@ -124,7 +128,8 @@ def train(
     if mesh is not None:
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
-        check_batch(mesh, config.rows_at_once, config.data.seq_len, "data.seq_len")
+        for length, field in config.row_lengths.items():
+            check_batch(mesh, config.rows_at_once, length, field)
     stats = kept_statistics(dataset_path, tokenizer, config.data, workdir)
     rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, of_rehearsal(config.data), workdir)
     steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs, rehearsal=rehearsed)
@@ -151,14 +156,9 @@ def train(
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh, workdir)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 
-    def compile_step() -> None:
-        arguments = abstract_arguments(model, config, steps, mesh)
-        base = adapters.abstract_base(model, config.lora, mesh)
-        train_step.compile(*arguments, base=base, model=model, config=config, steps=steps, mesh=mesh)
-
     with (
         batches,
-        CompiledAhead({"train_step": compile_step}) as ahead,
+        CompiledAhead(_programs(model, config, steps, mesh)) as ahead,
         TrainingRun(
             "SFT",
             config,
@@ -176,11 +176,12 @@ def train(
         if extra is not None:
             batches.set_state(extra["batches"])
             loss = extra["loss"]
-        ahead.wait("train_step")
+        ahead.wait(_program(config.data.seq_len))
         while step < steps and run.stopped is None:
             step += 1
             with run.traced(step):
-                batch = next(batches)
+                batch = cut_to_content(next(batches), config.row_buckets)
+                ahead.wait(_program(batch.tokens_bt.shape[1]))
                 run.meter.add(batch.segment_ids_bt)
                 shares = _shares(batch, step)
                 on_device = to_device(batch, mesh, micro_batches=config.micro_batches)
@@ -216,6 +217,29 @@ def train(
     return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history)
 
 
+def _program(length: int) -> str:
+    """The name of the step for rows of so many tokens."""
+    return f"train_step {length}"
+
+
+def _programs(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
+    """The steps that a run needs, compiled while it begins. Of several that a CPU would compile with the time of its
+    training, each is left to the first batch that has its length."""
+    if config.row_buckets and jax.default_backend() == "cpu":
+        return {}
+
+    def compiling(length: int) -> Callable[[], None]:
+        def compile_one() -> None:
+            arguments = abstract_arguments(model, config, steps, mesh, length=length)
+            base = adapters.abstract_base(model, config.lora, mesh)
+            train_step.compile(*arguments, base=base, model=model, config=config, steps=steps, mesh=mesh)
+
+        return compile_one
+
+    # The longest first: where it does not fit, that is to be known first.
+    return {_program(length): compiling(length) for length in reversed(config.row_lengths)}
+
+
 class _Evaluation:
     """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
 
@@ -232,7 +256,7 @@ class _Evaluation:
         stats = kept_statistics(path, tokenizer, data, workdir)
         count = min(config.eval_batches, steps_for_epochs(stats, data, config.batch_size, epochs=1))
         with BatchIterator(path, tokenizer, data, config.batch_size) as batches:
-            self._batches = [next(batches) for _ in range(count)]
+            self._batches = [cut_to_content(next(batches), config.row_buckets) for _ in range(count)]
         sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
         self._micro_batches, self._mesh = config.micro_batches, mesh
@@ -258,7 +282,7 @@ def _sampler(
 
 
 def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
-    """Mask share (of the real tokens) and padding share (of all places).
+    """Mask share (of the real tokens), padding share (of all places), and tokens of a row.
 
     Raises:
         ValueError: no token is trained on, or every one is: the renderer and the tokenizer disagree.
@@ -270,4 +294,4 @@ def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
             "and not all: check the dataset's messages and the tokenizer"
         )
-    return {"mask_share": mask_share, "padding_share": float(1 - real.mean())}
+    return {"mask_share": mask_share, "padding_share": float(1 - real.mean()), "row_tokens": float(real.shape[1])}
