@@ -65,16 +65,17 @@ def target_mask(batch: PackedBatch) -> jax.Array:
     return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
 
 
-def cut_to_content(batch: PackedBatch, lengths: Sequence[int]) -> PackedBatch:
-    """A batch of numpy arrays without the padding that all of its rows end with, as far as an allowed length takes.
+def least_lengths(batch: PackedBatch, lengths: Sequence[int], micro_batches: int) -> np.ndarray:
+    """Which length is the least that holds all rows of a micro-batch: int32 [A], indices of `lengths`.
 
     Args:
-        lengths: allowed ones, in any order; that of the rows is one anyway.
+        batch: of numpy arrays.
+        lengths: ascending; the last is that of the rows.
     """
-    used = np.flatnonzero(np.any(np.asarray(batch.segment_ids_bt) > 0, axis=0))
-    least = int(used[-1]) + 1 if used.size else 1
-    length = min((one for one in lengths if one >= least), default=batch.tokens_bt.shape[1])
-    return jax.tree.map(lambda x_bt: x_bt[:, :length], batch)
+    rows_bt = np.greater(batch.segment_ids_bt, 0)
+    used_at = rows_bt.reshape(micro_batches, -1, rows_bt.shape[1]).any(axis=1)
+    need_a = np.where(used_at.any(axis=1), used_at.shape[1] - np.argmax(used_at[:, ::-1], axis=1), 0)
+    return np.searchsorted(lengths, need_a).astype(np.int32)
 
 
 def context_size(mesh: AnyMesh | None) -> int:
@@ -96,6 +97,13 @@ def on_mesh(config: Config, mesh: Any) -> Config:
 def in_mesh_order(tree: Any, mesh: AnyMesh | None) -> Any:
     """Arrays [B, T] with their positions in the order in which the devices of `context` hold them."""
     return jax.tree.map(lambda x: zigzag(x, context_size(mesh)), tree)
+
+
+def to_each_device(x: np.ndarray, mesh: Mesh | None) -> jax.Array:
+    """Put all of an array, the same on every host, on each device."""
+    if mesh is None:
+        return jnp.asarray(x)
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
 def to_device(batch: Any, mesh: Mesh | None, *, micro_batches: int | None = None) -> Any:

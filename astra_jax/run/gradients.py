@@ -9,7 +9,7 @@ micro-batches are there: so little goes over the network between slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,30 +81,65 @@ def whole(tree: Any, mesh: Mesh | None) -> Any:
     return tree if mesh is None or mesh.shape["data"] == 1 else jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def accumulated(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: Mesh | None = None) -> tuple[Any, Any]:
-    """(gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T]."""
+def accumulated(
+    loss: LossFunction,
+    params: Any,
+    base: Any,
+    batch: Any,
+    mesh: Mesh | None = None,
+    *,
+    lengths: Sequence[int | None] = (None,),
+    which_a: jax.Array | None = None,
+) -> tuple[Any, Any]:
+    """(gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T].
+
+    Args:
+        lengths: to which rows may be cut, None: they are whole; a branch of the program for each.
+        which_a: int32, of each micro-batch the index of its own: what is behind that is padding and is not computed.
+            None: rows are whole.
+    """
     alone = mesh is None or mesh.shape["data"] == 1
 
-    def replica(params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
-        gradients, sums = _accumulated(loss, params, base, batch, mesh)
+    def replica(params: Any, base: Any, batch: Any, which_a: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
+        of = partial(_cut_gradients, loss, params, base, lengths, mesh)
+        gradients, sums = _accumulated(of, params, batch, which_a)
         if alone:
             return gradients, sums
         return jax.lax.psum((jax.tree.map(lambda x: x.astype(jnp.float32), gradients), sums), "data")
 
-    return in_each_replica(replica, mesh, (P(), P(), P(None, "data")), P())(params, base, batch)
+    return in_each_replica(replica, mesh, (P(), P(), P(None, "data"), P()), P())(params, base, batch, which_a)
 
 
-def _accumulated(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
-    first = jax.tree.map(lambda x: x[0], batch)
+def _cut_gradients(
+    loss: LossFunction,
+    params: Any,
+    base: Any,
+    lengths: Sequence[int | None],
+    mesh: AnyMesh | None,
+    batch: Any,
+    which: Any,
+) -> tuple[Any, Any]:
+    """`gradients_of` a micro-batch whose rows are cut."""
+
+    def of(length: int | None, batch: Any) -> tuple[Any, Any]:
+        return gradients_of(loss, params, base, jax.tree.map(lambda x_bt: x_bt[:, :length], batch), mesh)
+
+    if which is None:
+        return of(None, batch)
+    return jax.lax.switch(which, [partial(of, length) for length in lengths], batch)
+
+
+def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a: jax.Array | None) -> tuple[Any, Any]:
+    first = jax.tree.map(lambda x: x[0], (batch, which_a))
     if jax.tree.leaves(batch)[0].shape[0] == 1:  # no second copy of the gradients
-        return gradients_of(loss, params, base, first, mesh)
-    shapes = jax.eval_shape(lambda micro: gradients_of(loss, params, base, micro, mesh), first)
+        return gradients(*first)
+    shapes = jax.eval_shape(gradients, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.float32), params)
 
     def step(total: Any, micro: Any) -> tuple[Any, None]:
         # The barrier keeps the gradients' reduce-scatter in the loop: XLA would move it behind, where each device
         # holds whole gradients (and its TPU compiler fails while it tries).
-        return add(total, jax.lax.optimization_barrier(gradients_of(loss, params, base, micro, mesh))), None
+        return add(total, jax.lax.optimization_barrier(gradients(*micro))), None
 
     begin = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    return jax.lax.scan(step, begin, batch)[0]
+    return jax.lax.scan(step, begin, (batch, which_a))[0]

@@ -16,9 +16,9 @@ class SFTConfig(TrainingConfig):
 
     Attributes, beside `TrainingConfig`'s:
         data: rows of 20k tokens (paper).
-        row_buckets: lengths below `data.seq_len` that a batch's rows are cut to where its longest fits: what none of
-            them holds is not computed, and the loss is the same. Each is a program of its own. Ours: none, since the
-            paper's conversations fill rows of 20k tokens to 97 % and more.
+        row_buckets: lengths below `data.seq_len` that a micro-batch's rows are cut to where the longest fits: what none
+            of them holds is not computed, and the loss is the same. The step is compiled for each. Ours: none, since
+            the paper's conversations fill rows of 20k tokens to 97 % and more.
         batch_size: rows in a batch, over all hosts (paper: 32).
         epochs: passes over the data (paper: 2); not used when `steps` is given.
         steps: optimizer steps; None takes them from `epochs`.
@@ -53,8 +53,8 @@ class SFTConfig(TrainingConfig):
     samples: Count = 4
     sample_tokens: Length = 256
 
-    of_the_host = (*TrainingConfig.of_the_host, "data", "row_buckets", "epochs", "log_every", "eval_every",
-                   "eval_batches", "sample_every", "samples", "sample_tokens")  # fmt: skip
+    of_the_host = (*TrainingConfig.of_the_host, "data", "epochs", "log_every", "eval_every", "eval_batches",
+                   "sample_every", "samples", "sample_tokens")  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,17 +63,21 @@ class SFTConfig(TrainingConfig):
                 f"micro_batch_size is {self.micro_batch_size}, which does not divide batch_size ({self.batch_size}); "
                 "choose a divisor"
             )
-        if max(self.row_buckets, default=0) > self.data.seq_len:
+        if max(self.row_buckets, default=0) >= self.data.seq_len:
             raise SettingError(
-                f"row_buckets is {self.row_buckets}, and no row is longer than data.seq_len ({self.data.seq_len}); "
-                "leave out what is"
+                f"row_buckets is {self.row_buckets}, and rows are of data.seq_len ({self.data.seq_len}) tokens; give "
+                "shorter lengths"
             )
 
     @property
+    def cut_lengths(self) -> tuple[int, ...]:
+        """`row_buckets`, ascending."""
+        return tuple(sorted({*self.row_buckets}))
+
+    @property
     def row_lengths(self) -> dict[int, str]:
-        """That a batch may have, the longest last, each with the setting that it is from."""
-        shorter = sorted(length for length in self.row_buckets if length < self.data.seq_len)
-        return dict.fromkeys(shorter, "a length in row_buckets") | {self.data.seq_len: "data.seq_len"}
+        """That rows may have, ascending, each with the setting that it is from."""
+        return dict.fromkeys(self.cut_lengths, "a length in row_buckets") | {self.data.seq_len: "data.seq_len"}
 
     @property
     def rows_at_once(self) -> int:

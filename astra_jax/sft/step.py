@@ -68,18 +68,22 @@ def train_step(
     config: SFTConfig,
     steps: int,
     base: Params | None = None,
+    which_a: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
     """One optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
 
     Args:
         base: see `loss_sums`; not donated.
+        which_a: int32, which of `config.row_lengths` each micro-batch's rows are cut to; None where there is but one.
 
     Returns:
         (params, optimizer state, metrics on the device); where `gradient_norm` is not finite nothing was changed.
     """
     loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
-    gradients, (loss, (count, router)) = accumulated(loss_of, params, base, batch, mesh)
+    gradients, (loss, (count, router)) = accumulated(
+        loss_of, params, base, batch, mesh, lengths=(*config.cut_lengths, None), which_a=which_a
+    )
     optimizer = sft_optimizer(config, steps)
     params, opt_state, taken = apply_gradients(
         params, opt_state, gradients, count, optimizer=optimizer, rounding=config.rounding
@@ -90,19 +94,22 @@ def train_step(
     return params, opt_state, metrics
 
 
-def abstract_arguments(
-    model: Model, config: SFTConfig, steps: int, mesh: Mesh | None, *, length: int | None = None
-) -> tuple[Any, Any, PackedBatch]:
-    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base`.
-
-    Args:
-        length: of the rows, in tokens; None is `data.seq_len`.
-    """
+def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> tuple[Any, Any, PackedBatch]:
+    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base` and
+    `abstract_which`."""
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
     optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
     params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-    shape = (config.micro_batches, config.rows_at_once, length or config.data.seq_len)
+    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
     one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
     return params, opt_state, PackedBatch(one, one, one, one)
+
+
+def abstract_which(config: SFTConfig, mesh: Mesh | None) -> jax.ShapeDtypeStruct | None:
+    """Of `train_step`'s `which_a`."""
+    if not config.row_buckets:
+        return None
+    place = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct((config.micro_batches,), jnp.int32, sharding=place)

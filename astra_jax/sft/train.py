@@ -2,7 +2,7 @@
 
 One step:
   1. Take a batch of packed rows (`data.py`): several conversations a row, told apart by segment ids. Padding that all
-     rows end with is cut off, as far as `row_buckets` allow.
+     rows of a micro-batch end with is cut off, as far as `row_buckets` allow.
   2. Over its micro-batches add up the negative logprob of every assistant token (thinking, calls and answers; never
      tool output, user or system), and its gradient (`step.py`).
   3. Divide once by the batch's number of assistant tokens, clip, take an AdamW step. The learning rate warms up
@@ -18,18 +18,19 @@ Run it with `python -m launch.sft --config=sft:14b --data=DATASET --workdir=DIR`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from astra_jax.mesh import check_batch
 from astra_jax.models import adapters
 from astra_jax.models.model import Model, Params
-from astra_jax.run.batch import PackedBatch, cut_to_content, on_mesh, to_device
+from astra_jax.run.batch import PackedBatch, least_lengths, on_mesh, to_device, to_each_device
 from astra_jax.run.compiler import CompiledAhead, Program, check_options
 from astra_jax.run.frozen import Origin
 from astra_jax.run.identity import model_settings, run_identity, settings_of
@@ -40,7 +41,7 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, DataStats, of_rehearsal, steps_for_epochs
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.statistics import kept_statistics
-from astra_jax.sft.step import abstract_arguments, loss_sums, sft_optimizer, train_step
+from astra_jax.sft.step import abstract_arguments, abstract_which, loss_sums, sft_optimizer, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text
@@ -48,8 +49,8 @@ from synthesis.core.records import Trajectory
 from synthesis.core.refusals import InputError
 
 _FREE = (
-    *("log_every", "epochs", "eval_every", "eval_batches", "sample_every", "samples", "sample_tokens"),
-    "row_buckets",
+    *("row_buckets", "log_every", "epochs", "eval_every", "eval_batches"),
+    *("sample_every", "samples", "sample_tokens"),
 )
 """May change when a run goes on, beside what may in every loop. (What `epochs` came to is in `steps`.)"""
 
@@ -156,9 +157,15 @@ def train(
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh, workdir)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 
+    def compile_step() -> None:
+        arguments = abstract_arguments(model, config, steps, mesh)
+        base = adapters.abstract_base(model, config.lora, mesh)
+        options: dict[str, Any] = {"base": base, "which_a": abstract_which(config, mesh)}
+        train_step.compile(*arguments, model=model, config=config, steps=steps, mesh=mesh, **options)
+
     with (
         batches,
-        CompiledAhead(_programs(model, config, steps, mesh)) as ahead,
+        CompiledAhead({"train_step": compile_step}) as ahead,
         TrainingRun(
             "SFT",
             config,
@@ -176,17 +183,18 @@ def train(
         if extra is not None:
             batches.set_state(extra["batches"])
             loss = extra["loss"]
-        ahead.wait(_program(config.data.seq_len))
+        ahead.wait("train_step")
         while step < steps and run.stopped is None:
             step += 1
             with run.traced(step):
-                batch = cut_to_content(next(batches), config.row_buckets)
-                ahead.wait(_program(batch.tokens_bt.shape[1]))
+                batch = next(batches)
                 run.meter.add(batch.segment_ids_bt)
-                shares = _shares(batch, step)
+                lengths_a, which_a = _cut(batch, config, mesh)
+                shares = _shares(batch, step, lengths_a)
                 on_device = to_device(batch, mesh, micro_batches=config.micro_batches)
                 options: dict[str, Any] = {"model": model, "config": config, "steps": steps, "mesh": mesh}
-                params, opt_state, metrics = train_step(params, opt_state, on_device, base=run.base, **options)
+                options |= {"base": run.base, "which_a": which_a}
+                params, opt_state, metrics = train_step(params, opt_state, on_device, **options)
             run.check(step, metrics)
             run.bar.update()
             run.notice(step)
@@ -217,27 +225,18 @@ def train(
     return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history)
 
 
-def _program(length: int) -> str:
-    """The name of the step for rows of so many tokens."""
-    return f"train_step {length}"
+def _cut(batch: PackedBatch, config: SFTConfig, mesh: Mesh | None) -> tuple[np.ndarray, jax.Array | None]:
+    """(tokens of each micro-batch's rows, `train_step`'s `which_a`)."""
+    lengths = list(config.row_lengths)
+    which_a = least_lengths(batch, lengths, config.micro_batches)
+    return np.take(lengths, which_a), to_each_device(which_a, mesh) if config.row_buckets else None
 
 
-def _programs(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
-    """The steps that a run needs, compiled while it begins. Of several that a CPU would compile with the time of its
-    training, each is left to the first batch that has its length."""
-    if config.row_buckets and jax.default_backend() == "cpu":
-        return {}
-
-    def compiling(length: int) -> Callable[[], None]:
-        def compile_one() -> None:
-            arguments = abstract_arguments(model, config, steps, mesh, length=length)
-            base = adapters.abstract_base(model, config.lora, mesh)
-            train_step.compile(*arguments, base=base, model=model, config=config, steps=steps, mesh=mesh)
-
-        return compile_one
-
-    # The longest first: where it does not fit, that is to be known first.
-    return {_program(length): compiling(length) for length in reversed(config.row_lengths)}
+def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:
+    """A batch's, each with its rows cut."""
+    lengths_a, rows = _cut(batch, config, None)[0], config.rows_at_once
+    for i, length in enumerate(lengths_a):
+        yield jax.tree.map(lambda x_bt, i=i, n=length: x_bt[i * rows : (i + 1) * rows, :n], batch)
 
 
 class _Evaluation:
@@ -256,19 +255,17 @@ class _Evaluation:
         stats = kept_statistics(path, tokenizer, data, workdir)
         count = min(config.eval_batches, steps_for_epochs(stats, data, config.batch_size, epochs=1))
         with BatchIterator(path, tokenizer, data, config.batch_size) as batches:
-            self._batches = [cut_to_content(next(batches), config.row_buckets) for _ in range(count)]
+            self._batches = [one for _ in range(count) for one in _micro_batches(next(batches), config)]
         sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
-        self._micro_batches, self._mesh = config.micro_batches, mesh
+        self._mesh = mesh
 
     def loss(self, params: Params) -> float:
         """Per trained token, in nats."""
         total, count = 0.0, 0.0
         for batch in self._batches:
-            whole = to_device(batch, self._mesh, micro_batches=self._micro_batches)
-            for i in range(self._micro_batches):
-                loss, (tokens, _) = self._sums(params, jax.tree.map(lambda x, i=i: x[i], whole))
-                total, count = total + float(loss), count + float(tokens)
+            loss, (tokens, _) = self._sums(params, to_device(batch, self._mesh))
+            total, count = total + float(loss), count + float(tokens)
         return total / count
 
 
@@ -281,8 +278,8 @@ def _sampler(
     return Sampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
 
 
-def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
-    """Mask share (of the real tokens), padding share (of all places), and tokens of a row.
+def _shares(batch: PackedBatch, step: int, lengths_a: np.ndarray) -> dict[str, Any]:
+    """Mask share (of the real tokens), padding share (of all places that are computed), and tokens of a row.
 
     Raises:
         ValueError: no token is trained on, or every one is: the renderer and the tokenizer disagree.
@@ -294,4 +291,6 @@ def _shares(batch: PackedBatch, step: int) -> dict[str, Any]:
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
             "and not all: check the dataset's messages and the tokenizer"
         )
-    return {"mask_share": mask_share, "padding_share": float(1 - real.mean()), "row_tokens": float(real.shape[1])}
+    row_tokens = float(lengths_a.mean())
+    padding_share = 1 - float(real.sum()) / (len(real) * row_tokens)
+    return {"mask_share": mask_share, "padding_share": padding_share, "row_tokens": row_tokens}
