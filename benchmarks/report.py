@@ -39,6 +39,7 @@ MEASURED: tuple[tuple[str, ...], ...] = (
     ("benchmarks.quickstart", "--seeds=0,1,2,3,4"),
     ("benchmarks.train_step", "--rounds=5", "--save"),
     ("benchmarks.sft_vs_pytorch", "--save"),
+    ("benchmarks.sft_vs_pytorch", "--texts=0.3", "--save"),
     ("benchmarks.grpo_step", "--save"),
     ("benchmarks.decode", "--rounds=3", "--save"),
     ("benchmarks.sft_input", "--save"),
@@ -163,9 +164,11 @@ def over(path: Sequence[str], other: Sequence[str]) -> Callable[[Row], float | N
     return value
 
 
-def where(name: str, value: Any, figure: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
-    """A figure of the rows that have this value."""
-    return lambda row: figure(row) if row.get(name) == value else None
+def where(
+    name: str, value: Any, figure: Callable[[Row], float | None], *, before: Any = None
+) -> Callable[[Row], float | None]:
+    """A figure of the rows that have this value; rows of before there was a choice have that of `before`."""
+    return lambda row: figure(row) if row.get(name, before) == value else None
 
 
 def size_of(figure: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
@@ -201,8 +204,17 @@ COMPARISONS = (
         {"vocabulary": 0.6, "135m": 0.4},
         more_is_better=False,
     ),
-    Comparison(
-        "sft_vs_pytorch", "SFT run, speed", at("speed_ratio"), "TRL's faster way", ("device",), {"": 1.2}, trainer="TRL"
+    *(
+        Comparison(
+            "sft_vs_pytorch",
+            what,
+            where("texts", texts, at("speed_ratio"), before=0.05),
+            "TRL's faster way",
+            ("device",),
+            {"": 1.2},
+            trainer="TRL",
+        )
+        for what, texts in (("SFT run, speed", 0.05), ("SFT run, speed, rows half filled", 0.3))
     ),
     Comparison(
         "grpo_step",

@@ -131,6 +131,7 @@ def compare(work: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": work["model"],
         "seq_len": work["seq_len"],
+        "texts": _TEXTS.value,
         "row_buckets": work["row_buckets"],
         "rows": work["rows"],
         "steps": work["steps"],

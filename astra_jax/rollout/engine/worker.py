@@ -53,7 +53,7 @@ class Worker:
         """
         self._mesh = mesh_of(params)
         device = next(iter(jax.tree.leaves(params)[0].devices()))
-        self.shapes = config.on(device.platform)
+        self.shapes = config.on(device.platform, weights=sum(model.matmul_parameters()))
         self._stored = config.stored
         wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
         check_room(*wanted)
@@ -137,7 +137,7 @@ class Worker:
                 for chunk in shapes.prefill_chunks:
                     yield partial(self._run_prefill, [], rows, chunk, window)
             yield partial(self._run_copy, [], [], shapes.prefill_rows[-1], window)
-            for count in sorted({shapes.decode_rows_for(n) for n in range(1, shapes.slots + 1)}):
+            for count in shapes.decode_rows:
                 for nucleus in (False, True):
                     yield partial(self._run_decode, count, [], window, nucleus=nucleus)
                 for alternatives in (0, MAX_ALTERNATIVES) if options else ():

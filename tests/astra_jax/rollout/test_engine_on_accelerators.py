@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
-import itertools
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -25,7 +23,6 @@ from astra_jax.planner.hardware import INSTALL_GPU, Slice
 from astra_jax.rollout.engine import worker
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room, decodes_written_out
-from astra_jax.rollout.engine.slots import Shapes
 from astra_jax.rollout.policy import Completion, Sampling
 from sandbox.settings import SettingError
 
@@ -177,39 +174,6 @@ def test_prefill_on_a_gpu_attends_by_the_kernel() -> None:
     program = lower_prefill(model, 4, 1024, 4, 512, mesh).compile().as_text()
     # Of the last layer only keys and values are wanted.
     assert program.count('custom_call_target="__gpu$xla.gpu.triton"') == model.n_layers - 1
-
-
-def prefilled(shapes: Shapes, tokens: list[int], shape_for: Callable[[list[int]], tuple[int, int]]) -> tuple[int, int]:
-    """Calls, and positions that they compute."""
-    calls = computed = 0
-    while tokens:
-        rows, chunk = shape_for(tokens)
-        calls, computed = calls + 1, computed + rows * chunk
-        tokens = [n - chunk for n in tokens[:rows] if n > chunk] + tokens[rows:]
-    return calls, computed
-
-
-@pytest.mark.parametrize("slots", [16, 64, 256])
-@pytest.mark.parametrize(
-    "tokens", [[1], [129], [600], [1_024], [2_048], [5_000], [500, *[30] * 15], [20, 64, 700], [570] * 16, [300] * 5]
-)
-def test_little_is_prefilled_in_vain(slots: int, tokens: list[int]) -> None:
-    """Calls of whichever shape, all alike, cost a fifth less at most; each as much as 256 positions beside its own."""
-    shapes = EngineConfig(slots=slots, max_length=8_192).on("gpu")
-
-    def cost(shape_for: Callable[[list[int]], tuple[int, int]]) -> int:
-        calls, computed = prefilled(shapes, tokens, shape_for)
-        return 256 * calls + computed
-
-    alike = itertools.product(shapes.prefill_rows, shapes.prefill_chunks)
-    assert cost(shapes.prefill_shape_for) <= 1.25 * min(cost(lambda _, one=one: one) for one in alike)
-
-
-def test_a_prompt_of_half_a_chunk_is_no_whole_one() -> None:
-    """A chunk for the longest row, as it was, computed 2,048 positions of each row for 1,024; and 16 rows for five."""
-    shapes = EngineConfig(slots=64, max_length=1_280).on("gpu")
-    assert prefilled(shapes, [1_024] * 64, shapes.prefill_shape_for) == (8, 64 * 1_024)
-    assert prefilled(shapes, [128] * 5, shapes.prefill_shape_for) == (2, 8 * 128)
 
 
 @pytest.mark.slow
