@@ -214,7 +214,7 @@ COMPARISONS = (
             {"": 1.2},
             trainer="TRL",
         )
-        for what, texts in (("SFT run, speed", 0.05), ("SFT run, speed, rows half filled", 0.3))
+        for what, texts in (("SFT run, speed", 0.05), ("SFT run, speed, rows three quarters full", 0.3))
     ),
     Comparison(
         "grpo_step",

@@ -8,7 +8,7 @@ On a GPU all sides share it and multiply in bfloat16, with weights in float32 (T
 Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
 
     python -m benchmarks.sft_vs_pytorch --steps=100
-    python -m benchmarks.sft_vs_pytorch --steps=60 --texts=0.3     # conversations that fill half a row
+    python -m benchmarks.sft_vs_pytorch --steps=60 --texts=0.3     # of 0.6 of a row each: rows are three quarters full
     python -m benchmarks.sft_vs_pytorch --device=gpu --shape=0.6b --rows=4 --seeds=1
 """
 

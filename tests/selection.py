@@ -170,6 +170,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_data.py": 32,
     "astra_jax/run/test_hosts_asked.py": 32,
     "astra_jax/serving/test_serving_fuzzed.py": 31,
+    "astra_jax/sft/test_row_buckets.py": 31,
     "astra_jax/sft/test_rehearsal.py": 30,
     "launch/test_inspect.py": 28,
     "astra_jax/sft/test_sft_lora.py": 27,
