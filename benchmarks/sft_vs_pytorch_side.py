@@ -89,7 +89,7 @@ def _sft_config(work: dict[str, Any]) -> Any:
         data=data,
         row_buckets=tuple(work["row_buckets"]),
         batch_size=work["rows"],
-        micro_batch_size=1,  # each row is cut by itself, as TRL's are
+        micro_batch_size=1 if work["row_buckets"] else None,  # each row is cut by itself, as TRL's are
         checkpoint_every=10**9,
         sample_every=0,
         **chosen,

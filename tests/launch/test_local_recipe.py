@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_the_local_recipe_trains_on_its_servers_and_shows_all_of_it(tmp_path) ->
     (tmp_path / "vllm").chmod(0o755)
     paths = os.pathsep.join([str(ROOT), str(PLUGIN)])  # this checkout's plugin, whichever is installed
     environment = os.environ | {"PYTHONPATH": paths, "VLLM": str(tmp_path / "vllm"), "CACHE_BYTES": str(64 << 20)}
+    environment["PYTHON"] = sys.executable  # which need not be the checkout's .venv
     said, errors = (tmp_path / name for name in ("said", "errors"))
     with said.open("w") as out, errors.open("w") as err:
         started = subprocess.Popen(
