@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.run.config import LearningRate, TrainingConfig, WeightDecay
+from astra_jax.run.config import ROW_BUCKET, LearningRate, TrainingConfig, WeightDecay
 from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 
 Order = Literal["shuffled", "easy_first"]
@@ -103,6 +103,11 @@ class GRPOConfig(TrainingConfig):
     def most_groups(self) -> int:
         """That are sampled for a step."""
         return 16 * self.batch_size if self.max_groups_per_step is None else self.max_groups_per_step
+
+    @property
+    def row_lengths(self) -> dict[int, str]:
+        """That rows may have, each with the setting that it is from."""
+        return dict.fromkeys(self.row_buckets, ROW_BUCKET)
 
     @property
     def most_age(self) -> int:

@@ -350,8 +350,8 @@ def _check(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mesh: Mes
     check_matmul(config.matmul, model, mesh)
     adapters.check(model, config.lora)
     if mesh is not None:
-        for bucket in config.row_buckets:
-            check_batch(mesh, config.micro_batch_size or 1, bucket, "a length in row_buckets")
+        for length, field in config.row_lengths.items():
+            check_batch(mesh, config.micro_batch_size or 1, length, field)
     return longest
 
 

@@ -89,21 +89,19 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
     """
     context = mesh.shape["context"]
     if isinstance(config, SFTConfig):
-        lengths = config.row_lengths
         model.check_length(config.data.seq_len, "data.seq_len")
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
         rows, total = config.rows_at_once, config.batch_size
         used, steps = config.data.seq_len, config.steps
     else:
-        lengths = dict.fromkeys(config.row_buckets, "a length in row_buckets")
         model.check_length(longest(config), "episode.max_prompt_tokens + max_response_tokens")
         config = on_mesh(config, mesh)
         rows, total = config.micro_batch_size or 1, config.batch_size * config.group_size
         used, steps = max(config.row_buckets), config.steps
     model.param_shardings(mesh)  # refuses a mesh that does not divide a dimension
     adapters.check(model, config.lora)
-    for length, field in lengths.items():
+    for length, field in config.row_lengths.items():
         check_batch(mesh, rows, length, field)
         if context > 1 and length % (2 * context * blocks):
             step = 2 * context * blocks

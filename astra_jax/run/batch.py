@@ -101,9 +101,7 @@ def in_mesh_order(tree: Any, mesh: AnyMesh | None) -> Any:
 
 def to_each_device(x: np.ndarray, mesh: Mesh | None) -> jax.Array:
     """Put all of an array, the same on every host, on each device."""
-    if mesh is None:
-        return jnp.asarray(x)
-    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
+    return _put(x, mesh, PartitionSpec())
 
 
 def to_device(batch: Any, mesh: Mesh | None, *, micro_batches: int | None = None) -> Any:
@@ -114,10 +112,14 @@ def to_device(batch: Any, mesh: Mesh | None, *, micro_batches: int | None = None
     """
 
     def put(x_bt: np.ndarray) -> jax.Array:
-        x = x_bt if micro_batches is None else x_bt.reshape(micro_batches, -1, x_bt.shape[1])
-        if mesh is None:
-            return jnp.asarray(x)
-        spec = PartitionSpec(BATCH, "context") if micro_batches is None else PartitionSpec(None, BATCH, "context")
-        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+        if micro_batches is None:
+            return _put(x_bt, mesh, PartitionSpec(BATCH, "context"))
+        return _put(x_bt.reshape(micro_batches, -1, x_bt.shape[1]), mesh, PartitionSpec(None, BATCH, "context"))
 
     return jax.tree.map(put, batch)
+
+
+def _put(x: np.ndarray, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    if mesh is None:
+        return jnp.asarray(x)
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])

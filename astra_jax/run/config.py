@@ -19,6 +19,8 @@ LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
 Decay = Annotated[float, Bound(least=0, below=1)]
 """Of a running mean."""
+ROW_BUCKET = "a length in row_buckets"
+"""Which setting a row's length is from, for messages."""
 
 _FORMER_NAMES = {
     "data.rows": "batch_size",

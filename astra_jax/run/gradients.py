@@ -101,32 +101,20 @@ def accumulated(
     alone = mesh is None or mesh.shape["data"] == 1
 
     def replica(params: Any, base: Any, batch: Any, which_a: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
-        of = partial(_cut_gradients, loss, params, base, lengths, mesh)
+        def cut(length: int | None, micro: Any) -> tuple[Any, Any]:
+            return gradients_of(loss, params, base, jax.tree.map(lambda x_bt: x_bt[:, :length], micro), mesh)
+
+        def of(micro: Any, which: jax.Array | None) -> tuple[Any, Any]:
+            if which is None:
+                return cut(None, micro)
+            return jax.lax.switch(which, [partial(cut, length) for length in lengths], micro)
+
         gradients, sums = _accumulated(of, params, batch, which_a)
         if alone:
             return gradients, sums
         return jax.lax.psum((jax.tree.map(lambda x: x.astype(jnp.float32), gradients), sums), "data")
 
     return in_each_replica(replica, mesh, (P(), P(), P(None, "data"), P()), P())(params, base, batch, which_a)
-
-
-def _cut_gradients(
-    loss: LossFunction,
-    params: Any,
-    base: Any,
-    lengths: Sequence[int | None],
-    mesh: AnyMesh | None,
-    batch: Any,
-    which: Any,
-) -> tuple[Any, Any]:
-    """`gradients_of` a micro-batch whose rows are cut."""
-
-    def of(length: int | None, batch: Any) -> tuple[Any, Any]:
-        return gradients_of(loss, params, base, jax.tree.map(lambda x_bt: x_bt[:, :length], batch), mesh)
-
-    if which is None:
-        return of(None, batch)
-    return jax.lax.switch(which, [partial(of, length) for length in lengths], batch)
 
 
 def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a: jax.Array | None) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from astra_jax.run.config import Decay, LearningRate, TrainingConfig
+from astra_jax.run.config import ROW_BUCKET, Decay, LearningRate, TrainingConfig
 from astra_jax.sft.data import DataConfig
 from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 
@@ -77,7 +77,7 @@ class SFTConfig(TrainingConfig):
     @property
     def row_lengths(self) -> dict[int, str]:
         """That rows may have, ascending, each with the setting that it is from."""
-        return dict.fromkeys(self.cut_lengths, "a length in row_buckets") | {self.data.seq_len: "data.seq_len"}
+        return dict.fromkeys(self.cut_lengths, ROW_BUCKET) | {self.data.seq_len: "data.seq_len"}
 
     @property
     def rows_at_once(self) -> int:

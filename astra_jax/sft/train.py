@@ -189,11 +189,12 @@ def train(
             with run.traced(step):
                 batch = next(batches)
                 run.meter.add(batch.segment_ids_bt)
-                lengths_a, which_a = _cut(batch, config, mesh)
-                shares = _shares(batch, step, lengths_a)
+                lengths = list(config.row_lengths)
+                which_a = least_lengths(batch, lengths, config.micro_batches)
+                shares = _shares(batch, step, np.take(lengths, which_a))
                 on_device = to_device(batch, mesh, micro_batches=config.micro_batches)
                 options: dict[str, Any] = {"model": model, "config": config, "steps": steps, "mesh": mesh}
-                options |= {"base": run.base, "which_a": which_a}
+                options |= {"base": run.base, "which_a": to_each_device(which_a, mesh) if config.row_buckets else None}
                 params, opt_state, metrics = train_step(params, opt_state, on_device, **options)
             run.check(step, metrics)
             run.bar.update()
@@ -225,18 +226,11 @@ def train(
     return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history)
 
 
-def _cut(batch: PackedBatch, config: SFTConfig, mesh: Mesh | None) -> tuple[np.ndarray, jax.Array | None]:
-    """(tokens of each micro-batch's rows, `train_step`'s `which_a`)."""
-    lengths = list(config.row_lengths)
-    which_a = least_lengths(batch, lengths, config.micro_batches)
-    return np.take(lengths, which_a), to_each_device(which_a, mesh) if config.row_buckets else None
-
-
 def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:
     """A batch's, each with its rows cut."""
-    lengths_a, rows = _cut(batch, config, None)[0], config.rows_at_once
-    for i, length in enumerate(lengths_a):
-        yield jax.tree.map(lambda x_bt, i=i, n=length: x_bt[i * rows : (i + 1) * rows, :n], batch)
+    lengths, rows = list(config.row_lengths), config.rows_at_once
+    for i, which in enumerate(least_lengths(batch, lengths, config.micro_batches)):
+        yield jax.tree.map(lambda x_bt, i=i, n=lengths[which]: x_bt[i * rows : (i + 1) * rows, :n], batch)
 
 
 class _Evaluation:

@@ -49,13 +49,14 @@ class EngineConfig(Settings):
             weights: of the model, that each token is multiplied with.
         """
         on_cpu = platform == "cpu"
-        # Elsewhere than on CPUs some rows are read, written and read again where all are read: half cost more.
-        decode: tuple[int, ...] = (1, 4, 8, 16) if on_cpu else (1, 4, 16)
+        # In sixteenths of the slots; 0 is one row. Elsewhere than on CPUs some rows are read, written and read again
+        # where all are read: half cost more.
+        decode: tuple[int, ...] = (0, 1, 4, 8, 16) if on_cpu else (0, 1, 4, 16)
         prefill: tuple[int, ...] = (1, 2, 4) if on_cpu else (1, 4)
         if on_cpu and weights >= _LARGE:
             # SmolLM2-135M, two cores, 768 places: 16 tokens each of 12 rows in 1.06 s, of 16 in 1.50; of 24 in 1.97, of
             # 32 in 2.27. Of the calls of some GRPO updates a tenth less decoding, a sixth less prefilling.
-            decode, prefill = (1, 4, 6, 8, 12, 16), (0, 1, 2, 4)
+            decode, prefill = (0, 1, 4, 6, 8, 12, 16), (0, 1, 2, 4)
 
         def rows(sixteenths: Sequence[int]) -> tuple[int, ...]:
             return tuple(sorted({max(1, math.ceil(self.slots * n / 16)) for n in sixteenths}))
@@ -66,7 +67,7 @@ class EngineConfig(Settings):
             prefill_chunk=self.prefill_chunk or (64 if on_cpu else 2_048),
             decode_chunk=self.decode_chunk or (16 if on_cpu else 32),
             min_window=self.min_window or (128 if on_cpu else 1_024),
-            decode_rows=rows((0, *decode)),
+            decode_rows=rows(decode),
             prefill_rows=rows(prefill),
             call_tokens=32 if on_cpu else 256,
         )
