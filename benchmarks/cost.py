@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
@@ -104,18 +104,26 @@ class Work:
 
 
 def training_mfu(size: str, kind: str, tokens: int) -> tuple[float, str]:
-    """(MFU, where it comes from) of a training step."""
+    """(MFU, where it comes from) of a training step: of the compiled one whose model is nearest in size, of those the
+    nearest in length, of those the newest."""
     from astra_jax.planner.jobs import executed_flops_per_token
     from astra_jax.planner.plan import GPU_EFFICIENCY
     from astra_jax.run.chips import CHIPS
     from configs.training import MODELS
 
+    model = MODELS[size].in_training_precision()
     expected = [row for row in rows.read("plans") if row.get("expected") and row["topology"].startswith(f"{kind}:")]
+
+    def near(row: dict[str, Any]) -> tuple[bool, float, float, str]:
+        other = MODELS[row["size"]]
+        alike = (other.n_experts > 0) == (model.n_experts > 0)
+        times = math.log(sum(other.matmul_parameters()) / sum(model.matmul_parameters()))
+        return alike, -abs(times), -abs(math.log(row["tokens"] / tokens)), row["date"]
+
     if expected:
-        row = max(expected, key=lambda row: (row["size"] == size, row["date"]))
+        row = max(expected, key=near)
         where = f"{row['job']}:{row['size']}, {row['tokens']:,} tokens, {row['topology']}"
         return row["mfu"], f"compiled cycles: {where}"
-    model = MODELS[size].in_training_precision()
     executed = executed_flops_per_token(model, tokens, "full", CHIPS[kind])
     useful = model.flops_per_token(tokens)[0]
     return GPU_EFFICIENCY * useful / executed, f"arithmetic: {GPU_EFFICIENCY:.0%} of the peak, a bound"

@@ -33,6 +33,18 @@ def test_each_figure_says_what_it_is(works) -> None:
         assert bool(named) != one.is_bound
 
 
+def test_training_is_as_fast_as_the_plan_nearest_in_size_then_in_length(monkeypatch) -> None:
+    def plan(size: str, tokens: int, date: str, mfu: float) -> dict:
+        return {"job": "sft", "topology": "v6e:4x4", "expected": True} | locals()
+
+    known = [plan("14b", 20_480, "1", 0.3), plan("14b", 74_752, "1", 0.4), plan("0.6b", 20_480, "2", 0.1)]
+    known += [plan("30b-a3b", 20_480, "3", 0.2), plan("14b", 20_480, "0", 0.5)]
+    monkeypatch.setattr(cost.rows, "read", lambda name: known)
+    assert cost.training_mfu("32b", "v6e", 18_000) == (0.3, "compiled cycles: sft:14b, 20,480 tokens, v6e:4x4")
+    assert cost.training_mfu("14b", "v6e", 60_000)[0] == 0.4
+    assert cost.training_mfu("1.7b", "v6e", 18_000)[0] == 0.1
+
+
 def test_training_is_its_arithmetic_over_its_rate(works) -> None:
     """By hand: 14B has 13.99 billion parameters in its matmuls and 40 layers of 40 heads of 128."""
     one = works["14b", "v5p"]
