@@ -3,9 +3,9 @@
     python -m benchmarks.cost
     python -m benchmarks.cost --prices=v6e=1.9,h100=2.2 --conversation_tokens=4000 --sampled_tokens=12000
 
-Nothing is compiled and nothing measured here: the time of training goes by the newest plan of each kind of chip
-(`benchmarks/results/plans.jsonl`, compiled cycles) or, of GPUs, by arithmetic; that of rollouts is arithmetic. The page
-says which figure is which.
+Nothing is compiled and nothing measured here: the time of training goes by the plan nearest in size, of each kind of
+chip (`benchmarks/results/plans.jsonl`, compiled cycles), or, of GPUs, by arithmetic; that of rollouts is arithmetic.
+The page says which figure is which.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ _FROM = """
 
 {table}
 - **Compiled cycles** are the TPU compiler's own of a whole step ([Full size](scale.md#the-planner)), at the length and
-  size that are named, taken for both sizes and all lengths. Both were compiled before attention's backward pass became
-  one kernel. v6e's step was compiled as a whole before what brings 4B's layers from 22 to 39 % MFU there
+  size that are named, the nearest there are, taken for all lengths. 14B's were compiled before attention's backward
+  pass became one kernel. v6e's step was compiled as a whole before what brings 4B's layers from 22 to 39 % MFU there
   ([by line](scale.md#the-step-in-compiled-cycles)), so that its training may cost near half.
 - **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak.
   SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
