@@ -22,6 +22,12 @@ run_to_end() {
   return "$code"
 }
 
+# The Python of a checkout's .venv; where it has none, that of the active environment.
+python_of() {
+  local own=$1/.venv/bin/python
+  if [ -x "$own" ]; then echo "$own"; else echo python; fi
+}
+
 # A key of its own for each purpose, readable for nobody else; one that is there stays.
 make_key() {
   local file=$1

@@ -69,6 +69,24 @@ def in_bash(text: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=RECIPES, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.parametrize(("given", "code", "used"), [("/nowhere/python", 127, False), (None, 3, True)])
+def test_a_python_that_is_named_is_taken_or_missed_and_else_the_active_one(tmp_path, given, code, used) -> None:
+    checkout, active = tmp_path / "checkout", tmp_path / "bin" / "python"
+    shutil.copytree(RECIPES, checkout / "launch" / "recipes")  # without a .venv
+    active.parent.mkdir()
+    active.write_text(f"#!/bin/sh\ntouch {tmp_path}/used\nexit 3\n")
+    active.chmod(0o755)
+    environment = os.environ | {"PATH": f"{active.parent}:{os.environ['PATH']}", "VLLM": "/bin/true"}
+    environment.pop("PYTHON", None)
+    for recipe in ("local", "one_host"):
+        script = checkout / "launch" / "recipes" / recipe / "run.sh"
+        chosen = environment if given is None else environment | {"PYTHON": given}
+        ended = subprocess.run([script, tmp_path / "folder"], env=chosen, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == code, ended.stderr
+        assert (tmp_path / "used").exists() == used
+        (tmp_path / "used").unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
 def test_a_command_that_nobody_stops_ends_as_it_ends(code: int) -> None:
     assert in_bash(f"exec ./until_done.sh bash -c 'exit {code}'").wait(20) == code

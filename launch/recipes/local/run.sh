@@ -15,8 +15,7 @@ source "$here/../parts.sh"
 
 # What may be edited.
 METRICS_PORT=${METRICS_PORT:-0} # a free one, which the trainer says
-PYTHON=${PYTHON:-$root/.venv/bin/python}
-command -v "$PYTHON" >/dev/null || PYTHON=python # an active virtual environment is used instead
+PYTHON=${PYTHON:-$(python_of "$root")}
 VLLM=${VLLM:-$root/.venv-vllm/vllm/bin/vllm}
 DTYPE=${DTYPE:-float32} # what the servers compute in; CPUs are exact in float32
 CACHE_BYTES=${CACHE_BYTES:-134217728}

@@ -20,8 +20,7 @@ MESH=${MESH:-context=4}
 TRAINER_GPUS=${TRAINER_GPUS:-0,1,2,3}
 SERVER_GPUS=${SERVER_GPUS:-4,5 6,7} # a server for each word, over that many GPUs
 METRICS_PORT=${METRICS_PORT:-9100} # on this machine alone
-PYTHON=${PYTHON:-$root/.venv/bin/python} # with the extra `cuda`
-command -v "$PYTHON" >/dev/null || PYTHON=python # an active virtual environment is used instead
+PYTHON=${PYTHON:-$(python_of "$root")} # with the extra `cuda`
 VLLM=${VLLM:-$root/.venv-vllm/bin/vllm}  # with astra_jax/rollout/vllm/plugin beside it
 
 [ $# -ge 1 ] || { sed -n '2,8p' "${BASH_SOURCE[0]}" >&2; exit 2; }
