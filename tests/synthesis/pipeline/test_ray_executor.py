@@ -45,18 +45,26 @@ ray: Any = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
+def nodes(tpu_logs: Path) -> Iterator[Any]:
     """A Ray with room for two workers, which others can join."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    context = ray.init(address=made.address, logging_level="error", log_to_driver=False)
-    logs = Path(context.address_info["session_dir"], "logs", "tpu_logs")  # Ray links a machine's there, if it has any
-    logs.mkdir(exist_ok=True)
+    ray.init(address=made.address, logging_level="error", log_to_driver=False)
+    assert Path(ray.worker.global_worker.node.get_logs_dir_path(), "tpu_logs").resolve() == tpu_logs
     yield made
     ray.shutdown()
     made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def tpu_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A machine's TPU logs, which Ray reads through a link that every program that joins it makes anew."""
+    folder = tmp_path_factory.mktemp("tpu_logs").resolve()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPU_LOG_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +361,7 @@ async def test_environments_have_the_same_bytes_when_a_worker_is_killed(cluster:
 
 @pytest.mark.slow
 async def test_a_killed_run_of_the_program_goes_on_in_a_bucket_and_does_nothing_twice(
-    cluster: str, tmp_path: Path
+    cluster: str, tpu_logs: Path, tmp_path: Path
 ) -> None:
     """What it reads is in the bucket too; of what it writes there each byte is that of a run on a disk."""
     settings = ("--config.trajectories=8", "--config.proposals=3",
@@ -362,7 +370,6 @@ async def test_a_killed_run_of_the_program_goes_on_in_a_bucket_and_does_nothing_
     here, there, lost = tmp_path / "here", "s3://bucket/there", tmp_path / "lost"
     kept = Path("journals", "trajectories.sqlite")
     on_ray = ("--executor=ray", f"--ray_address={cluster}", "--ray_workers=2")
-    logs = Path(ray.worker.global_worker.node.get_logs_dir_path(), "tpu_logs")
 
     def start(workdir: Path | str, *more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "launch.trajectories", f"--workdir={workdir}", *settings, *more]
@@ -386,7 +393,7 @@ async def test_a_killed_run_of_the_program_goes_on_in_a_bucket_and_does_nothing_
         local, killed = start(here), start(lost, *on_ray)
         while len(finished()) < 30:
             assert killed.poll() is None, killed.communicate()[1][-3000:]
-            with (logs / "tpu_driver.INFO").open("a") as log:
+            with (tpu_logs / "tpu_driver.INFO").open("a") as log:
                 log.write("what another program says to its chip\n")
             await asyncio.sleep(0.02)
         killed.kill()
