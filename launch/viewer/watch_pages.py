@@ -6,6 +6,7 @@ GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import quote
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from markupsafe import Markup
 
 from launch.viewer.page_service import PageService, ViewerConfig
 from launch.viewer.pages import page, short
-from launch.viewer.watched import Training, Watcher, facts
+from launch.viewer.watched import Training, Watched, Watcher, facts
 from sandbox.http_service import HttpRefusal
 from synthesis.core import html, svg
 
@@ -31,13 +32,14 @@ class WatchService(PageService):
 
     def __init__(self, watcher: Watcher, config: ViewerConfig, *, seconds: float) -> None:
         self._watcher, self._seconds = watcher, seconds
+        self._looking = asyncio.Lock()
         routes = [web.get("/", self._show), web.get("/episodes/{part:.*}/{name}", self._episodes)]
         super().__init__(config, routes, script="watch.js", program="launch.watch")
 
     async def _show(self, request: web.Request) -> web.Response:
         return page(
             "watch.html.jinja",
-            run=self._watcher.look(),
+            run=await self._run(),
             seconds=self._seconds,
             charts=charts,
             place=_place,
@@ -45,9 +47,14 @@ class WatchService(PageService):
             figure=svg.figure,
         )
 
+    async def _run(self) -> Watched:
+        """In a thread: a bucket takes its time."""
+        async with self._looking:
+            return await asyncio.to_thread(self._watcher.look)
+
     async def _episodes(self, request: web.Request) -> web.Response:
         part, name = request.match_info["part"], request.match_info["name"]
-        for training in self._watcher.look().trainings:
+        for training in (await self._run()).trainings:
             for path in training.episodes:
                 if (training.name, path.name) == (part, name):  # no other path is ever opened
                     text = path.read_text(encoding="utf-8", errors="replace")

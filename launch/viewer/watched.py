@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
-import socket
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
+
+from etils import epath
 
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, Onlooker
 from astra_jax.run.metrics import FILE as METRICS
 from astra_jax.run.metrics import read_metrics
+from launch.viewer.workdirs import MOST_EPISODES, InBucket, OnDisk, RunFolder
 from synthesis.core.datasets import CARD_FILE
+from synthesis.core.files import in_bucket
 from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
@@ -38,7 +40,7 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """What is drawn of the metrics, where they have it."""
 _SILENT = 300.0
 """Seconds without a write after which a run is said to wait for something."""
-_SHOWN_CHARACTERS, _MOST_EPISODES = 6_000, 30
+_SHOWN_CHARACTERS = 6_000
 _PAUSE = 20
 """A journal is counted again after so many times as long as that took."""
 
@@ -136,6 +138,7 @@ class Watched:
     """A run, at a moment.
 
     Attributes:
+        folder: of the run, as the user knows it.
         state: `running`, `finished`, `stopped` (nobody works on it, and it is not finished) or `elsewhere` (its lock is
             held on another machine, if it still is).
         holder: the process that works on it, as its lock says.
@@ -146,7 +149,7 @@ class Watched:
         unread: files that could not be read, and why.
     """
 
-    folder: Path
+    folder: str
     state: str
     holder: str
     command: str
@@ -159,33 +162,46 @@ class Watched:
     spending: Sequence[Spending]
     unread: Sequence[str]
 
+    @property
+    def name(self) -> str:
+        """Of the folder alone."""
+        return PurePosixPath(self.folder).name
+
 
 class Watcher:
     """Looks at a workdir.
 
     Args:
-        workdir: a folder of this machine.
+        workdir: a folder of this machine, or in a bucket.
 
     Raises:
         InputError: nothing there is of a run.
+        StorageError: the bucket cannot be read.
     """
 
-    def __init__(self, workdir: Path) -> None:
-        self.workdir = workdir
+    def __init__(self, workdir: Path | epath.Path) -> None:
+        self._place: RunFolder = InBucket(epath.Path(workdir)) if in_bucket(workdir) else OnDisk(Path(workdir))
+        self.name, self.workdir = self._place.name, self._place.files
         self._cached: dict[Path, tuple[Any, Any]] = {}
         self._counted: dict[Path, _Counted] = {}
         self._onlookers: dict[Path, Onlooker] = {}
         self._unread: list[str] = []
         found = self.look()
-        if not (found.trainings or found.stages or found.datasets or found.command or found.state == "running"):
+        if not (
+            found.trainings
+            or found.stages
+            or found.datasets
+            or found.command
+            or found.state in ("running", "elsewhere")
+        ):
             raise InputError(
-                f"nothing in {workdir} is of a run; give the --workdir of launch.sft, launch.grpo, "
+                f"nothing in {self.name} is of a run; give the --workdir of launch.sft, launch.grpo, "
                 "launch.trajectories, launch.environments or launch.quickstart"
             )
 
     def look(self) -> Watched:
         """The run as it is now."""
-        self._unread = []
+        self._unread = list(self._place.look())
         trainings = [self._training(folder) for folder in self._training_folders()]
         journals = [*self.workdir.glob("*.sqlite"), *self.workdir.glob("journals/*.sqlite")]
         counted = [self._counts(path) for path in sorted(journals)]
@@ -199,7 +215,7 @@ class Watcher:
         written = self._written(journals)
         waits = _waits(state, written, trainings, stages)
         return Watched(
-            folder=self.workdir,
+            folder=self._place.name,
             state=state,
             holder=holder,
             command=start.get("command", ""),
@@ -248,7 +264,7 @@ class Watcher:
             total=total if isinstance(total, int) else None,
             sample=text[:_SHOWN_CHARACTERS],
             sample_step=samples[-1].stem.lstrip("0") if samples else "",
-            episodes=sorted(folder.glob("episodes/update_*.html"), reverse=True)[:_MOST_EPISODES],
+            episodes=sorted(folder.glob("episodes/update_*.html"), reverse=True)[:MOST_EPISODES],
             batch=self._batch(folder / ROLLOUTS),
         )
 
@@ -293,7 +309,7 @@ class Watcher:
     def _state(
         self, trainings: Sequence[Training], stages: Sequence[Stage], datasets: Mapping[str, Any]
     ) -> tuple[str, str]:
-        held, holder = _holder(self.workdir / LOCK)
+        held, holder = self._place.holder()
         if held:
             return held, holder
         if (self.workdir / "stages").is_dir():  # the quickstart
@@ -380,37 +396,6 @@ def _changed(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
-
-
-def _holder(lock: Path) -> tuple[str, str]:
-    """Whether a lock is held, `running` or `elsewhere`, else ""; and what it says of its last holder.
-
-    Trying to lock it would turn away a program that starts at that moment, so Linux is asked who holds it.
-    """
-    try:
-        said, inode = lock.read_text(encoding="utf-8", errors="replace").strip()[:200], lock.stat().st_ino
-    except OSError:
-        return "", ""
-    process, _, host = said.removeprefix("process ").partition(" of ")
-    if host != socket.gethostname():
-        return ("elsewhere" if host else ""), said
-    with contextlib.suppress(OSError):
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
-        if rows:  # "1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF"; of one that waits it is behind "->"
-            held = any(row[1] == "FLOCK" and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
-            return ("running" if held else ""), said
-    alive = process.isdecimal() and _is_alive(int(process))
-    return ("running" if alive else ""), said
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # somebody else's
-    return True
 
 
 def _waits(state: str, written: float, trainings: Sequence[Training], stages: Sequence[Stage]) -> str:

@@ -11,14 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pages_world import grpo_workdir
-from viewing import ROOT, until
+from viewing import ROOT, stored_runs, until
 
 from launch.viewer.watch_terminal import sparks
 from launch.viewer.watched import Watcher, lasted
@@ -61,10 +60,7 @@ with locked(workdir):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Workdirs of real runs of the version before."""
-    folder = tmp_path_factory.mktemp("stored")
-    with tarfile.open(ROOT / "tests" / "data" / "version_0_1.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return stored_runs(tmp_path_factory.mktemp("stored"))
 
 
 @pytest.fixture
@@ -145,7 +141,10 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         Watcher(tmp_path)
     for arguments, message in (
         ((str(tmp_path / "none"),), "none is no folder"),
-        (("gs://bucket/run",), "gs://bucket/run is no folder, and cannot be a bucket"),
+        (
+            ("https://bucket/run",),
+            "https://bucket/run is neither a folder nor gs://BUCKET/FOLDER nor s3://BUCKET/FOLDER",
+        ),
     ):
         ended = watch(Path(arguments[0]) if "://" not in arguments[0] else arguments[0])  # type: ignore[arg-type]
         assert ended.returncode == 2 and message in ended.stderr and ended.stderr.count("\n") == 1

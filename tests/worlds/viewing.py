@@ -1,4 +1,4 @@
-"""What the tests of `launch.inspect` share: its server as a process, requests to it, and a browser's steps."""
+"""What the tests of `launch.inspect` and `launch.watch` share: a server as a process, requests, a browser's steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,13 @@ def follow(browser, selector: str) -> None:
     browser.execute_script("window.before = true")
     browser.find_element("css selector", selector).click()
     until(lambda: browser.execute_script("return document.readyState === 'complete' && !window.before"))
+
+
+def stored_runs(folder: Path) -> Path:
+    """The folder, with workdirs of real runs of the version before."""
+    with tarfile.open(ROOT / "tests" / "data" / "version_0_1.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
 
 
 def until(condition: Callable[[], bool]) -> None:
