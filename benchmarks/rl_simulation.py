@@ -53,6 +53,9 @@ _UPDATES = number_flag(
 _OVERSAMPLE = number_flag(
     "oversample", 1.25, Annotated[float, Bound(least=1, most=1_000)], "Strictly online, see `GRPOConfig.oversample`."
 )
+_CONCURRENT = number_flag(
+    "concurrent_groups", None, Slots, "See `GRPOConfig`; by default 4 batches strictly online, else what fits."
+)
 _SEED = number_flag("seed", 0, Annotated[int, Bound(least=0, most=2**31)], "Of the lengths.")
 _VALIDATE = flags.DEFINE_bool("validate", False, "Compare the simulation with a real run of a tiny model.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the real run; it must be empty.")
@@ -122,6 +125,7 @@ def settings(servers: int, async_steps: int) -> SimulatedRun:
         episode, sampled=assumed.sampled, tools=assumed.tools, tool_seconds=_TOOL_SECONDS.value, sigma=_SIGMA.value
     )
     speed = server_speed(work.mfu)
+    fit = max(1, servers * speed.most_sequences(assumed.episode) // assumed.group_size)
     return SimulatedRun(
         SimulatedWork(plays, assumed.prompt, MOST_TURN, assumed.valid_share, assumed.group_size, BATCH),
         [speed] * servers,
@@ -130,9 +134,7 @@ def settings(servers: int, async_steps: int) -> SimulatedRun:
         sandboxes=_SANDBOXES.value,
         async_steps=async_steps,
         updates=_UPDATES.value + async_steps,
-        concurrent_groups=max(1, servers * speed.most_sequences(assumed.episode) // assumed.group_size)
-        if async_steps
-        else 4 * BATCH,
+        concurrent_groups=_CONCURRENT.value or (fit if async_steps else 4 * BATCH),
         oversample=_OVERSAMPLE.value,
         seed=_SEED.value,
     )

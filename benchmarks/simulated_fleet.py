@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.filling import Group, GroupBuffer, begun_at_once, fill
 from astra_jax.rollout.stream import GroupStream, TooOld
 from astra_jax.rollout.vllm.routing import Router
 from synthesis.core.reward import Reward
@@ -290,6 +290,7 @@ class Simulation:
         self.router = Router(room=speed.cache_tokens, requests=speed.requests, slack=run.slack)
         self.servers = {f"s{i:03}": SimulatedServer(f"s{i:03}", one) for i, one in enumerate(run.servers)}
         self.sandboxes = asyncio.Semaphore(run.sandboxes)
+        self.room = asyncio.Semaphore(run.concurrent_groups * run.work.group_size)
         self.started = self.drawn_tokens = self.calls = 0
         self.call_seconds = 0.0
         self.groups: dict[int, _Drawn] = {}
@@ -352,6 +353,10 @@ class Simulation:
         finally:
             self.router.release(session)
 
+    async def _let_in(self, *given: Any) -> int:
+        async with self.room:
+            return await self._episode(*given)
+
     async def _group(self, index: int) -> Group:
         seed, size, share = self.run_settings.seed, self.work.group_size, self.work.valid_share
         draws = random.Random(f"{seed}/{index}")
@@ -361,7 +366,7 @@ class Simulation:
         seen = self.groups.setdefault(index, _Drawn(read=prompt))
         oldest: list[int] = []
         running = [
-            asyncio.ensure_future(self._episode(index, number, turns, prompt, seen, oldest))
+            asyncio.ensure_future(self._let_in(index, number, turns, prompt, seen, oldest))
             for number, turns in enumerate(played)
         ]
         try:
@@ -401,7 +406,8 @@ class Simulation:
                 self.buffer.begin(update)
                 entered.clear()
                 filled = await fill(
-                    self.buffer, self._next, oversample=run.oversample, concurrent=run.concurrent_groups,
+                    self.buffer, self._next, oversample=run.oversample,
+                    concurrent=begun_at_once(run.concurrent_groups, run.work.batch_size),
                     on_group=lambda group, _: entered.append(group.index),
                 )  # fmt: skip
                 assert filled

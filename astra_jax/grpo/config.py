@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.filling import begun_at_once
 from astra_jax.run.config import ROW_BUCKET, LearningRate, TrainingConfig, WeightDecay
 from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 
@@ -35,7 +36,8 @@ class GRPOConfig(TrainingConfig):
         surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
             late); 0 drops it.
         oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
-        concurrent_groups: upper bound of groups under way; slots / group_size keeps an engine full.
+        concurrent_groups: as many episodes are under way at once as so many groups have; slots / group_size keeps an
+            engine full. Strictly online they are of up to twice as many groups, see `filling.begun_at_once`.
         deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
             is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
             `async_steps` none is waited for anyway.
@@ -103,6 +105,16 @@ class GRPOConfig(TrainingConfig):
     def most_groups(self) -> int:
         """That are sampled for a step."""
         return 16 * self.batch_size if self.max_groups_per_step is None else self.max_groups_per_step
+
+    @property
+    def episodes_at_once(self) -> int:
+        """That are under way."""
+        return self.concurrent_groups * self.group_size
+
+    @property
+    def groups_at_once(self) -> int:
+        """Strictly online: that are begun and have not entered a batch."""
+        return begun_at_once(self.concurrent_groups, self.batch_size)
 
     @property
     def row_lengths(self) -> dict[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from absl import logging
@@ -47,10 +48,16 @@ class GroupSampler:
         seed: int,
         next_index: int = 0,
         order: Order = "shuffled",
+        at_once: int | None = None,
     ) -> None:
+        """
+        Args:
+            at_once: episodes that are under way at most, those of the groups that were begun first; None is all.
+        """
         self.policy, self.sandbox, self.tokenizer = policy, sandbox, tokenizer
         self.environments, self.config = environments, config
         self.group_size, self.seed, self.next_index, self.order = group_size, seed, next_index, order
+        self._room = nullcontext() if at_once is None else asyncio.Semaphore(at_once)
         self.again: list[int] = []
         self.too_old: Callable[[int], bool] = lambda version: False
         self.begin(0)
@@ -121,7 +128,8 @@ class GroupSampler:
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
-            one = await self._episode(task, index, number, seed, drawn)
+            async with self._room:  # whoever came first is let in first
+                one = await self._episode(task, index, number, seed, drawn)
             drawn.begin(number)
             if not one.voided:
                 drawn.add(number, [v for v, mask in zip(one.versions, one.loss_mask, strict=True) if mask])

@@ -90,6 +90,7 @@ class Rollouts:
             group_size=config.group_size,
             seed=config.seed,
             order=config.order,
+            at_once=None if config.async_steps else config.episodes_at_once,
         )
         self._update = self._version = 0
         self._weights = ""
@@ -132,7 +133,7 @@ class Rollouts:
                 self._buffer,
                 self._sampler,
                 oversample=self.config.oversample,
-                concurrent=self.config.concurrent_groups,
+                concurrent=self.config.groups_at_once,
                 max_groups=self.config.most_groups,
                 deadline_seconds=self.config.deadline_seconds,
                 on_group=told,

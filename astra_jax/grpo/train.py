@@ -144,7 +144,7 @@ async def train(
         policy, environments = NoPolicy(), ()
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
-    slots = config.concurrent_groups * config.group_size
+    slots = config.episodes_at_once
     if policy is None:
         check_room(model, slots, longest, mesh, config.stored)
     if replay is None:

@@ -129,7 +129,8 @@ class InBucket:
         self._lock = _Renewals()
         self._again = 0.0
         try:
-            self._client, self._root = fsspec.core.url_to_fs(self.name)
+            # Others write there: a listing that is kept hides what they wrote.
+            self._client, self._root = fsspec.core.url_to_fs(self.name, use_listings_cache=False)
             self._copy()
         except FileNotFoundError:
             raise InputError(f"there is no folder {self.name}; give that of a run") from None

@@ -60,14 +60,15 @@ async def test_strictly_online_it_is_the_plain_loop_to_the_bit(model, params, ch
     arguments = (CONFIG, model, starting(params), ENVIRONMENTS, chat_tokenizer, Tables(), tmp_path)
     trained = (await train(*arguments, policy=policy, progress=False)).params
     plain = Sampler(chat_tokenizer)
-    sampler = GroupSampler(plain, Tables(), ENVIRONMENTS, chat_tokenizer, CONFIG.episode, group_size=3, seed=0)
+    parts = (plain, Tables(), ENVIRONMENTS, chat_tokenizer, CONFIG.episode)
+    sampler = GroupSampler(*parts, group_size=3, seed=0, at_once=CONFIG.episodes_at_once)
     buffer = GroupBuffer(CONFIG.batch_size, delta=CONFIG.delta, max_age=CONFIG.surplus_max_age)
     weights, state = initial_state(jax.tree.map(jnp.copy, params), grpo_optimizer(CONFIG))
     for update in range(CONFIG.steps):
         plain.version = update
         buffer.begin(update)
         sampler.begin(update)
-        assert await fill(buffer, sampler, oversample=CONFIG.oversample, concurrent=CONFIG.concurrent_groups)
+        assert await fill(buffer, sampler, oversample=CONFIG.oversample, concurrent=CONFIG.groups_at_once)
         weights, state, _ = update_step(weights, state, buffer.take(), model, CONFIG)
     equal(trained, weights)
     assert sorted(policy.draws) == sorted(plain.draws)

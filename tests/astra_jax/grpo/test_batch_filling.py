@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killed_rollouts import CONFIG, ENVIRONMENTS, Sampler, Tables
 
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.rollouts import Rollouts
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from synthesis.core.reward import Reward
@@ -121,6 +124,45 @@ def test_gives_up_at_max_groups_and_keeps_what_it_has():
     assert stream.index == 10 == buffer.counts.sampled
     with pytest.raises(ValueError, match="keep sampling"):
         buffer.take()
+
+
+class Slow(Sampler):
+    """One episode waits until one of another group is asked for; counts what is under way."""
+
+    def __init__(self, tokenizer, slow: str, until: str) -> None:
+        super().__init__(tokenizer)
+        self.slow, self.until, self.come = slow, until, asyncio.Event()
+        self.under_way = self.most = 0
+
+    async def generate(self, token_ids, sampling, *, session=""):
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        if session.startswith(self.until):
+            self.come.set()
+        if session == self.slow:
+            await self.come.wait()
+        completion = await super().generate(token_ids, sampling, session=session)
+        self.under_way -= 1
+        return completion
+
+
+async def test_who_comes_behind_a_slow_episode_takes_the_room_that_its_group_leaves(chat_tokenizer) -> None:
+    """No more episodes are under way than `concurrent_groups` have, and the batch is the one that it would be."""
+    config = dataclasses.replace(CONFIG, batch_size=4, concurrent_groups=2)
+    assert (config.episodes_at_once, config.groups_at_once) == (6, 4)
+    batches = []
+    for policy in (Slow(chat_tokenizer, "group0.1", until="group3"), Slow(chat_tokenizer, "", until="none")):
+        rollouts = Rollouts(policy, Tables(), ENVIRONMENTS, chat_tokenizer, config)
+        await asyncio.wait_for(rollouts.fill(0), timeout=60)
+        batch = rollouts.take()
+        assert batch is not None and 1 < policy.most <= 6
+        batches.append([(one.index, [episode.token_ids for episode in one.episodes]) for one in batch.groups])
+    assert batches[0] == batches[1]
+
+
+def test_twice_as_many_groups_are_begun_but_no_more_than_two_batches() -> None:
+    for concurrent, size, begun in ((4, 16, 8), (64, 256, 128), (256, 256, 512), (300, 256, 512), (1_024, 256, 1_024)):
+        assert GRPOConfig(concurrent_groups=concurrent, batch_size=size).groups_at_once == begun
 
 
 def test_a_limit_is_there_unless_another_is_given():
