@@ -78,8 +78,8 @@ class Work:
     """Of one model on one kind of chip.
 
     Attributes:
-        mfu: of training; useful arithmetic over the bf16 peak.
-        source: where that comes from.
+        mfu, update_mfu: of SFT, and of GRPO's updates; useful arithmetic over the bf16 peak.
+        source, update_source: where these come from.
         sft, update, rollout: chip-hours.
         server: chips of a rollout server; `sequences` are drawn for at once there.
         bound: what a token of a server waits for.
@@ -89,6 +89,8 @@ class Work:
     kind: str
     mfu: float
     source: str
+    update_mfu: float
+    update_source: str
     sft: float
     update: float
     rollout: float
@@ -103,9 +105,9 @@ class Work:
         return not self.source.startswith("compiled")
 
 
-def training_mfu(size: str, kind: str, tokens: int) -> tuple[float, str]:
+def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[float, str]:
     """(MFU, where it comes from) of a training step: of the compiled one whose model is nearest in size, of those the
-    nearest in length, of those the newest."""
+    nearest in length, of those the job's own, of those the newest."""
     from astra_jax.planner.jobs import executed_flops_per_token
     from astra_jax.planner.plan import GPU_EFFICIENCY
     from astra_jax.run.chips import CHIPS
@@ -114,11 +116,11 @@ def training_mfu(size: str, kind: str, tokens: int) -> tuple[float, str]:
     model = MODELS[size].in_training_precision()
     expected = [row for row in rows.read("plans") if row.get("expected") and row["topology"].startswith(f"{kind}:")]
 
-    def near(row: dict[str, Any]) -> tuple[bool, float, float, str]:
+    def near(row: dict[str, Any]) -> tuple[bool, float, float, bool, str]:
         other = MODELS[row["size"]]
         alike = (other.n_experts > 0) == (model.n_experts > 0)
         times = math.log(sum(other.matmul_parameters()) / sum(model.matmul_parameters()))
-        return alike, -abs(times), -abs(math.log(row["tokens"] / tokens)), row["date"]
+        return alike, -abs(times), -abs(math.log(row["tokens"] / tokens)), row["job"] == job, row["date"]
 
     if expected:
         row = max(expected, key=near)
@@ -142,22 +144,23 @@ def work_of(size: str, kind: str, assumed: Assumed) -> Work:
     from configs.training import MODELS
 
     model, chip = MODELS[size].in_training_precision(), CHIPS[kind]
-    mfu, source = training_mfu(size, kind, assumed.episode)
-    rate = chip.flops * mfu * 3600
+    mfu, source = training_mfu(size, kind, assumed.conversation)
+    update_mfu, update_source = training_mfu(size, kind, assumed.episode, "grpo")
 
-    def chip_hours(tokens: float, length: int) -> float:
-        return tokens * model.flops_per_token(length)[0] / rate
+    def chip_hours(tokens: float, length: int, mfu: float) -> float:
+        return tokens * model.flops_per_token(length)[0] / (chip.flops * mfu * 3600)
 
-    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, assumed.conversation)
-    update = chip_hours(assumed.episodes * assumed.episode, assumed.episode)
+    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, assumed.conversation, mfu)
+    update = chip_hours(assumed.episodes * assumed.episode, assumed.episode, update_mfu)
 
     servers = [_server(model, chip, chips, mfu, assumed) for chips in SERVERS]
     seconds, server, sequences, bound = min(one for one in servers if one is not None)  # chip-seconds a token
     drawn = assumed.episodes / assumed.valid_share
     # A group's prompt is read once, tool outputs for each episode; forward alone.
     read = drawn * (assumed.prompt / assumed.group_size + assumed.tools)
-    rollout = drawn * assumed.sampled * seconds / 3600 + chip_hours(read, assumed.episode) / 3
-    return Work(kind, mfu, source, sft, update, rollout, server, sequences, bound, planned_slice(size, kind))
+    rollout = drawn * assumed.sampled * seconds / 3600 + chip_hours(read, assumed.episode, mfu) / 3
+    trained = (mfu, source, update_mfu, update_source, sft, update)
+    return Work(kind, *trained, rollout, server, sequences, bound, planned_slice(size, kind))
 
 
 def _server(model: Decoder, chip: Chip, chips: int, mfu: float, assumed: Assumed) -> tuple[float, int, int, str] | None:
@@ -260,9 +263,8 @@ _FROM = """
 
 {table}
 - **Compiled cycles** are the TPU compiler's own of a whole step ([Full size](scale.md#the-planner)), at the length and
-  size that are named, the nearest there are, taken for all lengths. 14B's were compiled before attention's backward
-  pass became one kernel. v6e's step was compiled as a whole before what brings 4B's layers from 22 to 39 % MFU there
-  ([by line](scale.md#the-step-in-compiled-cycles)), so that its training may cost near half.
+  size that are named, the nearest there are, taken for all lengths. On v6e attention's heads fill half of a matrix
+  unit, and 4B's layers alone come to 39 % MFU ([by line](scale.md#the-step-in-compiled-cycles)).
 - **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak.
   SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
 - **Rollouts** are arithmetic everywhere: a step of a server reads the weights once and the cache of all its sequences
@@ -360,11 +362,18 @@ def _smallest(works: dict[str, Work]) -> str:
 
 def _sources(every: dict[str, dict[str, Work]]) -> str:
     lines = [
-        [size, kind, f"{one.mfu:.0%}", one.source, f"{one.server}, {one.sequences}", one.bound]
+        [size, kind, f"{one.mfu:.0%}, {one.update_mfu:.0%}", _from(one), f"{one.server}, {one.sequences}", one.bound]
         for size, works in every.items()
         for kind, one in works.items()
     ]
-    return _table(["size", "chip", "MFU", "from", "chips of a server, sequences", "a token waits for"], lines)
+    return _table(
+        ["size", "chip", "MFU: SFT, updates", "from", "chips of a server, sequences", "a token waits for"], lines
+    )
+
+
+def _from(one: Work) -> str:
+    differs = one.update_source != one.source
+    return one.source + (f"; {one.update_source.removeprefix('compiled cycles: ')}" if differs else "")
 
 
 def _longer(every: dict[str, dict[str, Work]], assumed: Assumed) -> str:

@@ -120,7 +120,9 @@ def settings(servers: int, async_steps: int) -> SimulatedRun:
     work = cost.work_of(_SIZE.value, _CHIP.value, assumed)
     model = MODELS[_SIZE.value].in_training_precision()
     weights = 2.0 * sum(model.matmul_parameters())
-    second = model.flops_per_token(assumed.episode)[0] / (CHIPS[_CHIP.value].flops * work.mfu * _TRAINER_CHIPS.value)
+    second = model.flops_per_token(assumed.episode)[0] / (
+        CHIPS[_CHIP.value].flops * work.update_mfu * _TRAINER_CHIPS.value
+    )
     plays = functools.partial(
         episode, sampled=assumed.sampled, tools=assumed.tools, tool_seconds=_TOOL_SECONDS.value, sigma=_SIGMA.value
     )

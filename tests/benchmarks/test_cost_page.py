@@ -31,6 +31,7 @@ def test_each_figure_says_what_it_is(works) -> None:
         assert one.is_bound == kind.startswith("h")
         named = [row for row in plans if one.source.endswith(row["topology"]) and row["mfu"] == one.mfu]
         assert bool(named) != one.is_bound
+        assert one.is_bound or any(one.update_mfu == row["mfu"] for row in plans)
 
 
 def test_training_is_as_fast_as_the_plan_nearest_in_size_then_in_length(monkeypatch) -> None:
@@ -43,6 +44,9 @@ def test_training_is_as_fast_as_the_plan_nearest_in_size_then_in_length(monkeypa
     assert cost.training_mfu("32b", "v6e", 18_000) == (0.3, "compiled cycles: sft:14b, 20,480 tokens, v6e:4x4")
     assert cost.training_mfu("14b", "v6e", 60_000)[0] == 0.4
     assert cost.training_mfu("1.7b", "v6e", 18_000)[0] == 0.1
+    known.append(plan("14b", 74_752, "0", 0.35) | {"job": "grpo"})
+    assert [cost.training_mfu("14b", "v6e", 60_000, job)[0] for job in ("sft", "grpo")] == [0.4, 0.35]
+    assert cost.training_mfu("14b", "v6e", 18_000, "grpo")[0] == 0.3
 
 
 def test_training_is_its_arithmetic_over_its_rate(works) -> None:
