@@ -90,7 +90,7 @@ class Rollouts:
             group_size=config.group_size,
             seed=config.seed,
             order=config.order,
-            at_once=None if config.async_steps else config.episodes_at_once,
+            at_once=config.episodes_at_once,
         )
         self._update = self._version = 0
         self._weights = ""

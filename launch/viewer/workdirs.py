@@ -245,7 +245,9 @@ class InBucket:
     def _see_lock(self, there: _Object | None) -> None:
         if there is None:
             self._lock.gone()
-        elif self._lock.stamp != there.stamp:
+        elif self._lock.stamp == there.stamp:
+            self._lock.unchanged()
+        else:
             with contextlib.suppress(FileNotFoundError):
                 text = self._client.cat_file(there.address).decode(errors="replace")
                 self._lock.renewed(there.stamp, (text.splitlines() or [""])[0][:200])
@@ -261,19 +263,25 @@ class _Renewals:
 
     holder: str = ""
     stamp: tuple[Any, ...] | None = None
-    _seen: float = 0.0
+    _since: float = 0.0
+    _silent: float = 0.0
     _times: int = 0
 
     @property
     def state(self) -> str:
-        if self.stamp is None or time.monotonic() - self._seen > LEASE_SECONDS + LOOK_SECONDS:
+        if self.stamp is None or self._silent > LEASE_SECONDS:
             return ""
         return "running" if self._times > 1 else "elsewhere"
 
     def renewed(self, stamp: tuple[Any, ...], holder: str) -> None:
         again = self.stamp is not None
-        self.stamp, self.holder, self._seen = stamp, holder, time.monotonic()
+        self.stamp, self.holder = stamp, holder
+        self._since, self._silent = time.monotonic(), 0.0
         self._times = self._times + 1 if again else 1
+
+    def unchanged(self) -> None:
+        """It was looked at again, and is as it was."""
+        self._silent = time.monotonic() - self._since
 
     def gone(self) -> None:
         self.stamp, self._times = None, 0

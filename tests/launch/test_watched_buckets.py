@@ -106,6 +106,16 @@ def test_a_run_goes_on_ends_and_is_killed(bucket: Storage, often: None, tmp_path
     until(lambda: watcher.look().trainings[0].step == 0)
 
 
+def test_a_holder_is_silent_for_as_long_as_it_is_looked_at(bucket: Storage, often: None, monkeypatch, tmp_path) -> None:
+    """Where looks are far apart, the time between two says nothing."""
+    monkeypatch.setattr(workdirs, "LEASE_SECONDS", 0.0)
+    address = sent(grpo_workdir(tmp_path / "run"), bucket, "silent")
+    bucket.put("silent/lock", b"process 1 of another\nabc\n1\n")
+    watcher = watcher_of(address)
+    assert watcher.look().state == "elsewhere"
+    until(lambda: watcher.look().state == "stopped")
+
+
 def test_what_is_large_is_left_where_it_is_and_named(
     bucket: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
