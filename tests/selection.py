@@ -176,6 +176,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_sft_lora.py": 27,
     "launch/test_failing_starts.py": 27,
     "sandbox/test_sandbox_service.py": 27,
+    "launch/test_watched_buckets.py": 26,
     "synthesis/offline/test_worlds_offline.py": 25,
     "astra_jax/models/test_grouped.py": 25,
     "astra_jax/rollout/test_engine.py": 25,
