@@ -100,7 +100,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.sft")
+    cli.with_cpu_environment("launch.sft", large=True)
     cli.run(
         main, again="it goes on from its last checkpoint", settings=lambda: models.config("sft", example="sft:0.6b")
     )

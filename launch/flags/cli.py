@@ -62,7 +62,8 @@ def with_cpu_environment(module: str, *, large: bool = False) -> None:
     The settings are read when a process starts, so they cannot be made later. Children do not inherit the malloc.
 
     Args:
-        large: see `cpu_environment`.
+        large: see `cpu_environment`. Programs that take any model say so, also for accelerators: their hosts hold
+            checkpoints and batches of it.
     """
     if "ASTRA_CPU" not in os.environ and not any(one.startswith(("--help", "--version")) for one in sys.argv):
         environment = cpu_environment(os.environ, large=large)

@@ -210,16 +210,6 @@ def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message
     assert not (tmp_path / "w").exists()
 
 
-@pytest.mark.parametrize(
-    ("argument", "code", "said"),
-    [("--version", 0, "astra_jax "), ("--help", 0, "From a bare machine"), ("tset", 2, "error: ")],
-)
-def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, said: str) -> None:
-    command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
-
-
 @pytest.mark.parametrize("asked", ["--help_config", "--help"])
 def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
     result = ended("launch.environments", asked, "--config.count=7")
