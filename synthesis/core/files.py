@@ -49,6 +49,14 @@ def in_bucket(path: Folder) -> bool:
     return os.fspath(path).startswith((GCS, S3))
 
 
+def names_itself(name: str) -> bool:
+    """Whether the last part of an object's name, joined to a folder of a disk, is a file or folder in it.
+
+    A bucket is flat, so its objects may be called `tools/../../.bashrc`.
+    """
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
+
+
 def location(path: Folder, *, s3: bool = False) -> epath.Path:
     """A folder or file: on disk, absolute, or in a bucket.
 
