@@ -55,6 +55,8 @@ def main() -> int:
     config = cli.overridden(models.config("sft"))
     if not data.DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset, a .jsonl file or hub:ORG/NAME, or --bench=STEPS")
+    if _BENCH.value:
+        cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)

@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,6 +209,13 @@ def _without_overrides(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument[len(_PREFIX) :].partition("=")
         _overrides.append((name, value if equals else next(arguments, "")))
     return kept
+
+
+def refuse_unused(given: Iterable[flags.FlagHolder[Any]], why: str) -> None:
+    """Refuse flags that somebody set and nothing reads, as the others are. Raises `UsageError`: `--NAME`, and `why`."""
+    for flag in given:
+        if flag.value != flag.default:
+            raise UsageError(f"--{flag.name} {why}")
 
 
 def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
