@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import sqlite3
+import sys
 import time
 import weakref
 import zlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.terminal import say
 
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""
@@ -195,7 +197,8 @@ class Journal(Store):
 
     def forget_rejected(self, stage: str) -> None:
         """Let the stage's rejected inputs be done again by the next run."""
-        self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
+        with self._naming():
+            self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
         self._written()
 
 
@@ -205,6 +208,13 @@ def _unpacked(outputs: bytes | None) -> bytes | None:
 
 @atexit.register
 def _commit_all() -> None:
+    said: set[str] = set()
     for store in list(_open):
-        with contextlib.suppress(sqlite3.Error):
+        try:
             store.commit()
+        except StoreError as error:  # of this one, or of a recording that it is made of; others can be written
+            if (problem := str(error)) not in said:
+                say(problem, file=sys.stderr)
+            said.add(problem)
+        except sqlite3.Error:  # such as of one that is closed
+            continue
