@@ -78,7 +78,7 @@ class Store:
         _open.add(self)
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _naming(self, done: str = "written") -> Iterator[None]:
         """What the disk refuses names the file. (To be told from a file that is none: nobody should delete that one.)
 
         Raises:
@@ -90,7 +90,7 @@ class Store:
             if (error.sqlite_errorcode & 0xFF) not in _OF_DISK:
                 raise
             raise StoreError(
-                f"{self.path} could not be written ({error}); see that there is room, that it may be written, and that "
+                f"{self.path} could not be {done} ({error}); see that there is room, that it may be written, and that "
                 "no other process uses it, and run the same command again: what it holds is kept"
             ) from None
 

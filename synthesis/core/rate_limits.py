@@ -48,6 +48,11 @@ class Spent:
         self.completion_tokens += usage.completion
         self.money += money
 
+    def take_over(self, other: Spent) -> None:
+        """Be what the other is, for whoever counts by this one."""
+        self.requests, self.money = other.requests, other.money
+        self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
+
 
 def summed(accounts: Iterable[Spent]) -> Spent:
     """All of it."""

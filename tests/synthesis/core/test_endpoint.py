@@ -11,6 +11,8 @@ import json
 import random
 import selectors
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +26,13 @@ from flaky_endpoint import Flaky, completion
 import synthesis.pipeline.prompts
 from synthesis.core.endpoint import Endpoint, EndpointDown, EndpointUnusable, RequestRefused
 from synthesis.core.endpoint_limits import AnswerLengths, OwnLimits, Permit, TokenEstimate
+from synthesis.core.journal import StoreError
 from synthesis.core.rate_limits import Budget, BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.stages import Journal, Rejected, StageResult, run_stage
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, _identity
+
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 class DrawnAnswer(msgspec.Struct, frozen=True):
@@ -633,3 +638,63 @@ async def test_a_recorded_answer_that_no_longer_fits_is_asked_again_and_never_wh
         assert not endpoint.requests
         given = await ask(old)
         assert len(endpoint.requests) == 1 and await ask(teacher_of(url, recording, "replay")) == given
+
+
+SPENDER = """
+import sys
+from synthesis.core.rate_limits import Usage
+from synthesis.core.recording import Recording
+recording = Recording(sys.argv[1])
+spent, staged = recording.spent("m"), recording.spent_by_stage("m")
+print(spent.tokens, flush=True)
+for line in sys.stdin:
+    spent.add(Usage(int(line), 0), 1.0)
+    recording.keep(line.encode(), "answer")
+    recording.commit()
+    print(spent.tokens, flush=True)
+recording.close()
+"""
+
+
+def test_runs_that_share_a_recording_count_what_all_of_them_spent(tmp_path: Path) -> None:
+    """Each wrote its own totals over the other's: spending was lost, and a budget of both was overrun."""
+    path = tmp_path / "teacher.sqlite"
+    command = [sys.executable, "-c", SPENDER, str(path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:
+
+        def said(process: Any, line: str = "") -> str:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        assert said(one) == said(other) == "0"
+        assert [said(one, "1000\n"), said(other, "500\n"), said(one, "1\n")] == ["1000", "1500", "1501"]
+        one.communicate()
+        other.communicate()
+    recording = Recording(path)
+    assert (recording.spent("m").tokens, recording.spent("m").requests) == (1501, 3)
+    assert all(recording.answer(line) == ("answer", "") for line in (b"1000\n", b"500\n", b"1\n"))
+    recording.close()
+
+
+def test_a_recording_that_another_process_holds_is_named(tmp_path: Path) -> None:
+    """And nothing is lost or counted twice by the try."""
+    recording = Recording(tmp_path / "teacher.sqlite")
+    recording._db.execute("PRAGMA busy_timeout=50")
+    spent = recording.spent("m")
+    spent.add(Usage(7, 0), 0.0)
+    with contextlib.closing(sqlite3.connect(recording.path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        recording.keep(b"a", "one")
+        for _ in range(2):
+            with pytest.raises(
+                StoreError, match=r"teacher.sqlite could not be written \(database is locked\); .*no other"
+            ):
+                recording.commit()
+        assert recording.answer(b"a") == ("one", "")
+        holder.execute("ROLLBACK")
+    recording.close()
+    again = Recording(recording.path)
+    assert again.answer(b"a") == ("one", "") and again.spent("m").tokens == 7
+    again.close()
