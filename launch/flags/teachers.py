@@ -74,7 +74,9 @@ _PRICES = flags.DEFINE_list(
     "teacher_prices", None, "Prices of a million prompt tokens and a million answer tokens, as 0.5,2; any currency."
 )
 RECORDING = flags.DEFINE_string(
-    "teacher_recording", None, "SQLite file of answers and of what was spent; by default teacher.sqlite in the workdir."
+    "teacher_recording",
+    None,
+    "SQLite file of answers and of what was spent, which runs may share; by default teacher.sqlite in the workdir.",
 )
 _MODE = flags.DEFINE_enum(
     "teacher_mode",
