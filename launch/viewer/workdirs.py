@@ -25,7 +25,7 @@ from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.run.metrics import FILE as METRICS
 from synthesis.core.datasets import CARD_FILE
 from synthesis.core.files import StorageError, first_line, names_itself
-from synthesis.core.leases import LEASE_SECONDS
+from synthesis.core.leases import LEASE_SECONDS, NOBODY
 from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
@@ -256,7 +256,10 @@ class InBucket:
         else:
             with contextlib.suppress(FileNotFoundError):
                 text = self._client.cat_file(there.address).decode(errors="replace")
-                self._lock.renewed(there.stamp, (text.splitlines() or [""])[0][:200])
+                if (holder := (text.splitlines() or [""])[0][:200]) == NOBODY:
+                    self._lock.gone()
+                else:
+                    self._lock.renewed(there.stamp, holder)
 
 
 @dataclass

@@ -31,7 +31,7 @@ LEASE_SECONDS = 60.0
 """For so long nobody takes over from a holder that is silent."""
 _FRESH_SECONDS = 1.0
 """A renewal that is younger is not repeated before a write: a service takes one write of an object a second."""
-_NOBODY = "nobody"
+NOBODY = "nobody"
 """In the place of a holder's name."""
 
 
@@ -95,7 +95,7 @@ class _Lease:
         try:
             while (found := self._refused(over="")) is not None:
                 stamp, holder = found
-                if not stamp or not (holder == _NOBODY or self._abandoned(stamp, holder)):
+                if not stamp or not (holder == NOBODY or self._abandoned(stamp, holder)):
                     continue
                 if self._refused(over=stamp) is None:
                     self._took_over = True
@@ -146,7 +146,7 @@ class _Lease:
         if self.taken_by is None:  # whoever held it has left it, and something of it still writes
             return LeaseError(f"{self._file} is held no longer, and what would be written under it is given up")
         silent = f"since this one was silent for more than {LEASE_SECONDS:.0f} s; this one ended"
-        if self.taken_by == _NOBODY:
+        if self.taken_by == NOBODY:
             return LeaseError(
                 f"{self._file} was another process's, which took over and has ended, {silent}, and what it had not "
                 "written by then is given up. Run the same command again to go on"
@@ -161,7 +161,7 @@ class _Lease:
         if self.taken_by is None:
             with contextlib.suppress(Exception):  # who comes next waits for the lease's end
                 if self._took_over:
-                    self._object.write(f"{_NOBODY}\n\n{time.time_ns()}\n".encode(), self._stamp)
+                    self._object.write(f"{NOBODY}\n\n{time.time_ns()}\n".encode(), self._stamp)
                 else:
                     self._object.remove(self._stamp)
 
@@ -195,7 +195,7 @@ class _Lease:
         """The object's stamp, empty if there is none, who wrote it, and whether this hold did."""
         stamp, data = self._object.read()
         if not stamp:
-            return "", _NOBODY, False
+            return "", NOBODY, False
         lines = data.decode(errors="replace").splitlines()
         return stamp, (lines or ["another process"])[0][:200], self._token in lines[1:2]
 
@@ -209,7 +209,7 @@ class _Lease:
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, LEASE_SECONDS / 20))
             seen, who, _ = self._found()
-            if who == _NOBODY:
+            if who == NOBODY:
                 return False
             if seen != stamp:
                 raise LeaseError(f"{self._state} by another process ({holder}); {self._remedy}")
@@ -221,4 +221,4 @@ class _Lease:
 
 def _clock() -> float:
     """Seconds, those in which the machine slept too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the first is Linux's alone

@@ -25,7 +25,7 @@ from pathlib import Path
 from etils import epath
 
 from synthesis.core.datasets import CARD_FILE, Folder
-from synthesis.core.files import StorageError, first_line, holding, in_bucket, location
+from synthesis.core.files import StorageError, first_line, holding, in_bucket, location, names_itself
 from synthesis.core.workdir import LOCK
 
 _log = logging.getLogger(__name__)
@@ -168,9 +168,15 @@ class _Mirror:
 
 
 def _below(folder: epath.Path) -> Iterator[epath.Path]:
-    """All files, those of folders that are not there: none."""
+    """All files, those of folders that are not there: none.
+
+    Raises:
+        StorageError: an object is called so that its copy would lie elsewhere on this machine.
+    """
     if folder.exists():
         for path in sorted(folder.iterdir()):
+            if not names_itself(path.name):
+                raise StorageError(f"{path} is no name of a file; remove that object, or give another folder")
             if path.is_dir():
                 yield from _below(path)
             else:
