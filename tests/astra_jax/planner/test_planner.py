@@ -56,6 +56,23 @@ def test_collectives_count_by_axis_and_as_often_as_their_loop_runs() -> None:
     assert counted == pytest.approx(expected)
 
 
+def test_rows_that_may_be_cut_count_by_the_longest() -> None:
+    """As `row_buckets` do: the program has a branch for each length, a batch takes one."""
+    mesh = make_mesh(fsdp=8)
+
+    def counted(lengths: tuple[int, ...]) -> dict[str, float]:
+        def cut(length: int):
+            return lambda w, x: jnp.sin(x[:, :length] @ jax.lax.all_gather(w, "fsdp", tiled=True)[:length]).sum()
+
+        def f(w, x):
+            which = jnp.int32(x[0, 0]) % len(lengths)
+            return jax.lax.psum(jax.lax.switch(which, [cut(length) for length in lengths], w, x), "fsdp")
+
+        return bytes_by_axis(compiled_text(f, mesh, (P("fsdp"), P()), (256, 16), (4, 256)), dict(mesh.shape))
+
+    assert counted((64, 128, 256)) == counted((256,)) == {"fsdp": pytest.approx(4 * 256 * 16 * 7 / 8, rel=0.01)}
+
+
 def test_scatters_and_permutations_count() -> None:
     mesh = make_mesh(context=8)
 
