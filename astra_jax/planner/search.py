@@ -2,8 +2,8 @@
 
 Arithmetic alone says of each candidate what it must hold and how long it takes at least, both a little low. What cannot
 fit is left out; of the rest the compiler is asked, those first that could be the fastest, until none that is left could
-be faster than the best found, or so many were compiled. What holds more than one that the compiler refused, is left out
-too.
+be faster than the best found, or so many were compiled. What holds more than one that the chip's memory was too small
+for, is left out too; one that was refused for want of another memory, such as VMEM, says nothing about others.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def search(
         one = easiest if left == 1 and fastest is None else possible[0]
         possible.remove(one)
         plan = plan_of(one, slice_)
-        if not plan.fits:
+        if plan.peak_bytes_per_chip > plan.hbm_bytes_per_chip:
             possible = [other for other in possible if other.holds < one.holds]
-        elif fastest is None or plan.step_seconds < fastest.step_seconds:
+        elif plan.fits and (fastest is None or plan.step_seconds < fastest.step_seconds):
             fastest = plan
 
     smallest, left = fastest, compiles
