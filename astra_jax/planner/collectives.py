@@ -7,10 +7,11 @@ writes as a `send` and a `recv` of the hosts' network, whose attributes say what
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,19 @@ class Collective:
             places = np.stack(np.unravel_index(group, tuple(mesh_shape.values())), axis=1)
             crossed |= (places != places[0]).any(axis=0)
         return "+".join(name for name, one in zip(mesh_shape, crossed, strict=True) if one)
+
+
+def gathered(mesh_shape: Mapping[str, int], axes: Sequence[str], received: float) -> Collective:
+    """A gather over some axes of a mesh, of which a device receives so many bytes."""
+    return Collective("all-gather", _groups_over(tuple(mesh_shape.items()), tuple(axes)), received, ())
+
+
+@functools.cache
+def _groups_over(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    ids = np.arange(math.prod(size for _, size in mesh)).reshape([size for _, size in mesh])
+    places = [place for place, (name, _) in enumerate(mesh) if name in axes]
+    last = np.moveaxis(ids, places, range(-len(places), 0))
+    return tuple(map(tuple, last.reshape(-1, math.prod(ids.shape[place] for place in places)).tolist()))
 
 
 def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str, float]:
