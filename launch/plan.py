@@ -71,7 +71,7 @@ def main() -> int:
         raise cli.UsageError("--search chooses the mesh; leave --mesh out")
 
     def tell(plan: Plan) -> None:
-        verdict = f"{plan.step_seconds:.3g} s" if plan.fits else "does not fit"
+        verdict = f"{plan.step_seconds:.3g} s" if plan.fits else plan.refusal or "does not fit"
         say(f"tried {plan.topology} {' '.join(plan.flags)}: {verdict}, {plan.peak_bytes_per_chip / GIB:.1f} GiB")
 
     found = search(run.model, job, slice_, compiles=_COMPILES.value, on_plan=tell, **asked)
