@@ -215,7 +215,9 @@ async def train(
         def save() -> None:
             before = run.saved
             run.save(step, params, opt_state, {"rollouts": rollouts.state()})
-            if journals is not None and before is not None:  # which is whole by now, and may be gone on from
+            # The checkpoint before is whole once the next one is begun, and may be gone on from. One that is saved twice,
+            # since a run is asked to stop behind it, may still be written.
+            if journals is not None and before is not None and before != step:
                 journals.forget(before - config.async_steps)
 
         def keep() -> None:
