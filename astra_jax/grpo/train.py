@@ -215,8 +215,8 @@ async def train(
         def save() -> None:
             before = run.saved
             run.save(step, params, opt_state, {"rollouts": rollouts.state()})
-            # The checkpoint before is whole once the next one is begun, and may be gone on from. One that is saved twice,
-            # since a run is asked to stop behind it, may still be written.
+            # The checkpoint before is whole once the next one is begun, and may be gone on from. One that is saved
+            # twice, since the run is asked to stop behind it, may still be written.
             if journals is not None and before is not None and before != step:
                 journals.forget(before - config.async_steps)
 
