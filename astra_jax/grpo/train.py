@@ -153,7 +153,7 @@ async def train(
             if progress and len(environments) < given:
                 kept = f"{len(environments)} of {given} environments"
                 say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
-            await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
+            await check_environments(environments, tokenizer, sandbox, config.episode)
     settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
