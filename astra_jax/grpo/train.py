@@ -145,6 +145,11 @@ async def train(
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     slots = config.episodes_at_once
+    if isinstance(policy, Engine) and policy.config.max_length < longest:
+        raise InputError(
+            f"the engine's max_length is {policy.config.max_length}, and an episode has up to {longest} tokens "
+            "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
+        )
     if policy is None:
         check_room(model, slots, longest, mesh, config.stored)
     if replay is None:
