@@ -140,6 +140,10 @@ async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
     bolts = warehouse[0]
 
     class HangsAtLast(type(bolts.subject)):
+        def score(self, episode) -> float:
+            monkeypatch.setattr(sessions, "MOST_SECONDS", 0.01)  # of what comes behind it
+            return 1.0
+
         async def close(self) -> None:
             await asyncio.Event().wait()
 
@@ -150,7 +154,6 @@ async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
         async def begin(self):
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(sessions, "MOST_SECONDS", 0.01)
     with caplog.at_level("WARNING"):
         ended = await play(OwnEnvironment(HangsAtLast("bolts", 40)), chat_tokenizer, "40.")
         assert not ended.voided and "close did not end in 0.01 s" in caplog.text
