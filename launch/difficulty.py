@@ -82,7 +82,7 @@ async def _measure() -> str:
     run = policies.run_name("difficulty", settings, card["digest"], tokenizer.vocabulary_digest)
     with locked_target(target):
         async with sandbox as opened:
-            await check_environments(environments, tokenizer, opened, config.episode, seed=config.seed)
+            await check_environments(environments, tokenizer, opened, config.episode)
             params = policies.load(model)
             with Journal(targets.journal(target)) as journal:
                 async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:

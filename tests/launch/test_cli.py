@@ -93,6 +93,20 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
     assert overridden(config, [("grpo.lora.rank", "4")]).grpo.lora.rank == 4
 
 
+@pytest.mark.parametrize("part", ["grpo", "evaluation"])
+def test_an_engine_that_holds_no_whole_episode_is_refused_before_hours_of_training(part: str) -> None:
+    config = PROFILES["pretrained"]()
+    longer = [(f"{part}.episode.max_response_tokens", "800")]
+    with pytest.raises(UsageError, match=f"engine.max_length is 1536, and an episode of {part} has up to 1952 tokens"):
+        overridden(config, longer)
+    assert overridden(config, [*longer, ("engine.max_length", "1952")]).engine.max_length == 1952
+    beyond = [(f"{part}.episode.max_response_tokens", "880"), ("engine.max_length", "2432")]
+    with pytest.raises(
+        UsageError, match=f"model.max_positions is 2000, and an episode of {part} has up to 2032 tokens"
+    ):
+        overridden(config, [*beyond, ("model.max_positions", "2000")])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
