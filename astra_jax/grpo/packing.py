@@ -28,6 +28,10 @@ visits more blocks of which part is hidden. On a CPU, with a million parameters:
 prompt, take 0.81 of the room and 1.4 times the time, those of 704 and 512 take 0.38 and 0.62; with 135 million those of
 650 and 474 take 0.23 and 0.28."""
 
+WORTH_OF_A_LENGTH = 0.9
+"""Of the work of rows of some lengths, the most that may be left where one length more is used: a program more is
+compiled for it."""
+
 
 @struct.dataclass
 class PolicyBatch(PackedBatch):
@@ -104,19 +108,79 @@ def _shared(episodes: Sequence[Episode]) -> int:
     return max(0, alike - 1)
 
 
-def _laid_together(episodes: Sequence[Episode], groups: Sequence[int] | None, length: int) -> list[list[_Together]]:
-    """What lies in each row of `length`; a group that is too long for a row lies in several, its prompt in each."""
-    lengths = [len(episode.token_ids) for episode in episodes]
-    members: dict[int, list[int]] = {}
-    for index in range(len(episodes)):
-        members.setdefault(index if groups is None else groups[index], []).append(index)
-    found: list[_Together] = []
-    for group in members.values():
-        shared = _shared([episodes[i] for i in group])
-        for part in first_fit([lengths[i] - shared for i in group], length - shared):
-            several = tuple(group[i] for i in part)
-            found.append(_Together(several, shared if len(several) > 1 else 0))
-    return [[found[i] for i in row] for row in first_fit([one.length(lengths) for one in found], length)]
+_Rows = dict[int, list[list[_Together]]]
+"""What lies in each row, by the rows' length."""
+
+
+class _Layouts:
+    """Ways to lay episodes into rows of several lengths, and what each takes.
+
+    Args:
+        groups: of which group each episode is; None: each is whole.
+        rows, work: see `pack`.
+    """
+
+    def __init__(
+        self, episodes: Sequence[Episode], groups: Sequence[int] | None, rows: int, work: Callable[[int], float]
+    ) -> None:
+        self._lengths = [len(episode.token_ids) for episode in episodes]
+        self._rows, self._work = rows, work
+        members: dict[int, list[int]] = {}
+        for index in range(len(episodes)):
+            members.setdefault(index if groups is None else groups[index], []).append(index)
+        self._groups = [(group, _shared([episodes[i] for i in group])) for group in members.values()]
+
+    def work_of(self, layout: _Rows) -> float:
+        """Of all its micro-batches, the places that nothing fills with the others."""
+        return sum(-(-len(placed) // self._rows) * self._work(length) for length, placed in layout.items())
+
+    def best(self, longest: Sequence[int], row_buckets: Sequence[int]) -> _Rows:
+        """Rows of one of the lengths that hold all, that in which they take the least work; and of shorter ones beside
+        it, one after the other, where that takes clearly less."""
+        found = min((self._placed([length]) for length in longest), key=self.work_of)
+        while len(more := self._with_one_more(found, row_buckets)) > len(found):
+            found = more
+        return found
+
+    def _with_one_more(self, layout: _Rows, row_buckets: Sequence[int]) -> _Rows:
+        """The best with one length more, where that is worth it; else the same."""
+        others = [length for length in sorted(row_buckets) if length not in layout and length < max(layout)]
+        tried = [one for length in others if len(one := self._placed([*layout, length])) > len(layout)]
+        if not tried or self.work_of(best := min(tried, key=self.work_of)) > WORTH_OF_A_LENGTH * self.work_of(layout):
+            return layout
+        return best
+
+    def _placed(self, row_buckets: Sequence[int]) -> _Rows:
+        """Each part of a group in the shortest rows that hold it."""
+        lengths = sorted(row_buckets)
+        of_length: dict[int, list[_Together]] = {length: [] for length in lengths}
+        for group, shared in self._groups:
+            tried = [self._parts(group, shared, most, lengths[-1]) for most in lengths]
+            parts = min(tried, key=lambda parts: sum(self._share(one, lengths) for one in parts))
+            for one in parts:
+                of_length[self._shortest(one, lengths)].append(one)
+        return {length: self._in_rows(found, length) for length, found in of_length.items() if found}
+
+    def _parts(self, group: Sequence[int], shared: int, most: int, longest: int) -> list[_Together]:
+        """A group in as few parts as rows of `most` hold, its prompt in each; longer episodes lie alone."""
+        short = [i for i in group if self._lengths[i] <= most]
+        alone = [_Together((i,), 0) for i in group if self._lengths[i] > most]
+        if not short:
+            return alone
+        fitting = first_fit([self._lengths[i] - shared for i in short], most - shared)
+        several = [tuple(short[i] for i in part) for part in fitting]
+        return alone + [_Together(one, shared if len(one) > 1 else 0) for one in several]
+
+    def _in_rows(self, found: Sequence[_Together], length: int) -> list[list[_Together]]:
+        return [[found[i] for i in row] for row in first_fit([one.length(self._lengths) for one in found], length)]
+
+    def _shortest(self, one: _Together, lengths: Sequence[int]) -> int:
+        return next(length for length in lengths if length >= one.length(self._lengths))
+
+    def _share(self, one: _Together, lengths: Sequence[int]) -> float:
+        """Of the work of a row, what falls to this part's tokens."""
+        row = self._shortest(one, lengths)
+        return self._work(row) * one.length(self._lengths) / row
 
 
 def pack(
@@ -133,7 +197,9 @@ def pack(
     """Lay episodes into micro-batches of [rows, bucket].
 
     The bucket is the smallest that holds the longest episode; where prompts lie in a row once it is that in which all
-    take the least work, since a longer row has a prompt fewer times.
+    take the least work, since a longer row has a prompt fewer times. Shorter buckets are used beside it, for what they
+    hold, where that takes clearly less (`WORTH_OF_A_LENGTH`): on TPUs attention visits a whole row, whatever is packed
+    into it, so that a short episode beside a long one would cost per token what the long one does.
 
     Args:
         episodes: scored episodes.
@@ -148,28 +214,31 @@ def pack(
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
-        Micro-batches (NumPy); the last one is filled up with padding rows.
+        Micro-batches (NumPy), the longest rows first; the last one of each length is filled up with padding rows.
     """
     rows, go_on = rows or 1, False
     length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
-    placed = _laid_together(episodes, None, length) if packed else [[_Together((i,), 0)] for i in range(len(episodes))]
+    layout: _Rows = {length: [[_Together((i,), 0)] for i in range(len(episodes))]}
+    if packed:
+        layout = _Layouts(episodes, None, rows, lambda length: work(length)[0]).best([length], row_buckets)
     if groups is not None:
-
-        def cost(one: tuple[int, list[list[_Together]]]) -> float:
-            return -(-len(one[1]) // rows) * work(one[0])[0]
-
-        tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
-        if cost(best := min(tried, key=cost)) <= WORTH * cost((length, placed)):
-            length, placed = best
-            go_on = work(length)[1]
+        together = _Layouts(episodes, groups, rows, lambda length: work(length)[0])
+        best = together.best([one for one in sorted(row_buckets) if one >= length], row_buckets)
+        if together.work_of(best) <= WORTH * together.work_of(layout):
+            layout, go_on = best, True
     batches = []
-    for start in range(0, len(placed), rows):
+    of_batches = [
+        (length, placed[start : start + rows])
+        for length, placed in sorted(layout.items(), reverse=True)
+        for start in range(0, len(placed), rows)
+    ]
+    for length, placed in of_batches:
         shape = (rows, length)
         ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "loss_mask", "segment_ids", "positions")}
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
         if update is not None:
             ints["ages"] = np.zeros(shape, np.int32)
-        for row, together in enumerate(placed[start : start + rows]):
+        for row, together in enumerate(placed):
             at = 0
             for segment, index, first, last in _documents(together, episodes):
                 episode, n = episodes[index], last - first
@@ -185,7 +254,7 @@ def pack(
                     ints["ages"][span] = ages
                 at += n
         arrays = {f"{name}_bt": array for name, array in (ints | floats).items()}
-        batches.append(PolicyBatch(**arrays, go_on=go_on))
+        batches.append(PolicyBatch(**arrays, go_on=go_on and work(length)[1]))
     return batches
 
 
