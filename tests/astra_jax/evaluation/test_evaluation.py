@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from astra_jax.evaluation.suite import (
     EvalItem,
     EvaluationError,
     ModelEndpoint,
+    Role,
     SuiteContext,
     SuiteInfo,
 )
@@ -84,9 +85,12 @@ class Letters:
         )
 
 
-async def run(suite: Letters, folder: Path, **config: object) -> list[ItemResult]:
+async def run(
+    suite: Letters, folder: Path, *, models: Mapping[Role, ModelEndpoint] | None = None, **config: object
+) -> list[ItemResult]:
     with Journal(folder / "journal.sqlite") as journal:
-        return await run_suites([suite], journal=journal, config=RunConfig(**config))  # type: ignore[arg-type]
+        settings = RunConfig(**config)  # type: ignore[arg-type]
+        return await run_suites([suite], journal=journal, config=settings, models=models or {})
 
 
 async def test_every_item_runs_as_often_as_its_decoding_says(tmp_path) -> None:
@@ -119,6 +123,25 @@ async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
     same = Letters()
     await run(same, tmp_path)
     assert not same.ran
+
+
+async def test_another_role_runs_the_suites_anew_that_ask_it(tmp_path) -> None:
+    """A suite that asks nobody is not run again since another one needs a user."""
+    user, other = ModelEndpoint("http://u/v1", "u"), ModelEndpoint("http://u/v1", "other")
+    ran = []
+    for needs, models in (
+        (frozenset(), {}),
+        (frozenset(), {"user": user, "judge": user}),
+        (frozenset({"user"}), {"user": user}),
+        (frozenset({"user"}), {"user": user, "judge": user}),
+        (frozenset({"user"}), {"user": other}),
+        (frozenset({"user"}), {"user": replace(user, key="another")}),
+    ):
+        suite = Letters()
+        suite.info = replace(suite.info, needs=needs)
+        await run(suite, tmp_path, models=models)  # type: ignore[arg-type]
+        ran.append(bool(suite.ran))
+    assert ran == [True, False, True, False, True, False]
 
 
 async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path) -> None:
