@@ -121,5 +121,5 @@ def _config(max_positions: int) -> EvalConfig:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.difficulty")
+    cli.with_cpu_environment("launch.difficulty", large=True)
     cli.run(main, again="finished episodes are not run again")

@@ -61,6 +61,7 @@ def main() -> int:
     slice_ = Slice.parse(_TOPOLOGY.value)
     asked = {"tokens": _TOKENS.value, "steps": _STEPS.value, "price_per_chip_hour": _PRICE.value}
     if not _SEARCH.value:
+        cli.refuse_unused((_COMPILES,), "is for --search: give that too")
         plan = make_plan(run.model, job, slice_, mesh=mesh, **asked)
         say(describe(plan))
         if _JSON.value:

@@ -29,8 +29,6 @@ _PROMPT = re.compile(
 )
 _REFUSED = re.compile(r"refused the request with status (\d{3}): (.*)", re.DOTALL)
 """As `Endpoint` says of what was refused; of a request that failed again and again it says something else."""
-_ENDS = frozenset({"", "stop", "length", "tool_calls", "function_call"})
-"""Why an answer is over that is one: by itself or by the limit. Servers end others (`abort`, `content_filter`)."""
 
 
 def room_left(status: int, said: str, max_tokens: int | None) -> int | None:
@@ -131,8 +129,8 @@ class EndpointAgent:
         Where the endpoint has no room for as many tokens as `max_tokens`, it is asked for those that it has room for.
 
         Raises:
-            Transient: the endpoint will not answer this request, and it is not for its length; or it ended the answer
-                itself.
+            Transient: the endpoint will not answer this request, and it is not for its length; or something else than
+                the model or the token limit ended the turn.
             Stopped: it answers nothing at all.
             EvaluationError: see `room_left`.
         """
@@ -154,8 +152,8 @@ class EndpointAgent:
                     self.overflowed = True
                     return None
                 body[self._served.limit] = limit
-        if reply.finish_reason not in _ENDS:
-            raise Transient(f"{self._served.model} at {self._served.url}: an answer ended by {reply.finish_reason!r}")
+        if reply.broken_off:
+            raise Transient(f"{self._served.model}: a turn was broken off (finish_reason={reply.finish_reason!r:.80})")
         self.steps += 1
         self.prompt_tokens += reply.usage.prompt
         self.completion_tokens += reply.usage.completion

@@ -36,7 +36,7 @@ from astra_jax.grpo.packed import Packed, packed, packed_turn, unpacked, unpacke
 from astra_jax.rollout.episode import Episode, FinishedTurn
 from astra_jax.rollout.filling import Lengths
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location, write_bytes
+from synthesis.core.files import check_held, first_line, in_bucket, location, write_bytes
 
 FOLDER = "rollouts"
 """Below a run's workdir."""
@@ -280,7 +280,7 @@ class BatchJournal:
 
     def _write(self, content: bytes) -> None:
         if in_bucket(self._folder):
-            self._path(self._next).write_bytes(self._head + content)
+            write_bytes(self._path(self._next), self._head + content)
             self._next += 1
             return
         if self._file is None:
@@ -397,7 +397,8 @@ class Journals:
         return BatchJournal(self.folder, key, before)
 
     def forget(self, before: int | None = None, *, since: int | None = None) -> None:
-        """Remove those of updates before this one, or from this one on, or all."""
+        """Remove those of updates before this one, or from this one on, or all. Raises `LeaseError`."""
+        check_held(self.folder)
         for path in _segments(location(self.folder), None):
             update = _update(path)
             early, late = before is not None and update < before, since is not None and update >= since

@@ -29,7 +29,7 @@ from astra_jax.run.digests import digest_of_json, digests_of
 from astra_jax.run.hosts import meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location, may_be_storage
+from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import Refusal
 
 PyTree = Any
@@ -90,10 +90,12 @@ class Checkpointer:
         Raises:
             ValueError: `extra` without `state`.
             CheckpointError: this or the save before could not be written; what was saved earlier is whole.
+            LeaseError: another process has taken over the run's folder in a bucket.
         """
         if extra is not None and state is None:
             raise ValueError("extra is part of the full state: pass state with it, or neither")
         started = time.perf_counter()
+        check_held(self.dir)
         with self._writing():
             self._save(step, params, state, extra)
         return time.perf_counter() - started

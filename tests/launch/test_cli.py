@@ -238,7 +238,9 @@ def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() 
         file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
         source = file.read_text(encoding="utf-8")
         assert ("keep_programs" in source or "flags import cli, policies" in source) == (program in computing)
-        assert (f'cli.with_cpu_environment("{program}"' in source) == (program in computing), program
+        assert (f'cli.with_cpu_environment("{program}", large=' in source) == (program in computing), program
+        # Of any model: with a small one's malloc a large one's memory grows with each checkpoint.
+        assert (f'("{program}", large=True)' in source) == (program in computing - {"launch.quickstart"}), program
 
 
 def test_a_preset_of_the_paper_is_what_the_paper_says_and_stands_beside_its_table(capsys) -> None:

@@ -40,7 +40,7 @@ RETRIES = 8
 """Of a request that was not answered (429, 5xx, a dropped connection), by the client's own back-off: half a minute."""
 
 ENDS = {None, "", "stop", "length", "tool_calls", "function_call"}
-"""Why an answer is over that is one; what a server or a filter ended is none."""
+"""Why an answer is over that is one, in the words that litellm puts for all servers'; what a filter ended is none."""
 PREMATURE = {"max_steps", "too_many_errors", "agent_error"}
 """Ends that the harness scores with 0 and that are the agent's; the others of its ends that are not a stop are not."""
 
@@ -151,7 +151,7 @@ def _problem(message: Any) -> tuple[str, str] | None:
     for call in message.tool_calls or []:
         try:
             arguments = json.loads(call.function.arguments, parse_constant=_no_json)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return "malformed_call", f"{call.function.name}: the arguments are not JSON: {error}"
         if not isinstance(arguments, dict) or not isinstance(call.function.name, str):
             return "malformed_call", f"{call.function.name}: a call is a name and an object, not {arguments!r:.200}"

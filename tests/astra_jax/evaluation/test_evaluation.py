@@ -354,7 +354,7 @@ async def test_a_limit_whose_refusal_says_no_numbers_is_named() -> None:
 async def test_an_answer_that_the_server_ended_is_none(finish) -> None:
     async with Scripted(lambda body: Say("The answer is \\boxed{1", finish=finish)) as served:
         agent = agent_of(served)
-        with pytest.raises(Transient, match=f"ended by '{finish}'"):
+        with pytest.raises(Transient, match=f"broken off .finish_reason='{finish}'"):
             await agent.act()
         assert not agent.steps and agent.messages == USER
 
