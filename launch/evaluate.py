@@ -85,6 +85,7 @@ async def _evaluate() -> str:
         concurrency=_CONCURRENCY.value,
     )
     sources = _sources()
+    _check_wanted()
     with locked(workdir):
         return await _run(workdir, config, sources)
 
@@ -131,8 +132,8 @@ async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) ->
                 config.decodings(suites[-1].info)  # a bad --extra_body is said before anything is installed
             for suite in suites:
                 await suite.prepare()
-            with Journal(workdir / "journals" / f"{_identity(policy, models, config)}.sqlite") as journal:
-                results = await run_suites(suites, journal=journal, config=config)
+            with Journal(workdir / "journals" / f"{_identity(policy, config)}.sqlite") as journal:
+                results = await run_suites(suites, journal=journal, config=config, models=models)
             evaluation = Evaluation(
                 model=_LABEL.value or policy.model,
                 suites={one.info.name: SuiteRun.of(one, config.decodings(one.info)) for one in suites},
@@ -168,13 +169,35 @@ def _served(
 
 
 def _sources() -> dict[str, Path]:
-    sources = {}
+    from astra_jax.evaluation.suites import sources_of
+
+    sources: dict[str, Path] = {}
     for entry in _SOURCES.value:
         name, equals, folder = entry.partition("=")
         if not equals or not Path(folder).expanduser().is_dir():
             raise cli.UsageError(f"--sources={entry}: write SUITE=FOLDER, a folder that is there")
+        if name in sources:
+            raise cli.UsageError(f"--sources={','.join(_SOURCES.value)} names {name} twice")
         sources[name] = Path(folder).expanduser().absolute()
+    if unwanted := sorted(sources.keys() - sources_of(_SUITES.value)):
+        raise cli.UsageError(
+            f"--sources={unwanted[0]}=... is of no suite in --suites={','.join(_SUITES.value)}, which want "
+            f"{', '.join(sorted(sources_of(_SUITES.value))) or 'none'}; name that, or leave it out"
+        )
     return sources
+
+
+def _check_wanted() -> None:
+    """Raises `cli.UsageError` for flags that nothing would read."""
+    for url, *others in ((_USER, _USER_MODEL, _USER_KEY_FILE), (_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE)):
+        for flag in others:
+            if flag.value and not url.value:
+                raise cli.UsageError(f"--{flag.name} is of an endpoint that is not given: give --{url.name} too")
+    if "environments" not in _SUITES.value and (given := sandboxes.given()):
+        raise cli.UsageError(
+            f"--{given[0]} is for tools of the suite environments, which is not in --suites={','.join(_SUITES.value)}; "
+            "name it there, or leave the flag out"
+        )
 
 
 def _extra() -> dict[str, Any]:
@@ -189,18 +212,19 @@ def _extra() -> dict[str, Any]:
     return extra
 
 
-def _identity(policy, models, config) -> str:  # type: ignore[no-untyped-def]
-    """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it.
+def _identity(policy: ModelEndpoint, config: RunConfig) -> str:
+    """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it with
+    the models that it asks.
 
-    Nor does the number of items matter: more of them go on where fewer ended.
+    Nor does the number of items matter, nor how often one is tried: more of them go on where fewer ended.
     """
     import dataclasses
     import hashlib
 
     import msgspec
 
-    same = dataclasses.replace(config, limit=None, trials=None, concurrency=1)
-    asked = [policy.url, policy.model, {role: [one.url, one.model] for role, one in models.items()}]
+    same = dataclasses.replace(config, limit=None, trials=None, concurrency=1, retries=type(config).retries)
+    asked = [policy.url, policy.model, {}]  # the name is of the time when roles were in it, none of which were given
     encoded = msgspec.json.encode([asked, dataclasses.asdict(same)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:12]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.evaluation.suite import Decoding, ModelEndpoint
+from astra_jax.evaluation.suite import Decoding, EvaluationError, ModelEndpoint
 from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_arguments
 from synthesis.core.endpoint import Endpoint, RequestRefused
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
@@ -19,12 +19,50 @@ from synthesis.core.stages import Transient, rng_for
 _TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|max(imum)?.model.len|too long|reduce the length|token count"
 )
-"""What servers say, with status 400, of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
+"""What servers say of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
+_OF_LENGTH = frozenset({400, 413, 422})
+"""The statuses with which they say it. With others a gateway may say that an answer took too long."""
+_COMPLETION = re.compile(r"max_(?:completion_|new_|output_)?tokens|completion")
+_CONTEXT = re.compile(r"context (?:length|window|size)(?: is| of)? (\d{1,9})\b")
+_PROMPT = re.compile(
+    r"\b(\d{1,9}) (?:tokens )?(?:in the (?:messages|prompt|functions|tools)|input tokens|from the input)\b"
+)
+_REFUSED = re.compile(r"refused the request with status (\d{3}): (.*)", re.DOTALL)
+"""As `Endpoint` says of what was refused; of a request that failed again and again it says something else."""
 
 
-def too_long(refusal: str) -> bool:
-    """Whether an endpoint refused a conversation for its length, by what it said."""
-    return _TOO_LONG.search(refusal.lower()) is not None
+def room_left(status: int, said: str, max_tokens: int | None) -> int | None:
+    """What a refusal leaves a completion.
+
+    Args:
+        status: of the refusal.
+        said: with it.
+        max_tokens: that the request asked for; None: it left it to the endpoint.
+
+    Returns:
+        Tokens; 0: the conversation itself is too long. None: it was refused for something else.
+
+    Raises:
+        EvaluationError: the conversation and `max_tokens` together are too long, and how much would fit is not said.
+    """
+    said = said.lower()
+    if status not in _OF_LENGTH or not _TOO_LONG.search(said):
+        return None
+    if max_tokens is None or not _COMPLETION.search(said):
+        return 0
+    context, prompt = _CONTEXT.search(said), sum(map(int, _PROMPT.findall(said)))
+    room = int(context[1]) - prompt if context and prompt else max_tokens
+    if room >= max_tokens:
+        raise EvaluationError(
+            f"--max_tokens={max_tokens} and a conversation do not fit into the endpoint's context ({said:.300}); give "
+            "less, or leave it out"
+        )
+    return max(room, 0)
+
+
+def _room(refusal: RequestRefused, max_tokens: int | None) -> int | None:
+    found = _REFUSED.search(str(refusal))
+    return room_left(int(found[1]), found[2], max_tokens) if found else None
 
 
 def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: float) -> Endpoint:
@@ -46,7 +84,7 @@ class EndpointAgent:
 
     Args:
         endpoint: shared by all conversations.
-        model: the served name.
+        served: who is asked, for the served name and the fields that it takes.
         decoding: how to sample.
         seed: of all turns; turn t is drawn with `rng_for(seed, t)`.
         messages: in OpenAI's form; what the conversation begins with.
@@ -63,7 +101,7 @@ class EndpointAgent:
     def __init__(
         self,
         endpoint: Endpoint,
-        model: str,
+        served: ModelEndpoint,
         decoding: Decoding,
         *,
         seed: int,
@@ -75,7 +113,7 @@ class EndpointAgent:
         self.reply: dict[str, Any] = {}
         self.overflowed = False
         self.steps = self.calls = self.prompt_tokens = self.completion_tokens = 0
-        self._endpoint, self._model, self._decoding, self._seed = endpoint, model, decoding, seed
+        self._endpoint, self._served, self._decoding, self._seed = endpoint, served, decoding, seed
         self._pending: list[str] = []
 
     def ask(self, text: str) -> None:
@@ -88,25 +126,34 @@ class EndpointAgent:
         A turn that the token limit cut off may hold calls, which are not to be carried out: a conversation that goes on
         has to `observe` an output for each all the same.
 
+        Where the endpoint has no room for as many tokens as `max_tokens`, it is asked for those that it has room for.
+
         Raises:
             Transient: the endpoint will not answer this request, and it is not for its length; or something else than
                 the model or the token limit ended the turn.
             Stopped: it answers nothing at all.
+            EvaluationError: see `room_left`.
         """
         rng = rng_for(self._seed, self.steps)
-        body: dict[str, Any] = {"model": self._model, "messages": self.messages}
-        body |= self._decoding.request(rng.getrandbits(31))
+        body: dict[str, Any] = {"model": self._served.model, "messages": self.messages}
+        body |= self._decoding.request(rng.getrandbits(31), self._served.limit)
         if self.tools:
             body["tools"] = self.tools
-        try:
-            reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
-        except RequestRefused as refusal:
-            if too_long(str(refusal)):
-                self.overflowed = True
-                return None
-            raise Transient(str(refusal)) from None
+        limit = self._decoding.max_tokens
+        while True:
+            try:
+                reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
+                break
+            except RequestRefused as refusal:
+                limit = _room(refusal, limit)  # which is less each time
+                if limit is None:
+                    raise Transient(str(refusal)) from None
+                if limit == 0:
+                    self.overflowed = True
+                    return None
+                body[self._served.limit] = limit
         if reply.broken_off:
-            raise Transient(f"{self._model}: a turn was broken off (finish_reason={reply.finish_reason!r:.80})")
+            raise Transient(f"{self._served.model}: a turn was broken off (finish_reason={reply.finish_reason!r:.80})")
         self.steps += 1
         self.prompt_tokens += reply.usage.prompt
         self.completion_tokens += reply.usage.completion
@@ -127,6 +174,13 @@ class EndpointAgent:
         for call_id, output in zip(self._pending, outputs, strict=True):
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": escape_tags(output)})
         return True
+
+
+def spoken(agent: EndpointAgent) -> str:
+    """The last message without reasoning; "" where that never came to an end."""
+    _, ended, rest = (text := str(agent.messages[-1]["content"])).rpartition("</think>")
+    # Not what follows a reply: ACEBench's harness takes a call with a blank behind it as no call.
+    return "" if "<think>" in text and not ended else rest.lstrip()
 
 
 _KEPT = ("content", "reasoning_content", "reasoning", "tool_calls")

@@ -181,7 +181,7 @@ class WorkerProcess:
                 line = await self._reader.readline()
             except (OSError, ValueError) as error:
                 raise WorkerFailed(f"{method}: {error}") from None
-            if not line:
+            if not line.endswith(b"\n"):  # nothing, or what it had written when it was killed
                 raise WorkerFailed(f"{method}: its process ended without an answer")
             answer = json.loads(line)
             if "error" in answer:

@@ -6,14 +6,16 @@ import json
 
 import aiohttp
 
-from astra_jax.evaluation.suite import EvaluationError, ModelEndpoint
+from astra_jax.evaluation.suite import EvaluationError, Limit, ModelEndpoint
 from sandbox.answers import read_answer
 
 _SECONDS = 60.0
+_TOKENS: dict[Limit, int] = {"max_tokens": 1, "max_completion_tokens": 1_024}
+"""What is asked for. With the newer field thoughts count, and some models refuse a limit in which none fit."""
 
 
 async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
-    """Ask for a completion of one token.
+    """Ask for a completion of one token; in the newer way where the endpoint says so.
 
     Args:
         served: where `model` is "", the only one that the endpoint serves is taken.
@@ -21,7 +23,7 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
             (`--user_url`, `--user_model`, `--user_key_file`).
 
     Returns:
-        The endpoint with the model's name.
+        The endpoint with the model's name, and the field for limits that it takes.
 
     Raises:
         EvaluationError: it cannot be reached, refuses the key, or does not serve the model.
@@ -36,10 +38,11 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
             model = served.model or (names[0] if len(names) == 1 else "")
             if not model:
                 raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{named}")
-            body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
-            asked = session.post(f"{served.url}/chat/completions", json=body, allow_redirects=False)
-            async with asked as response:
-                status, text = response.status, (await read_answer(response)).decode(errors="replace")
+            limit: Limit = "max_tokens"
+            status, text = await _asked(session, served.url, model, limit)
+            if status == 400 and "max_completion_tokens" in text:
+                limit = "max_completion_tokens"
+                status, text = await _asked(session, served.url, model, limit)
         except TimeoutError:
             raise EvaluationError(f"--{flag}={served.url} has not answered in {_SECONDS:g} s; is it up?") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -50,7 +53,14 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
         raise EvaluationError(f"--{named}={model} is not served by {served.url}, which has {_shown(names)}")
     if status != 200:
         raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
-    return ModelEndpoint(served.url, model, served.key)
+    return ModelEndpoint(served.url, model, served.key, limit)
+
+
+async def _asked(session: aiohttp.ClientSession, url: str, model: str, limit: Limit) -> tuple[int, str]:
+    """Status and body of a completion."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], limit: _TOKENS[limit]}
+    async with session.post(f"{url}/chat/completions", json=body, allow_redirects=False) as response:
+        return response.status, (await read_answer(response)).decode(errors="replace")
 
 
 async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:

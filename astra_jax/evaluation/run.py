@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, Suite, SuiteInfo
+from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, Role, Suite, SuiteInfo
 from sandbox.settings import Count, CountOrZero, Length, Seed, Settings, Temperature
 from synthesis.core.stages import Journal, rng_for, run_stage
 
@@ -73,12 +75,14 @@ async def run_suites(
     *,
     journal: Journal,
     config: RunConfig,
+    models: Mapping[Role, ModelEndpoint] = MappingProxyType({}),
 ) -> list[ItemResult]:
     """Run all items of all suites that the journal does not have yet.
 
     Args:
         suites: prepared.
         journal: of runs of one model with one config; suites may be added to it.
+        models: who plays the roles that suites need. With another, the suites that need it are run anew.
 
     Returns:
         All results, by suite, category, item and trial.
@@ -98,7 +102,7 @@ async def run_suites(
             for id in suite.ids(category)[: config.limit]
             for trial in range(decoding.trials)
         ]
-        stage = _stage(suite.info)
+        stage = _stage(suite.info, models)
         done = await run_stage(
             stage,
             partial(_run, suite, decodings),
@@ -120,9 +124,12 @@ async def run_suites(
     return results
 
 
-def _stage(info: SuiteInfo) -> str:
-    """Names a suite's results in the journal: those of another harness or other data are others."""
-    measured = json.dumps([info.harness, dict(info.data_sha256)], sort_keys=True)
+def _stage(info: SuiteInfo, models: Mapping[Role, ModelEndpoint]) -> str:
+    """Names a suite's results in the journal: those of another harness, other data or other roles are others."""
+    measured: Any = [info.harness, dict(info.data_sha256)]
+    if roles := {role: [models[role].url, models[role].model] for role in info.needs & models.keys()}:
+        measured.append(roles)
+    measured = json.dumps(measured, sort_keys=True)
     return f"{info.name} {hashlib.sha256(measured.encode()).hexdigest()[:12]}"
 
 

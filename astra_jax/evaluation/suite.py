@@ -17,6 +17,7 @@ Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
 
 
+Limit = Literal["max_tokens", "max_completion_tokens"]
 _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
 
 
@@ -26,11 +27,19 @@ class EvaluationError(Refusal):
 
 @dataclass(frozen=True)
 class ModelEndpoint:
-    """A model behind an OpenAI-compatible endpoint; `url` ends in `/v1`."""
+    """A model behind an OpenAI-compatible endpoint.
+
+    Attributes:
+        url: ends in `/v1`.
+        model: the served name.
+        key: for it.
+        limit: the field with which it takes a limit of a completion's tokens; OpenAI's newer models refuse the older.
+    """
 
     url: str
     model: str
     key: str = field(default="EMPTY", repr=False)
+    limit: Limit = "max_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +70,13 @@ class Decoding(Settings):
         if reserved := sorted(_RESERVED & self.extra.keys()):
             raise SettingError(f"Decoding.extra has {reserved[0]}, which the evaluation itself decides; leave it out")
 
-    def request(self, seed: int) -> dict[str, Any]:
-        """The fields of a chat completions request that say how to sample."""
+    def request(self, seed: int, limit: Limit = "max_tokens") -> dict[str, Any]:
+        """The fields of a chat completions request that say how to sample; `limit`: see `ModelEndpoint`."""
         fields: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "seed": seed, **self.extra}
         if self.top_k != -1:
             fields["top_k"] = self.top_k
         if self.max_tokens is not None:
-            fields["max_tokens"] = self.max_tokens
+            fields[limit] = self.max_tokens
         return fields
 
 

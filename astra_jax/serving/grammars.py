@@ -11,7 +11,7 @@ and none can go on with spaces for ever. Thoughts are free.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -192,8 +192,21 @@ class _Vocabulary:
 # What is asked for
 
 
+def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for name, value in given.items():
+        if name not in known and value is not None:
+            param = f"{where}.{name}"
+            raise InvalidRequest(
+                f"{param:.100} is {shown(value)}; it is not offered here, leave it out (a schema is that of the type "
+                "json_schema)",
+                param=param,
+            )
+
+
 def _answer_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:
     kind = response_format.get("type")
+    if kind in ("text", "json_object"):
+        _refuse_others(response_format, ("type",), "response_format")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -206,6 +219,8 @@ def _answer_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | No
         )
     schema: dict[str, Any] = named.get("schema", _ANY)
     where = "response_format.json_schema"
+    _refuse_others(response_format, ("type", "json_schema"), "response_format")
+    _refuse_others(named, ("name", "description", "schema", "strict"), where)
     if named.get("strict") not in (None, True, False):
         raise InvalidRequest(f"{where}.strict is {shown(named['strict'])}; send true or false", param=f"{where}.strict")
     if named.get("strict"):

@@ -32,6 +32,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that are not offered, and the values that ask for nothing."""
 _HARMLESS = {"include", "max_tool_calls", "stream_options", "context_management", "prompt_cache_options", "text"}
 _LOGPROBS = "message.output_text.logprobs"
+_PARTS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "text": {"verbosity": ("medium",)},
+    "reasoning": {"effort": ("none", "minimal", "medium"), "summary": ("auto",), "generate_summary": ("auto",)},
+}
+"""Of fields that are objects: what they may have beside what is carried out, with the values that ask for nothing.
+Thoughts are there whole, in place of a summary."""
 _OWN = ("input", "instructions", "max_output_tokens", "reasoning", "top_logprobs")
 _NOT_HERE = ("messages", "n", "max_tokens", "max_completion_tokens", "logprobs", "response_format", "return_token_ids")
 """Fields of chats alone."""
@@ -82,11 +88,12 @@ def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]
     if "text" in fields:
-        chat["response_format"] = _format(fields["text"])
+        chat["response_format"] = _format(fields)
     if _LOGPROBS in _list(fields.get("include", []), "include"):
         chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs", 0)}
-    reasoning = fields.get("reasoning", {})
-    if isinstance(reasoning, dict) and reasoning.get("effort") in ("none", "minimal"):
+    elif fields.get("top_logprobs", 0) != 0:
+        raise InvalidRequest(f"top_logprobs is given without {_LOGPROBS} in include; add it", param="top_logprobs")
+    if _part(fields, "reasoning").get("effort") in ("none", "minimal"):
         chat.setdefault("chat_template_kwargs", {"enable_thinking": False})
     try:
         asked = parse(chat, ChatRequest)
@@ -110,10 +117,27 @@ def _list(value: Any, where: str) -> list[Any]:
     return value
 
 
-def _format(text: Any) -> Any:
-    format = text.get("format", {"type": "text"}) if isinstance(text, dict) else None
+def _part(fields: Mapping[str, Any], name: str, taken: str = "") -> dict[str, Any]:
+    """A field that is an object, without nulls; `taken`: what of it is carried out, whatever its value.
+
+    Raises:
+        InvalidRequest: it is none, or asks for what is not offered.
+    """
+    given = fields.get(name, {})
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{name} is {shown(given)}; send an object", param=name)
+    given = {key: value for key, value in given.items() if value is not None}
+    for key, value in given.items():
+        if key != taken and value not in _PARTS[name].get(key, ()):
+            where = f"{name}.{key}"
+            raise InvalidRequest(f"{where:.100} is {shown(value)}; it is not offered here, leave it out", param=where)
+    return given
+
+
+def _format(fields: Mapping[str, Any]) -> Any:
+    format = _part(fields, "text", "format").get("format", {"type": "text"})
     if not isinstance(format, dict):
-        raise InvalidRequest(f"text is {shown(text)}; send an object with a format", param="text")
+        raise InvalidRequest(f"text.format is {shown(format)}; send an object with a type", param="text.format")
     if format.get("type") != "json_schema":
         return format
     return {"type": "json_schema", "json_schema": {name: one for name, one in format.items() if name != "type"}}

@@ -14,7 +14,7 @@ from typing import Any
 
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
 from sandbox.protocol import nests_too_deeply
-from synthesis.core.chat_format import AssistantTurn, ChatFormat, beginning, parse_arguments
+from synthesis.core.chat_format import AssistantTurn, ChatFormat, Whole, beginning, parse_arguments
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.tool_schemas import UncheckableSchema, check_size
 
@@ -143,19 +143,25 @@ def message_of(text: str, chat_format: ChatFormat, *, tools: bool, form: bool = 
 
 
 def _parse(text: str, chat_format: ChatFormat, *, tools: bool, form: bool) -> AssistantTurn:
-    if form and chat_format.call_frame.opens and text.startswith("{"):
+    if _is_json(text, chat_format, form=form):
         return AssistantTurn("", text)
     if not tools:
         return AssistantTurn(*chat_format.split_reasoning(text))
 
-    def problem(call: ToolCall) -> str:
-        return "the arguments nest too deeply" if nests_too_deeply(call.arguments) else ""
-
-    return chat_format.parse_assistant(text, keep_malformed=True, check=problem)
+    return chat_format.parse_assistant(text, keep_malformed=True, check=_problem)
 
 
-def _calls(turn: AssistantTurn) -> list[ToolCall]:
-    return [call for call in turn.calls if isinstance(call, ToolCall)]
+def _is_json(text: str, chat_format: ChatFormat, *, form: bool) -> bool:
+    """Whether a turn of a form is the JSON that was asked for, and not calls."""
+    return form and bool(chat_format.call_frame.opens) and text.startswith("{")
+
+
+def _problem(call: ToolCall) -> str:
+    return "the arguments nest too deeply" if nests_too_deeply(call.arguments) else ""
+
+
+def _calls(turn: AssistantTurn, since: int = 0) -> list[ToolCall]:
+    return [call for call in turn.calls[since:] if isinstance(call, ToolCall)]
 
 
 def _openai_call(call: ToolCall) -> dict[str, Any]:
@@ -165,39 +171,64 @@ def _openai_call(call: ToolCall) -> dict[str, Any]:
 
 
 @dataclass
+class _WholeCalls:
+    """The calls of a growing text, each read once: when it is whole, or when no more text can make it one."""
+
+    chat_format: ChatFormat
+    _end: int = 0  # of the last
+    _tried: int = 0
+
+    def of(self, text: str, after: int) -> tuple[list[Whole], int]:
+        """Those that are new, and where an open one begins; the text's length where none is open.
+
+        Args:
+            text: all so far.
+            after: where its reasoning ends.
+        """
+        whole, opened = self.chat_format.whole_calls(text, max(self._end, after), self._tried, _problem)
+        self._tried = len(text)
+        if whole:
+            self._end = whole[-1].end
+        return whole, opened
+
+
 class FirstCall:
     """Watches the growing text of a turn for the end of its first call."""
 
-    chat_format: ChatFormat
-    _text: str = ""
+    def __init__(self, chat_format: ChatFormat) -> None:
+        self._format, self._calls = chat_format, _WholeCalls(chat_format)
+        self._text = ""
 
     def push(self, text: str) -> bool:
-        """Whether that call is whole, after more text."""
+        """Whether that call is whole, after more text. What cannot be executed as a call is none, as in the answer."""
         self._text += text
-        if not text or self.chat_format.is_thinking(self._text) is not False:
+        if not text or self._format.is_thinking(self._text) is not False:
             return False
-        after = len(self._text) - len(self.chat_format.split_reasoning(self._text)[1])
-        return self.chat_format.whole_calls(self._text, after)[1] > after
+        after = len(self._text) - len(self._format.split_reasoning(self._text)[1])
+        return any(one.call is not None for one in self._calls.of(self._text, after)[0])
 
 
-@dataclass
 class TurnDeltas:
     """Turns the growing text of a turn into deltas, which add up to `message_of` the whole.
 
-    A delta is made of what no further text can change: the parser reads the text so far without an open call, without
-    what may be the beginning of a tag, and without newlines that a tag would take with it. From a call that cannot be
-    read on, everything waits for the end. Only a `</think>` that was never opened comes too late: what was sent as
-    content before it stays content.
+    A delta is made of what no further text can change: the text so far without an open call, without what may be the
+    beginning of a tag, and without newlines that a tag would take with it. Only a `</think>` that was never opened
+    comes too late: what was sent as content before it stays content.
     """
 
-    chat_format: ChatFormat
-    tools: bool
-    form: bool = False
-    _text: str = ""
-    _settled: int = 0  # end of the last whole call
-    _reasoning: str = ""
-    _content: str = ""
-    _sent: int = 0  # calls
+    def __init__(self, chat_format: ChatFormat, tools: bool, form: bool = False) -> None:
+        """
+        Args:
+            tools, form: see `message_of`.
+        """
+        self._format, self._tools, self._form = chat_format, tools, form
+        self._whole = _WholeCalls(chat_format)
+        self._text = ""
+        self._before = ""  # content before the last whole call
+        self._behind = 0  # where that ends
+        self._calls: list[ToolCall] = []
+        self._reasoning = self._content = ""  # that were sent
+        self._sent = 0  # calls
 
     @property
     def called(self) -> bool:
@@ -207,29 +238,46 @@ class TurnDeltas:
     def push(self, text: str) -> Iterator[dict[str, Any]]:
         """Deltas after more text."""
         self._text += text
-        if not text or self.chat_format.is_thinking(self._text) is None:
+        thinking = self._format.is_thinking(self._text)
+        if not text or thinking is None:
             return
-        stable = self._text[: self._stable()]
-        turn = _parse(stable, self.chat_format, tools=self.tools, form=self.form)
-        if self.chat_format.is_thinking(stable):
-            held = beginning(turn.reasoning, self.chat_format.thought_end)
-            turn = AssistantTurn(turn.reasoning[: len(turn.reasoning) - held].rstrip("\n"), "")
+        if _is_json(self._text, self._format, form=self._form):
+            turn = AssistantTurn("", self._text)
         else:
-            held = self.chat_format.opening(turn.content) if self.tools else 0
-            turn = AssistantTurn(turn.reasoning, turn.content[: len(turn.content) - held].rstrip("\n"), turn.calls)
-        yield from self._growth(turn)
+            reasoning, content = self._format.split_reasoning(self._text)
+            if thinking:
+                held = beginning(reasoning, self._format.thought_end)
+                reasoning = reasoning[: len(reasoning) - held].rstrip("\n")
+            elif self._tools:
+                content = self._settled(len(self._text) - len(content))
+            turn = AssistantTurn(reasoning, content, [*self._calls])
+        yield from self._growth(AssistantTurn(turn.reasoning, turn.content.rstrip("\n"), turn.calls))
 
     def finish(self) -> Iterator[dict[str, Any]]:
         """Deltas of what waited."""
-        yield from self._growth(_parse(self._text, self.chat_format, tools=self.tools, form=self.form))
+        yield from self._growth(_parse(self._text, self._format, tools=self._tools, form=self._form))
 
-    def _stable(self) -> int:
-        """How much of the text has no open call in it."""
-        if not self.tools:
-            return len(self._text)
-        after = len(self._text) - len(self.chat_format.split_reasoning(self._text)[1])
-        end, self._settled = self.chat_format.whole_calls(self._text, max(self._settled, after))
-        return end
+    def _settled(self, after: int) -> str:
+        """The content so far, as `parse_assistant` makes it of what stands before, between and behind calls.
+
+        Args:
+            after: where the reasoning ends.
+        """
+        self._behind = max(self._behind, after)
+        whole, opened = self._whole.of(self._text, after)
+        for one in whole:
+            if one.call is not None:
+                self._before = self._joined(self._text[self._behind : one.begin].removesuffix("\n"))
+                self._calls.append(one.call)
+                self._behind = one.end
+        # What may begin a tag is at the end of all that has come; where a call is open, the tag is there.
+        held = self._format.opening(self._text) if opened == len(self._text) else 0
+        return self._joined(self._text[self._behind : max(self._behind, opened - held)])
+
+    def _joined(self, more: str) -> str:
+        if not self._calls:
+            return more
+        return "\n".join(part for part in (self._before, more.strip("\n")) if part)
 
     def _growth(self, turn: AssistantTurn) -> Iterator[dict[str, Any]]:
         if more := _more(self._reasoning, turn.reasoning):
@@ -238,7 +286,7 @@ class TurnDeltas:
         if more := _more(self._content, turn.content):
             self._content = turn.content
             yield {"content": more}
-        for index, call in enumerate(_calls(turn)[self._sent :], self._sent):
+        for index, call in enumerate(_calls(turn, self._sent), self._sent):
             yield {"tool_calls": [{"index": index, **_openai_call(call)}]}
         self._sent = len(turn.calls)
 

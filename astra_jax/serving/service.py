@@ -269,7 +269,12 @@ class OpenAIService(HttpService):
         if self._policy.failure is not None:
             raise InvalidRequest(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
         slots = self._policy.limits.slots
-        if self._choices + choices > slots + self.config.max_waiting:
+        if choices > (most := slots + self.config.max_waiting):
+            text = (
+                f"{choices} completions are asked for; this server takes {most} at once: ask for a smaller n, in parts"
+            )
+            raise InvalidRequest(text, param="n")
+        if self._choices + choices > most:
             waiting = max(0, self._choices - slots)
             # When about half of those that wait will be gone.
             wait = max(1, math.ceil(waiting / 2 * self._metrics.mean_seconds() / slots))

@@ -32,6 +32,11 @@ _CALLS_A_CPU = 4
 """At once; what a pool that has the machine to itself gives to each."""
 
 
+def given() -> list[str]:
+    """Those of these flags that were given."""
+    return [flag.name for flag in (_TIER, _URLS, _KEY_FILE, _CA_FILE) if flag.present]
+
+
 def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:
     """The sandbox, not yet open. Raises `cli.UsageError`."""
     return sandbox_maker_from_flags()()

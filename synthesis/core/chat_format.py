@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.refusals import InputError
@@ -79,6 +79,15 @@ class CallFrame:
     def text(self, name: str, arguments: str) -> str:
         """A call; `arguments`: JSON."""
         return f"{self.before}{name}{self.middle}{arguments}{self.after}"
+
+
+class Whole(NamedTuple):
+    """A piece of a turn's text, from `begin` to `end`, that was opened as a call and is closed; `call`: None where it
+    is none all the same, and stays content."""
+
+    begin: int
+    end: int
+    call: ToolCall | None
 
 
 class NotInFormat(InputError):
@@ -245,11 +254,20 @@ class ChatFormat(ABC):
         """The tag that closes a thought; "" where there are none."""
 
     @abstractmethod
-    def whole_calls(self, text: str, start: int) -> tuple[int, int]:
-        """How far a turn that has come so far can be read without an open call, and the end of its last whole one.
+    def whole_calls(
+        self, text: str, start: int, tried: int, check: Callable[[ToolCall], str] | None = None
+    ) -> tuple[list[Whole], int]:
+        """What no further text changes of the calls of a turn that has come so far, as `parse_assistant` reads them.
 
         Args:
-            start: an end that was returned for less of the same text, or where reasoning ends.
+            start: the end of the last that was returned for less of the same text, or where reasoning ends.
+            tried: length of the text for which this was asked before; 0: it was not. A call that was open then is read
+                again only where something has closed since, so that a turn costs what its calls do, and not their
+                number times its tokens.
+            check: see `parse_assistant`.
+
+        Returns:
+            Those behind `start`, and where an open call begins; the text's length where none is open.
         """
 
     @abstractmethod
@@ -373,10 +391,14 @@ def decoded(text: str, start: int) -> tuple[Any, int]:
             if is_rest or end < len(piece):
                 return value, start + end
         except json.JSONDecodeError as error:
-            is_cut = error.msg.startswith("Unterminated") or error.pos >= len(piece) - _LONGEST_WORD
-            if is_rest or not is_cut:
+            if is_rest or not may_be_cut(error):
                 raise
         size *= 8
+
+
+def may_be_cut(error: json.JSONDecodeError) -> bool:
+    """Whether what is wrong may be that the text ends too early: in a string, or within a word."""
+    return error.msg.startswith("Unterminated") or error.pos >= len(error.doc) - _LONGEST_WORD
 
 
 def checked_call(value: Any, text: str, call_id: str, *, arguments_name: str = "arguments") -> ToolCall | MalformedCall:

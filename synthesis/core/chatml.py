@@ -24,10 +24,12 @@ from synthesis.core.chat_format import (
     ChatFormat,
     MalformedCall,
     Segment,
+    Whole,
     beginning,
     checked_call,
     decoded,
     escaped_of,
+    may_be_cut,
     written,
 )
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -183,9 +185,7 @@ class ChatML(ChatFormat):
         calls: list[Call] = []
         position = end = 0
         while (start := text.find(CALL_START, end)) >= 0:
-            call, end = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}")
-            if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
-                call = MalformedCall(text[start + len(CALL_START) : end].removesuffix(CALL_END).strip(), problem)
+            call, end, _ = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}", check)
             if keep_malformed and isinstance(call, MalformedCall):
                 continue
             # The template puts exactly one newline between text and a call; that one is not content.
@@ -222,19 +222,20 @@ class ChatML(ChatFormat):
     def thought_end(self) -> str:
         return THINK_END if self.think_tags else ""
 
-    def whole_calls(self, text: str, start: int) -> tuple[int, int]:
-        settled = start
-        while (begin := text.find(CALL_START, settled)) >= 0:
-            end = begin
-            while (end := text.find(CALL_END, end)) >= 0:
-                end += len(CALL_END)
-                calls = self.parse_assistant(text[begin:end]).calls
-                if len(calls) == 1 and isinstance(calls[0], ToolCall):
-                    break
-            if end < 0:
-                return begin, settled
-            settled = end
-        return len(text), settled
+    def whole_calls(
+        self, text: str, start: int, tried: int, check: Callable[[ToolCall], str] | None = None
+    ) -> tuple[list[Whole], int]:
+        whole: list[Whole] = []
+        while (begin := text.find(CALL_START, start)) >= 0:
+            inside = begin + len(CALL_START)
+            if text.find(CALL_END, max(inside, tried - len(CALL_END) + 1)) < 0:
+                return whole, begin
+            call, end, is_open = _parse_call(text, inside, f"call_{len(whole)}", check)
+            if is_open:
+                return whole, begin
+            whole.append(Whole(begin, end, call if isinstance(call, ToolCall) else None))
+            start, tried = end, 0  # what follows stood behind an open call
+        return whole, len(text)
 
     def opening(self, text: str) -> int:
         return beginning(text, CALL_START)
@@ -253,25 +254,35 @@ def _last_query(messages: Sequence[Message]) -> int:
     return next(users, len(messages) - 1)
 
 
-def _parse_call(text: str, start: int, call_id: str) -> tuple[Call, int]:
-    """The call whose opening tag ends at `start`, and the position behind its closing tag."""
+def _parse_call(text: str, start: int, call_id: str, check: Callable[[ToolCall], str] | None) -> tuple[Call, int, bool]:
+    """The call whose opening tag ends at `start`, the position behind its closing tag, and whether more text could
+    make another of it."""
     # JSON decides where the call ends, so that a closing tag inside a string argument does not.
     body = _behind_spaces(text, start)
-    problem = ""
+    problem, is_open = "", False
     try:
         value, json_end = decoded(text, body)
         closing = _behind_spaces(text, json_end)
         if text.startswith(CALL_END, closing):
-            return checked_call(value, text[body:json_end], call_id), closing + len(CALL_END)
+            call: Call = checked_call(value, text[body:json_end], call_id)
+            if isinstance(call, ToolCall) and check is not None and (problem := check(call)):
+                call = MalformedCall(text[start:closing].strip(), problem)
+            return call, closing + len(CALL_END), False
+        is_open = CALL_END.startswith(text[closing : closing + len(CALL_END)])
         is_closed = text.find(CALL_END, closing) >= 0
         problem = "there is text behind the JSON object" if is_closed else f"{CALL_END} is missing"
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = error.msg
+            # A word that a closing tag follows is not cut; in a string the tag may be text.
+            in_string = error.msg.startswith("Unterminated")
+            is_open = may_be_cut(error) and (in_string or CALL_END not in error.doc[error.pos :])
         problem = f"not valid JSON: {reason}"
     end = text.find(CALL_END, start)
     if end < 0:
-        return MalformedCall(text[start:].strip(), problem), len(text)
-    return MalformedCall(text[start:end].strip(), problem), end + len(CALL_END)
+        return MalformedCall(text[start:].strip(), problem), len(text), True
+    return MalformedCall(text[start:end].strip(), problem), end + len(CALL_END), is_open
 
 
 def _behind_spaces(text: str, start: int) -> int:

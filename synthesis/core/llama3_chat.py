@@ -24,6 +24,7 @@ from synthesis.core.chat_format import (
     MalformedCall,
     NotInFormat,
     Segment,
+    Whole,
     checked_call,
     decoded,
     escaped_of,
@@ -172,11 +173,13 @@ class Llama3(ChatFormat):
     def thought_end(self) -> str:
         return ""
 
-    def whole_calls(self, text: str, start: int) -> tuple[int, int]:
+    def whole_calls(
+        self, text: str, start: int, tried: int, check: Callable[[ToolCall], str] | None = None
+    ) -> tuple[list[Whole], int]:
         begun = text.lstrip()
         # A call is the whole turn, so that only the end says whether it is one.
         may_call = begun.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(begun)
-        return (0, 0) if may_call else (len(text), 0)
+        return [], 0 if may_call else len(text)
 
     def opening(self, text: str) -> int:
         return 0

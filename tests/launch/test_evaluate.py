@@ -147,6 +147,12 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--extra_body={"], "--extra_body={ is not JSON"),
             (url, ['--extra_body={"min_p": NaN}'], "is not JSON (NaN is not JSON)"),
             (url, ["--extra_body={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
+            (url, ["--user_model=m"], "--user_model is of an endpoint that is not given: give --user_url too"),
+            (url, ["--judge_key_file=FILE"], "give --judge_url too"),
+            (url, ["--suites=aime", source], "is of no suite in --suites=aime, which want aime; name that"),
+            (url, [source], "is of no suite in --suites=bfcl_v3_mt, which want none"),
+            (url, ["--suites=environments", f"{source},environments=/"], "names environments twice"),
+            (url, ["--sandbox_tier=B"], "--sandbox_tier is for tools of the suite environments, which is not in"),
             ("localhost", [], "--model_url=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip
         found = [await evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)]

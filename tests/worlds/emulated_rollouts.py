@@ -44,6 +44,7 @@ class EmulatedServer:
         config: of the model that it serves, as `config.json` has it.
         cache: tokens that its KV cache has room for; None: it does not say.
         most_asked: requests for completions that were there at once.
+        tries: requests for one token, which is how it is seen whether it draws; they are in no other count.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class EmulatedServer:
         self.metrics_asked = 0
         self.sync_status = 200
         self.silent = self.stands = False
-        self.asked = self.looks = self.tokens = self.here = self.most_asked = 0
+        self.tries = self.asked = self.looks = self.tokens = self.here = self.most_asked = 0
         self.cache: int | None = None
         self.described: dict[str, Any] = {}
         self.url = ""
@@ -135,6 +136,10 @@ class EmulatedServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         if not (body := await request.json()):
             return web.json_response({}, status=400)
+        if body["sampling_params"]["max_tokens"] == 1:
+            self.tries += 1
+            await self.hangs.wait()
+            return web.json_response({"choices": [ONE_TOKEN]})
         self.asked += 1
         self.bodies.append(body)
         begun = self.version
@@ -165,6 +170,14 @@ class EmulatedServer:
         if self.cache is not None:
             text += f'vllm:cache_config_info{{block_size="16",engine="0",kv_cache_size_tokens="{self.cache}"}} 1.0\n'
         return web.Response(text=text)
+
+
+ONE_TOKEN = {
+    "token_ids": [5],
+    "logprobs": {"content": [{"logprob": -0.5}]},
+    "weight_versions": [{"version": "any", "start": 0, "end": 1}],
+    "finish_reason": "length",
+}
 
 
 def spans(labels: list[str]) -> list[dict[str, Any]]:

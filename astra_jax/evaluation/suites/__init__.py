@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from astra_jax.evaluation.suite import EvaluationError, Suite, SuiteContext
@@ -16,6 +17,24 @@ _CLASSES = {
     "environments": "held_out:Environments",
 }
 """Module and class by the suite's name in `--suites`; imported when asked for."""
+_SOURCES = {"acebench_zh": "acebench"}
+"""Whose source another suite's is."""
+_WITHOUT_SOURCE = {"bfcl_v3_mt"}
+
+
+def sources_of(names: Iterable[str]) -> set[str]:
+    """The names under which `SuiteContext.sources` has what these suites want.
+
+    Raises:
+        EvaluationError: there is no such suite.
+    """
+    return {_SOURCES.get(name, name) for name in map(_known, names) if name not in _WITHOUT_SOURCE}
+
+
+def _known(name: str) -> str:
+    if name not in _CLASSES:
+        raise EvaluationError(f"there is no suite {name!r}; the suites are {', '.join(_CLASSES)}")
+    return name
 
 
 def make(name: str, context: SuiteContext) -> Suite:
@@ -24,9 +43,7 @@ def make(name: str, context: SuiteContext) -> Suite:
     Raises:
         EvaluationError: there is no such suite, or it asks a model that `context.models` does not have.
     """
-    if name not in _CLASSES:
-        raise EvaluationError(f"there is no suite {name!r}; the suites are {', '.join(_CLASSES)}")
-    module, _, cls = _CLASSES[name].partition(":")
+    module, _, cls = _CLASSES[_known(name)].partition(":")
     suite: Suite = getattr(import_module(f"{__name__}.{module}"), cls)(context)
     if missing := sorted(suite.info.needs - context.models.keys()):
         role = missing[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import EndpointAgent, endpoint_of
+from astra_jax.evaluation.endpoint_agent import EndpointAgent, endpoint_of, spoken
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
@@ -229,12 +229,12 @@ class _Models:
         seed = rng_for(self._seed, role, self._asked).getrandbits(31)
         if role == "user":
             served = self._context.models["user"]
-            agent = EndpointAgent(self._user, served.model, _USER, seed=seed, messages=messages)
+            agent = EndpointAgent(self._user, served, _USER, seed=seed, messages=messages)
             if await agent.act() is None:
                 raise Transient(f"the simulated user {served.model} at {served.url} was cut off by a token limit")
-            return _spoken(agent)
-        policy = self._context.policy
-        agent = EndpointAgent(self._context.endpoint, policy.model, self._decoding, seed=seed, messages=messages)
+            return spoken(agent)
+        context = self._context
+        agent = EndpointAgent(context.endpoint, context.policy, self._decoding, seed=seed, messages=messages)
         whole = await agent.act() is not None
         self.steps += agent.steps
         self.prompt_tokens += agent.prompt_tokens
@@ -242,14 +242,7 @@ class _Models:
         if not agent.steps:
             raise _OutOfContext
         self.cut += not whole
-        return _spoken(agent)
-
-
-def _spoken(agent: EndpointAgent) -> str:
-    """The last message without reasoning; "" where that never came to an end."""
-    _, ended, rest = (text := str(agent.messages[-1]["content"])).rpartition("</think>")
-    # Not what follows a reply: the harness takes a call with a blank behind it as no call.
-    return "" if "<think>" in text and not ended else rest.lstrip()
+        return spoken(agent)
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

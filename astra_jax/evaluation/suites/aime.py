@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import EndpointAgent
+from astra_jax.evaluation.endpoint_agent import EndpointAgent, spoken
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
@@ -132,6 +132,7 @@ _NOTES = (
     "them is distributed with this project.",
     "An answer is what math-verify finds in the reply's last box, or in its last formula where it has no box; a number "
     "in plain words is not looked for. Boxes close to each other are a set, which is wrong.",
+    "What stands before `</think>` is not looked at; of a thought that was never closed, that is all.",
     "A reply cut off by the token limit scores 0 and ends with `token_limit`. The paper gives no limit; by default the "
     "endpoint's holds.",
     "An answer that sympy cannot compare in 5 s of processor time or 4 GiB scores 0 and says so in `problem`.",
@@ -192,14 +193,13 @@ class Aime:
     async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         assert self._workers is not None, "prepare() comes first"
         problem = self._problems[item.category][item.id]
-        agent = EndpointAgent(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
+        agent = EndpointAgent(self._context.endpoint, self._context.policy, decoding, seed=item.seed)
         agent.ask(f"{problem.text}\n{INSTRUCTION}")
         whole = await agent.act() is not None
         graded: dict[str, Any] = {"right": False, "problem": "the reply was cut off"}
         if whole:
-            reply = str(agent.messages[-1]["content"]).rpartition("</think>")[2]
             async with self._workers.open() as worker:
-                graded = await worker.call("grade", text=reply, answer=problem.answer)
+                graded = await worker.call("grade", text=spoken(agent), answer=problem.answer)
         return ItemResult(
             suite="aime",
             category=item.category,

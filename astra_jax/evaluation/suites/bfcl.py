@@ -158,7 +158,7 @@ class BFCL:
         assert self._workers is not None, "prepare comes first"
         async with self._workers.open() as harness:
             entry = await harness.call("begin", category=_of_harness(item.category), entry=item.id)
-            agent = EndpointAgent(self._context.endpoint, self._context.policy.model, decoding, seed=item.seed)
+            agent = EndpointAgent(self._context.endpoint, self._context.policy, decoding, seed=item.seed)
             run = _Run(harness, agent)
             finish = await run.through(entry["turns"], entry["steps"])
             verdict = await run.verdict(finish)

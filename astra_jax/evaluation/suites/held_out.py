@@ -87,7 +87,7 @@ class Environments:
         tools = offered_tools(environment, config, seed=item.seed)
         agent = EndpointAgent(
             self._context.endpoint,
-            self._context.policy.model,
+            self._context.policy,
             decoding,
             seed=item.seed,
             messages=[{"role": "user", "content": escape_tags(environment.question)}],

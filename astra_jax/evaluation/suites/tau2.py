@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.evaluation.endpoint_agent import too_long
+from astra_jax.evaluation.endpoint_agent import room_left
 from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import (
@@ -206,8 +206,17 @@ class Tau2:
         assert self._workers is not None, "prepare comes first"
         context = self._context
         models: dict[str, dict[str, Any]] = {role: _fields(context.models[role]) for role in self.info.needs}
-        models["agent"] = {**_fields(context.policy), "request": decoding.request(item.seed)}
-        async with self._workers.open() as worker:
+        limit = context.policy.limit
+        models["agent"] = {
+            **_fields(context.policy),
+            "request": decoding.request(item.seed, limit),
+            "limit": limit,
+        }
+
+        async def room(said: str, max_tokens: int | None) -> int | None:
+            return room_left(400, said, max_tokens)
+
+        async with self._workers.open({"room": room}) as worker:
             done: dict[str, Any] = await worker.call(
                 "run",
                 domain=item.category,
@@ -218,9 +227,7 @@ class Tau2:
             )
         finish, problem = done["finish"], done["problem"]
         if finish == "refused":
-            if not too_long(problem):
-                raise Transient(f"{context.policy.model} at {context.policy.url}: {problem}")
-            finish = "token_limit"
+            raise Transient(f"{context.policy.model} at {context.policy.url}: {problem}")
         return ItemResult(
             suite=self.NAME,
             category=item.category,

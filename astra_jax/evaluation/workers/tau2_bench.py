@@ -23,7 +23,7 @@ from loguru import logger  # noqa: E402
 logger.remove()
 
 import litellm  # noqa: E402
-from serving import Methods, serve  # noqa: E402
+from serving import Methods, ask, serve  # noqa: E402
 from tau2.config import DEFAULT_LLM_ARGS_USER, DEFAULT_MAX_ERRORS, DEFAULT_MAX_STEPS  # noqa: E402
 from tau2.data_model.simulation import NLAssertionCheck  # noqa: E402
 from tau2.environment.environment import Environment  # noqa: E402
@@ -39,6 +39,8 @@ CALL_SECONDS = 10
 RETRIES = 8
 """Of a request that was not answered (429, 5xx, a dropped connection), by the client's own back-off: half a minute."""
 
+ENDS = {None, "", "stop", "length", "tool_calls", "function_call"}
+"""Why an answer is over that is one, in the words that litellm puts for all servers'; what a filter ended is none."""
 PREMATURE = {"max_steps", "too_many_errors", "agent_error"}
 """Ends that the harness scores with 0 and that are the agent's; the others of its ends that are not a stop are not."""
 
@@ -74,7 +76,8 @@ class _Models:
     """The endpoints of a task's roles.
 
     Args:
-        served: by role: `url`, `model`, `key`, and for the agent `request`, the fields that say how to sample.
+        served: by role: `url`, `model`, `key`, and for the agent `request`, the fields that say how to sample, and
+            `limit`, the one of them that bounds a completion.
         timeout: of one request, in seconds.
     """
 
@@ -90,22 +93,25 @@ class _Models:
         if model not in self._served:
             raise Infrastructure(f"the harness asks {model!r}, which is none of {sorted(self._served)}")
         served = self._served[model]
+        asked = {"messages": messages, "tools": tools, "tool_choice": tool_choice, "max_retries": RETRIES}
         if model == AGENT:
             self.messages = [dict(message) for message in messages]
             # In the body as they are: litellm drops what it believes that a model of this name does not take.
-            harness = {"extra_body": served["request"]}
+            harness = {"extra_body": dict(served["request"])}
         harness.pop("num_retries", None)  # at once, and also of what is refused
-        try:
-            response = _complete(
-                served, messages, self._timeout, tools=tools, tool_choice=tool_choice, max_retries=RETRIES, **harness
-            )
-            message = response.choices[0].message
-        except litellm.BadRequestError as error:
-            if model == AGENT:  # who started us knows whether it was too long
-                raise Fault("refused", f"{error}") from None
-            raise Infrastructure(f"{model}: {error}") from None
-        except Exception as error:
-            raise Infrastructure(f"{model}: {type(error).__name__}: {error}") from None
+        while True:
+            try:
+                response = _complete(served, timeout=self._timeout, **asked, **harness)
+                message, end = response.choices[0].message, response.choices[0].finish_reason
+                break
+            except litellm.BadRequestError as error:
+                if model != AGENT:
+                    raise Infrastructure(f"{model}: {error}") from None
+                _make_room(harness["extra_body"], served["limit"], str(error))
+            except Exception as error:
+                raise Infrastructure(f"{model}: {type(error).__name__}: {error}") from None
+        if end not in ENDS:
+            raise Infrastructure(f"{model}: an answer ended by {end!r}")
         if model == AGENT:
             self._count(response, message)
         if problem := _problem(message) if model != JUDGE else _misjudged(message.content):
@@ -129,6 +135,15 @@ class _Models:
                 for call in message.tool_calls
             ]
         self.messages.append(answer)
+
+
+def _make_room(request: dict[str, Any], limit: str, said: str) -> None:
+    """Let the next request ask for as many tokens as fit. Raises `Fault` where it was refused for something else, or
+    where none do; who started us knows the one from the other."""
+    room = ask("room", said=said, max_tokens=request.get(limit))
+    if not room:
+        raise Fault("refused" if room is None else "token_limit", said)
+    request[limit] = room
 
 
 def _problem(message: Any) -> tuple[str, str] | None:

@@ -78,7 +78,7 @@ class Addresses:
         return any(source.startswith("@") or urlsplit(source).scheme in _LOOKED_UP for source in self._sources)
 
     def of_files(self) -> list[str]:
-        """The addresses that are written down, in their order, each once.
+        """The addresses that are written down, in their order, without a slash at their end, each once.
 
         Raises:
             InputError: a file cannot be read, names no server, or what is none.
@@ -89,7 +89,7 @@ class Addresses:
                 found |= dict.fromkeys(self._written(Path(source[1:].strip())))
             elif urlsplit(source).scheme not in _LOOKED_UP:
                 found[source] = None
-        return list(found)
+        return list(dict.fromkeys(url.rstrip("/") for url in found))
 
     async def read(self) -> dict[str, str | None]:
         """The servers' addresses now, each with the name that its certificate is of, where that is another.

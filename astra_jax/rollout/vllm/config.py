@@ -74,7 +74,7 @@ class VLLMConfig(Settings):
         super().__post_init__()
         if not self.urls:
             raise SettingError("VLLMConfig.urls is empty; give at least one server, such as http://localhost:8000")
-        if len(set(self.urls)) != len(self.urls):
+        if len({url.rstrip("/") for url in self.urls}) != len(self.urls):
             raise SettingError(f"VLLMConfig.urls names a server twice: {', '.join(self.urls)}")
         if not 0 < len(self.run_id) <= 64 or not self.run_id.isascii() or not self.run_id.isalnum():
             raise SettingError(f"VLLMConfig.run_id is {self.run_id!r}; use up to 64 letters and digits")

@@ -3,7 +3,8 @@
 A server is looked at every `check_seconds`. One that does not answer several looks in a row, has other weights, or
 draws no tokens for `stall_seconds` with requests in flight is left out, and what is in flight there is given up, so
 that it is drawn elsewhere. One that was left out comes back by itself: as it is, if it still has the current weights,
-else by a sync. No server is waited for because of another: each has its own look-out and its own sync.
+else by a sync; and one that drew nothing, only once it has drawn a token, as its looks may be answered all the while.
+No server is waited for because of another: each has its own look-out and its own sync.
 
 Where servers are looked up (`addresses.py`), that is done as often. A new one joins as one that comes back does. One
 that is named no more is asked no more; what it has in flight goes on to its end, or is drawn elsewhere when it fails.
@@ -142,7 +143,7 @@ class Fleet:
             self._following = asyncio.create_task(self._follow(), name="look-out for servers")
 
     def _add(self, url: str, certified: str | None) -> RolloutServer:
-        server = RolloutServer(url.rstrip("/"), certified)
+        server = RolloutServer(url, certified)
         server.session = self._session
         self.servers.append(server)
         return server
@@ -175,9 +176,8 @@ class Fleet:
             self._said = ""
             self._now(found)
 
-    def _now(self, found: Mapping[str, str | None]) -> None:
+    def _now(self, named: Mapping[str, str | None]) -> None:
         """These are the servers from now on."""
-        named = {url.rstrip("/"): certified for url, certified in found.items()}
         for server in self.servers:
             if server.leaving and server.url in named:
                 server.leaving = False
@@ -299,6 +299,8 @@ class Fleet:
             server.settled.set()
         if version != self.version:  # the look-out sees to it
             self.leave_out(server, f"it has weights {version}, a newer version is there")
+        elif server.stalled:  # so does it to this
+            self.leave_out(server, "it has the weights, and has not drawn a token since it drew none")
         else:
             self._take_in(server)
         return ""
@@ -395,14 +397,19 @@ class Fleet:
             self.leave_out(server, f"it has weights {found}, not {self.label}")
         elif still > self.config.stall_seconds:
             self.leave_out(server, f"it drew no token for {still:.0f} s with {server.asked} requests in flight")
+            server.stalled = True
 
     async def _bring_back(self, server: RolloutServer) -> None:
         """A server that was left out serves again, if it can."""
         try:
             await self._check(server)
             found = await _read(server, self._way.version(server, self.config.answer_seconds))
-        except PolicyError as error:
-            self._say(server, f"stays out: {error}")
+            if server.stalled:
+                await _read(server, server.try_drawing(self.config.answer_seconds))
+                server.stalled = False
+        except (*FAILURES, PolicyError) as error:
+            said = f"it draws no token ({why(error)})" if isinstance(error, FAILURES) else error
+            self._say(server, f"stays out: {said}")
             return
         if server.sync is not None or server.serving:
             return

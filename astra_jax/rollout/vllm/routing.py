@@ -323,8 +323,9 @@ class Router:
         seat = self._seats[server]
         while seat.open:
             if self._anywhere and not (seat.waiting and seat.waiting[0] < self._anywhere[0]):
-                if not self._place_anywhere():
-                    return
+                first = self._anywhere[0]
+                if not self._place_anywhere() and self._anywhere[:1] == [first]:
+                    return  # but not where it went to wait at another server: whoever is next may fit here
             elif seat.waiting:
                 if not self._admits(seat, seat.waiting[0]):
                     return

@@ -199,6 +199,7 @@ class RolloutServer:
         asked: requests in flight.
         checked: it was seen to be one for this policy.
         leaving: it is to be asked no more, and forgotten when it has nothing in flight.
+        stalled: it drew nothing for too long, and has not drawn a token since: its looks may be answered all the same.
         cache: tokens that its KV cache has room for; None: it does not say.
         preemptions: see `ServerFigures`; 0 where it does not say.
         reason: why it is not serving; "" before anything is known.
@@ -218,7 +219,7 @@ class RolloutServer:
     def __init__(self, url: str, certified: str | None = None) -> None:
         self.url, self._certified = url, certified
         self.asked = 0
-        self.checked = self.leaving = False
+        self.checked = self.leaving = self.stalled = False
         self.cache: int | None = None
         self.preemptions = 0.0
         self.reason = ""
@@ -272,6 +273,16 @@ class RolloutServer:
                 f"{sampling.max_tokens}"
             )
         return drawn
+
+    async def try_drawing(self, seconds: float) -> None:
+        """See that it draws a token, by whatever weights; also while it is left out.
+
+        Raises:
+            PolicyError, KeyError, IndexError, TypeError, AttributeError: as `draw`.
+            FAILURES: it does not, in so many seconds.
+        """
+        one = Sampling(max_tokens=1, stop_ids=(), seed=0)
+        self.route.draw(await self.post(self.route.path, self.route.body([0], one), seconds))
 
     async def figures(self, seconds: float) -> ServerFigures:
         """What it says of itself, of which `cache` and `preemptions` are kept.

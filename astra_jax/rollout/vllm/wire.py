@@ -30,6 +30,9 @@ CONNECTIONS = 1024
 """At once; 16 of each server's."""
 _INTRODUCTION_SECONDS = 10.0
 _IDLE_SECONDS = 60.0
+_SLICE = 1 << 20
+"""Bytes that are sent in `_IDLE_SECONDS` at least: `sendall` has its time for all that it is given, and a server that
+reads slowly, but reads, is waited for."""
 _NONCE = 32
 _MAC = 32
 
@@ -110,8 +113,9 @@ class WeightServer:
                 text = json.dumps(answer).encode()
                 mac = proof(session, b"trainer", number.to_bytes(8, "big") + text)
                 connection.sendall(len(text).to_bytes(4, "big") + mac + text)
-                if content is not None:
-                    connection.sendall(content)
+                rest = memoryview(b"") if content is None else content
+                for start in range(0, len(rest), _SLICE):
+                    connection.sendall(rest[start : start + _SLICE])
                 number += 1
         except (_Ended, OSError):
             pass

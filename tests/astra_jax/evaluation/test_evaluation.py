@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from evaluation_world import Policy, Request, Say, Scripted, is_probe
+from evaluation_world import Policy, Request, Say, Scripted, endpoint, is_probe
 from rollout_world import make_environment
 
 from astra_jax.evaluation import preflight
@@ -23,6 +23,7 @@ from astra_jax.evaluation.suite import (
     EvalItem,
     EvaluationError,
     ModelEndpoint,
+    Role,
     SuiteContext,
     SuiteInfo,
 )
@@ -84,9 +85,12 @@ class Letters:
         )
 
 
-async def run(suite: Letters, folder: Path, **config: object) -> list[ItemResult]:
+async def run(
+    suite: Letters, folder: Path, *, models: Mapping[Role, ModelEndpoint] | None = None, **config: object
+) -> list[ItemResult]:
     with Journal(folder / "journal.sqlite") as journal:
-        return await run_suites([suite], journal=journal, config=RunConfig(**config))  # type: ignore[arg-type]
+        settings = RunConfig(**config)  # type: ignore[arg-type]
+        return await run_suites([suite], journal=journal, config=settings, models=models or {})
 
 
 async def test_every_item_runs_as_often_as_its_decoding_says(tmp_path) -> None:
@@ -119,6 +123,25 @@ async def test_another_version_of_a_suite_is_run_anew(tmp_path) -> None:
     same = Letters()
     await run(same, tmp_path)
     assert not same.ran
+
+
+async def test_another_role_runs_the_suites_anew_that_ask_it(tmp_path) -> None:
+    """A suite that asks nobody is not run again since another one needs a user."""
+    user, other = ModelEndpoint("http://u/v1", "u"), ModelEndpoint("http://u/v1", "other")
+    ran = []
+    for needs, models in (
+        (frozenset(), {}),
+        (frozenset(), {"user": user, "judge": user}),
+        (frozenset({"user"}), {"user": user}),
+        (frozenset({"user"}), {"user": user, "judge": user}),
+        (frozenset({"user"}), {"user": other}),
+        (frozenset({"user"}), {"user": replace(user, key="another")}),
+    ):
+        suite = Letters()
+        suite.info = replace(suite.info, needs=needs)
+        await run(suite, tmp_path, models=models)  # type: ignore[arg-type]
+        ran.append(bool(suite.ran))
+    assert ran == [True, False, True, False, True, False]
 
 
 async def test_what_infrastructure_failed_is_in_no_mean_and_runs_again(tmp_path) -> None:
@@ -171,7 +194,7 @@ def test_bad_settings_are_refused(bad, message) -> None:
 
 def agent_of(served: ModelEndpoint, decoding: Decoding = GREEDY, **options: object) -> EndpointAgent:
     endpoint = endpoint_of(served, concurrency=4, timeout_seconds=20)
-    return EndpointAgent(endpoint, served.model, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
+    return EndpointAgent(endpoint, served, decoding, seed=3, messages=USER, **options)  # type: ignore[arg-type]
 
 
 async def test_a_conversation_sends_back_what_was_said(environment) -> None:
@@ -251,12 +274,6 @@ async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
         assert await agent_of(served).act() is None
 
 
-async def test_a_turn_that_a_filter_broke_off_is_no_evidence() -> None:
-    async with Scripted(lambda body: Say("I think", finish="content_filter")) as served:
-        with pytest.raises(Transient, match="broken off .finish_reason='content_filter'"):
-            await agent_of(served).act()
-
-
 @pytest.mark.parametrize(
     ("said", "own_fault"),
     [
@@ -277,8 +294,92 @@ async def test_a_conversation_that_does_not_fit_ends_and_other_refusals_are_no_e
                 await agent.act()
 
 
+@pytest.mark.parametrize("status", [504, 529])
+async def test_what_a_gateway_says_of_time_is_no_length(status) -> None:
+    def script(body: Request) -> Say:
+        return Say("Yes.") if is_probe(body) else Say("the server took too long to respond", status=status)
+
+    async with Scripted(script) as served:
+        agent = EndpointAgent(endpoint(served), served, GREEDY, seed=3, messages=USER)
+        with pytest.raises(Transient, match=r"failed 2 times .* took too long"):
+            await agent.act()
+        assert not agent.overflowed
+
+
+VLLM_OLD = (
+    "This model's maximum context length is {context} tokens. However, you requested {both} tokens ({prompt} in the "
+    "messages, {asked} in the completion). Please reduce the length of the messages or completion."
+)
+VLLM_NEW = (
+    "'max_tokens' or 'max_completion_tokens' is too large: {asked}. This model's maximum context length is {context} "
+    "tokens and your request has {prompt} input tokens ({asked} > {context} - {prompt})."
+)
+SGLANG = (
+    "Requested token count exceeds the model's maximum context length of {context} tokens. You requested a total of "
+    "{both} tokens: {prompt} tokens from the input messages and {asked} tokens for the completion. Please reduce it."
+)
+
+
+@pytest.mark.parametrize("said", [VLLM_OLD, VLLM_NEW, SGLANG])
+async def test_a_limit_above_the_context_becomes_what_fits(said) -> None:
+    """A short prompt and a large `max_tokens` are no conversation that is too long."""
+    context = 6048
+
+    def script(body: Request) -> Say:
+        prompt, asked = len(body["messages"][0]["content"]), body["max_tokens"]
+        if prompt + asked <= context:
+            return Say("As much as that", finish="length" if asked < 5000 else "stop")
+        return Say(said.format(context=context, prompt=prompt, asked=asked, both=prompt + asked), status=400)
+
+    server = Scripted(script)
+    async with server as served:
+        for prompt, calls, overflowed in ((568, [], False), (1100, None, False), (6100, None, True)):
+            agent = agent_of(served, Decoding(temperature=0.0, max_tokens=5600))
+            agent.messages = [{"role": "user", "content": "x" * prompt}]
+            assert await agent.act() == calls and agent.overflowed is overflowed
+            if not overflowed:
+                assert server.requests[-1]["max_tokens"] == context - prompt
+
+
+async def test_a_limit_whose_refusal_says_no_numbers_is_named() -> None:
+    said = "max_tokens and the messages exceed the context window"
+    async with Scripted(lambda body: Say("Yes.") if is_probe(body) else Say(said, status=400)) as served:
+        with pytest.raises(EvaluationError, match="--max_tokens=40 .* give less"):
+            await agent_of(served, Decoding(temperature=0.0, max_tokens=40)).act()
+        agent = agent_of(served)  # which asks for as many as fit
+        assert await agent.act() is None and agent.overflowed
+
+
+@pytest.mark.parametrize("finish", ["abort", "content_filter", "error"])
+async def test_an_answer_that_the_server_ended_is_none(finish) -> None:
+    async with Scripted(lambda body: Say("The answer is \\boxed{1", finish=finish)) as served:
+        agent = agent_of(served)
+        with pytest.raises(Transient, match=f"broken off .finish_reason='{finish}'"):
+            await agent.act()
+        assert not agent.steps and agent.messages == USER
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Before anything runs
+
+
+async def test_a_model_that_wants_the_newer_limit_is_asked_with_it() -> None:
+    def script(body: Request) -> Say:
+        if "max_tokens" in body:
+            return Say("Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+                       "'max_completion_tokens' instead.", status=400)  # fmt: skip
+        return Say("Hi.")
+
+    server = Scripted(script)
+    async with server as served:
+        found = await preflight.check(served, "model_url")
+        assert found.limit == "max_completion_tokens" and [
+            len(body.keys() & {"max_tokens"}) for body in server.requests
+        ] == [1, 0]
+        assert await agent_of(found, Decoding(temperature=0.0, max_tokens=9)).act() == []
+        assert server.requests[-1]["max_completion_tokens"] == 9
+    async with Scripted(lambda body: Say("Hi.")) as served:
+        assert (await preflight.check(served, "model_url")).limit == "max_tokens"
 
 
 async def test_the_only_model_is_found_and_others_are_asked_for() -> None:

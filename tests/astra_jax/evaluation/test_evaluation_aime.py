@@ -125,6 +125,30 @@ def test_the_paper_has_32_samples_at_two_values_of_top_k() -> None:
     assert [len(names) for names in info.headline.values()] == [2, 2]
 
 
+async def test_a_thought_that_was_never_closed_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its boxes are guesses. Only the comparison is left out here, of which the tests below have the real one."""
+    graded: list[str] = []
+
+    class Comparing:
+        @contextlib.asynccontextmanager
+        async def open(self) -> AsyncIterator[Comparing]:
+            yield self
+
+        async def call(self, method: str, text: str, answer: str) -> dict[str, Any]:
+            graded.append(text)
+            return {"right": f"\\boxed{{{answer}}}" in text, "problem": ""}
+
+    said = "<think>\nPerhaps \\boxed{7}? No, I should check"
+    one = made_up(tmp_path, most=1)
+    async with Scripted(lambda request: Say(said)) as served:
+        suite = Aime(context(tmp_path, served), [one])
+        suite._problems = {"aime_1_all": {problem.id: problem for problem in one.read(tmp_path)}}
+        suite._workers = Comparing()  # type: ignore[assignment]
+        (id_,) = suite.ids("aime_1_all")
+        result = await suite.run(EvalItem("aime_1_all", id_, 0, 5), suite.info.categories[0].decoding)
+    assert result.score == 0 and graded == [""]
+
+
 # --- end to end
 
 

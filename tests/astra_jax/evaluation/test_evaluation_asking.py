@@ -35,6 +35,10 @@ def locked(words):
     confined.close()
     return said
 
+def half():
+    os.write(serving._heard.fileno(), b'{{"result": {{"reward": 1.0, "mess')
+    os._exit(1)
+
 def lethal():
     confined = Confined(lambda: {{"die": lambda: os.abort() if serving.ask("shout", word="so") == "SO" else None}})
     try:
@@ -42,7 +46,8 @@ def lethal():
     except Died as died:
         return str(died)
 
-serving.serve(sys.argv[1], lambda: {{"talk": talk, "locked": locked, "carelessly": carelessly, "lethal": lethal}})
+serving.serve(sys.argv[1], lambda: {{"talk": talk, "locked": locked, "carelessly": carelessly, "half": half,
+                                    "lethal": lethal}})
 """
 
 
@@ -80,6 +85,12 @@ async def test_a_failure_to_answer_is_the_callers(tmp_path: Path) -> None:
                 await worker.call("locked", words=["one"])
         async with workers.open({"shout": shout}) as worker:  # the program is none the worse for it
             assert await worker.call("talk", words=["one"]) == ["ONE"]
+
+
+async def test_a_process_that_dies_while_it_answers_has_not_answered(tmp_path: Path) -> None:
+    async with started(tmp_path) as workers, workers.open() as worker:
+        with pytest.raises(WorkerFailed, match="half: its process ended without an answer"):
+            await worker.call("half")
 
 
 async def test_what_nobody_answers_ends_the_process_even_a_careless_one(tmp_path: Path) -> None:

@@ -253,6 +253,28 @@ def test_the_two_ends_speak_the_same() -> None:
     assert ours.MOST_REQUEST < theirs.MOST_MESSAGE and direct.BOX_BYTES <= stream.MOST_BOX_BYTES
 
 
+def test_a_server_that_reads_slowly_has_its_time_for_each_slice(monkeypatch) -> None:
+    """`sendall` has its time for all that it is given: what is given at once is bounded."""
+    sent: list[int] = []
+
+    class Counting(socket.socket):
+        def sendall(self, content, *flags) -> None:  # type: ignore[no-untyped-def]
+            sent.append(len(content))
+            super().sendall(content, *flags)
+
+    monkeypatch.setattr(socket, "socket", Counting)
+    content = random.Random(3).randbytes((5 << 20) + 7)
+    answer: ours.Answer = {"form": "whole", "bytes": len(content)}, memoryview(content)
+    with contextlib.closing(ours.WeightServer("127.0.0.1", 0, SYNC_KEY, lambda message: answer)) as server:
+        connection = theirs.TrainerConnection(server.address, SYNC_KEY, 10.0)
+        got = connection.ask({"want": "r1:1", "box": 0})
+        taken = bytearray(got["bytes"])
+        connection.fill(memoryview(taken))
+        connection.close()
+        assert taken == content
+    assert max(sent) == 1 << 20 and sum(sent) > len(content)
+
+
 def test_who_has_no_key_or_another_gets_nothing() -> None:
     with published(weights(MODEL, 1)) as (_, item):
         with pytest.raises(PolicyCheckpointError, match="takes another key than that of this server's ASTRA_SYNC_KEY_"):

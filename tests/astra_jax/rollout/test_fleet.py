@@ -64,6 +64,33 @@ async def test_what_is_in_flight_at_a_server_that_hangs_is_drawn_elsewhere(polic
         assert opened.stats.rejoined >= 1
 
 
+async def test_a_server_whose_engine_hangs_is_taken_back_once_it_draws(policy, params) -> None:
+    """Its API answers all the while, and it would be the emptiest."""
+    async with emulated(2) as (first, second), policy([first, second], stall_seconds=0.5) as opened:
+        await opened.update(params, 1)
+        hang(first)
+        first.stands = True
+        assert await draw(opened, 6) == [1] * 6
+        (out,) = (server for server in opened.fleet.servers if server.url == first.url)
+        asked = first.asked
+        await until(lambda: first.tries > 2)
+        assert not out.serving and "it draws no token" in out.reason
+        await opened.update(params, 2)  # which it takes over, as its process is there
+        await until(lambda: first.syncs[-1] == "r1:2" and out.sync is None)
+        tried = first.tries
+        await until(lambda: first.tries > tried + 1)
+        assert not out.serving and await draw(opened, 6) == [2] * 6
+        assert first.asked == asked and (out.counts.dropped, out.counts.rejoined) == (1, 0)
+        first.stands = False
+        first.hangs.set()
+        await until(lambda: out.serving)
+        assert out.counts.rejoined == 1 and first.syncs == ["r1:1", "r1:2"]
+        tried = first.tries
+        newcomers = (opened.generate([1, 2], SAMPLING, session=f"later {i}") for i in range(6))
+        assert [one.policy_version for one in await asyncio.gather(*newcomers)] == [2] * 6
+        assert first.asked > asked and first.tries == tried
+
+
 async def test_one_failed_request_is_no_reason_for_a_sync(policy, params) -> None:
     async with emulated(1) as (server,), policy([server]) as opened:
         await opened.update(params, 1)

@@ -242,6 +242,15 @@ def test_addresses_that_are_none_are_refused_by_name(tmp_path) -> None:
         Addresses((f"@{tmp_path / 'far'}",), "reload").of_files()
 
 
+async def test_an_address_with_a_slash_behind_it_is_the_same_server(tmp_path) -> None:
+    with pytest.raises(SettingError, match="names a server twice"):
+        VLLMConfig(("http://a:8000", "http://a:8000/"))
+    written = tmp_path / "servers"
+    written.write_text("http://a:8000/\nhttp://b:8000\nhttp://b:8000/\n")
+    addresses = Addresses((f"@{written}", "http://a:8000", "http://c:8000/"), "plugin")
+    assert list(await addresses.read()) == ["http://a:8000", "http://b:8000", "http://c:8000"]
+
+
 async def test_a_certificate_is_the_names_and_not_the_addresses() -> None:
     found = await Addresses(("dns+https://localhost:8000", "http://a:1"), "plugin").read()
     assert found.pop("http://a:1") is None and set(found.values()) == {"localhost"}

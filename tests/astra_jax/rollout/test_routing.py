@@ -254,3 +254,31 @@ def test_whatever_comes(seed: int, servers: int, episodes: int) -> None:
             fleet.start(name, fleet.rooms[name])
         checked()
     assert not fleet.flying and not fleet.waiting and not ready
+
+
+@pytest.mark.parametrize("seed", [3597, 4124, 7827, 10518])
+def test_no_server_is_idle_while_a_request_waits_for_it(seed: int) -> None:
+    """Orders of events, one in thousands, in which who was first went to wait at another server, and the next who
+    waits for whoever has room came after those who wait here."""
+    draws = random.Random(seed)
+    names = "abcd"[: draws.randint(2, 4)]
+    router = Router(room=100, requests=draws.choice((1, 2, 3)), slack=draws.choice((0.05, 0.125, 0.5)))
+    for name in names:
+        router.open(name)
+    live: list[Placement] = []
+    for _ in range(100):
+        event = draws.random()
+        if event < 0.5:
+            session, avoid = (
+                f"g{draws.randint(0, 4)}.{draws.randint(0, 3)}",
+                [n for n in names if draws.random() < 0.15],
+            )
+            live.append(router.ask(session, draws.randint(1, 80), draws.randint(1, 60), lambda: None, avoid))
+        elif event < 0.86 and live:
+            router.leave(live.pop(draws.randrange(len(live))), draws.randint(1, 40))
+        elif event < 0.93:
+            router.close(draws.choice(names))
+        else:
+            router.open(draws.choice(names), draws.choice((30, 60, 200)))
+        loads = [router.load(name) for name in names]
+        assert not any(load.waiting and not load.requests for load in loads)

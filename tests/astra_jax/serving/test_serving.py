@@ -445,6 +445,9 @@ def test_a_full_queue_is_answered_429(tokenizer):
             assert int(headers["Retry-After"]) >= 1
         until(lambda: server.policy.running == 0, 5)
         assert post(server, COMPLETE, {"prompt": "x"})[0] == 200
+        # What it could not take with nobody there is no matter of waiting.
+        status, headers, answer = post(server, COMPLETE, {"prompt": ["x", "y"], "n": 2})
+        assert (status, answer["error"]["param"]) == (400, "n") and "takes 3 at once" in answer["error"]["message"]
 
 
 def test_stopping_lets_requests_end_and_takes_no_more(tokenizer):

@@ -147,6 +147,9 @@ def test_without_a_form_nothing_is_constrained(tokenizer):
     [
         ({"response_format": {"type": "yaml"}}, "response_format", "use text, json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with a schema"),
+        ({"response_format": {"type": "json_object", "schema": obj()}}, "response_format.schema", "type json_schema"),
+        ({"response_format": {"type": "text", "x": 1}}, "response_format.x", "leave it out"),
+        ({"response_format": {**formed(obj()), "strict": True}}, "response_format.strict", "leave it out"),
         ({"response_format": formed({"type": "object"}, strict=True)}, "response_format.json_schema.schema.additional"
          "Properties", "must be false"),
         ({"response_format": formed(obj(a={"type": "string", "pattern": "(?=x)"}))}, "response_format", "look-ahead"),

@@ -125,12 +125,35 @@ def test_answers_of_a_form_logprobs_and_options(server):
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
         ({"input": "x", "sauce": 1}, "sauce", "unknown field 'sauce'"),
         ({"input": "x", "top_p": 2}, "top_p", "top_p is 2"),
+        ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity", 'text.verbosity is "low"'),
+        ({"input": "x", "text": {"format": 3}}, "text.format", "text.format is 3"),
+        ({"input": "x", "text": "short"}, "text", "send an object"),
+        ({"input": "x", "reasoning": 7}, "reasoning", "reasoning is 7"),
+        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort", "not offered here"),
+        ({"input": "x", "reasoning": {"effort": []}}, "reasoning.effort", "not offered here"),
+        ({"input": "x", "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens", "not offered here"),
+        ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary", "not offered here"),
+        ({"input": "x", "top_logprobs": 5}, "top_logprobs", "without message.output_text.logprobs in include"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_the_names_of_this_interface(fields, param, why):
     with pytest.raises(InvalidRequest) as refused:
         items_request_of(fields)
     assert refused.value.param == param and why in refused.value.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"verbosity": "medium", "format": None}},
+        {"reasoning": {"effort": None, "summary": "auto"}, "top_logprobs": 0},
+        {"reasoning": {"effort": "medium"}},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(fields):
+    plain = items_request_of({"input": "x"})
+    asked = items_request_of({"input": "x", **fields})
+    assert asked.response_format == plain.response_format and asked.chat_template_kwargs == plain.chat_template_kwargs
 
 
 def test_refusals_of_the_prompt_and_the_grammar_have_those_names_too(server):
@@ -142,6 +165,8 @@ def test_refusals_of_the_prompt_and_the_grammar_have_those_names_too(server):
             "tools[0].parameters.additionalProperties",
         ),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"input": "x", "text": {"format": {"type": "json_object", "schema": OPEN}}}, "text.format.schema"),
+        ({"input": "x", "text": {"format": {**FORM["format"], "schemas": OPEN}}}, "text.format.schemas"),
         ({"input": "x" * 200_000}, "input"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
