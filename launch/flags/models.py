@@ -220,8 +220,8 @@ def step() -> int | None:
     before = None if found is None else frozen.read(workdir() / model_card.CHECKPOINTS)
     if before is not None and before.origin is not None and before.origin.folder == str(source):
         found = before.origin.step if before.origin.step is not None else found
-    said = from_first(b"" if found is None else str(found).encode())
-    return int(said) if said else None
+    said = from_first(str(found).encode()).decode()
+    return None if found is None else int(said)
 
 
 def origin(config: TrainingConfig, model: Model) -> Origin | None:
