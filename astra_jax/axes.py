@@ -17,6 +17,11 @@ def letters(name: str) -> str:
     return name.rpartition("_")[2]
 
 
+def vocabulary(name: str) -> int | None:
+    """Which axis of a leaf has a place for each token; None: none of them."""
+    return letters(name).index("v") if "v" in letters(name) else None
+
+
 def is_stacked(path: Any) -> bool:
     """Whether the leaf at a JAX key path has a leading axis of layers."""
     return getattr(path[0], "key", None) == "layers"

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class ChatTokenizer:
         frame_ids: of the tokens that mark the frame, these two among them.
         special_ids: of these and of all other tokens that are part of no text.
         added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
+        new_ids: of those among them that the folder's vocabulary does not have either: no model was trained on them.
         vocab_size: ids are below it; a model's embedding may be larger.
     """
 
@@ -70,7 +71,11 @@ class ChatTokenizer:
         origin: str = "tokenizer",
         chat_format: ChatFormat = QWEN3,
         added: Sequence[str] = (),
+        new: Collection[str] = (),
     ) -> None:
+        # A folder that was saved after a call that cut or filled up does so ever after; here a text has all its tokens.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         ids: dict[str, int] = {}
         for token in (*chat_format.needed, *added):
             token_id = tokenizer.token_to_id(token)
@@ -94,6 +99,7 @@ class ChatTokenizer:
         )
         self.special_ids = self.frame_ids | frozenset(special)
         self.added = tuple(added)
+        self.new_ids = frozenset(ids[token] for token in new)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
         # A character of a token's name is a byte of its text, or more in one that was added.
@@ -194,7 +200,8 @@ class ChatTokenizer:
                     f"{origin}: its ids have gaps, so that {token!r} would be {number}, which is taken; number its "
                     "tokens without gaps"
                 )
-        return cls(tokenizer, origin=origin, chat_format=found.format, added=found.format.text_tokens)
+        new = [token for token in found.format.text_tokens if token not in taken]
+        return cls(tokenizer, origin=origin, chat_format=found.format, added=found.format.text_tokens, new=new)
 
     def generation_config(self) -> str:
         """Hugging Face's `generation_config.json`, for a model that has none: what ends a turn, and what fills up."""
@@ -215,16 +222,23 @@ class ChatTokenizer:
         """How many rows the embedding has with the added tokens; `stored`: how many its model's folder has."""
         return stored if not self.added or self.vocab_size <= stored else padded(self.vocab_size)
 
-    def spelled(self, stored: int) -> dict[int, tuple[int, ...]]:
+    def spelled(self, stored: int, *, own: bool = False) -> dict[int, tuple[int, ...]]:
         """Tokens of which an embedding of `stored` rows has none, by their ids, as ids of those that it has.
 
         They are the text's without the tokens that were added behind: `<tool_call>` is `<`, `tool`, `_`, `call`, `>`.
+
+        Args:
+            own: the folder is that of the embedding too. Then rows at `new_ids` are nobody's: some models have more
+                rows than tokens (Qwen2 151,936 for 151,646), and what is in the others was never trained.
         """
         content = json.loads(self._tokenizer.to_str())
-        missing = {one["id"]: one["content"] for one in content["added_tokens"] if one["id"] >= stored}
+        rowless = self.new_ids if own else frozenset()
+        missing = {
+            one["id"]: one["content"] for one in content["added_tokens"] if one["id"] >= stored or one["id"] in rowless
+        }
         if not missing:
             return {}
-        content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] < stored]
+        content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] not in missing]
         before = Tokenizer.from_str(json.dumps(content))
         spelled = {number: before.encode(text, add_special_tokens=False).ids for number, text in missing.items()}
         return {number: tuple(ids) for number, ids in spelled.items() if ids and max(ids) < stored}

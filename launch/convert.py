@@ -37,23 +37,29 @@ _BASE = shared.base()
 _STEP = shared.step()
 _DTYPE = shared.param_dtype()
 
+_WAYS = {
+    ("from_hf", "to_orbax"): ("param_dtype",),
+    ("from_orbax", "to_hf"): ("step", "base", "param_dtype"),
+    ("from_orbax", "to_peft"): ("step",),
+    ("from_gguf", "to_hf"): ("param_dtype",),
+}
+"""From what to what, and the flags that each takes beside."""
+
 
 def main() -> None:
     from launch.flags.exports import to_hf
     from synthesis.core.workdir import locked_target
 
-    given = [flag.name for flag in (_FROM_HF, _TO_ORBAX, _FROM_GGUF, _FROM_ORBAX, _TO_HF, _TO_PEFT) if flag.value]
-    if given not in (
-        ["from_hf", "to_orbax"],
-        ["from_orbax", "to_hf"],
-        ["from_orbax", "to_peft"],
-        ["from_gguf", "to_hf"],
-    ):
+    ends = (_FROM_HF, _TO_ORBAX, _FROM_GGUF, _FROM_ORBAX, _TO_HF, _TO_PEFT)
+    given = tuple(flag.name for flag in ends if flag.value)
+    if given not in _WAYS:
         raise cli.UsageError(
             "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf and --to_hf"
         )
-    if _BASE.value and given != ["from_orbax", "to_hf"]:
-        raise cli.UsageError("--base is for --from_orbax and --to_hf, where adapters are merged")
+    for flag in (_STEP, _BASE, _DTYPE):
+        if flag.value is not None and flag.name not in _WAYS[given]:
+            ways = [f"--{source} with --{target}" for (source, target), more in _WAYS.items() if flag.name in more]
+            raise cli.UsageError(f"--{flag.name} is for {' and for '.join(ways)}; leave it out")
     if "to_peft" in given:
         _to_peft()
         return

@@ -36,7 +36,6 @@ def main() -> None:
 
     source = hub.model_folder(_WEIGHTS)
     repository = hub.repository(_REPOSITORY.value or "", f"--repository={_REPOSITORY.value}")
-    weights.check_stored(source)
     said = f"--repository={_REPOSITORY.value}"
     if (step := weights.stored_step(source, _STEP.value)) is None:
         if given := [flag.name for flag in (_STEP, _BASE, _DTYPE) if flag.value is not None]:

@@ -189,13 +189,14 @@ def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
             base[name] = quantized.stored(base[name], outputs)
 
 
-def joined(params: Params, base: Params | None, lora: LoRA) -> Params:
+def joined(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None) -> Params:
     """What the model computes with: the base with the adapters at their matrices, and trained rows in their places.
     Nothing is copied, but what has such rows.
 
     Args:
         params: what is trained.
         base: None: `params` are all weights.
+        dtype: of what has trained rows; by default the base's.
     """
     if base is None:
         return params
@@ -204,7 +205,8 @@ def joined(params: Params, base: Params | None, lora: LoRA) -> Params:
         if not isinstance(weights, dict):
             if len(adapters) == 1:
                 ((name, rows),) = adapters.items()
-                return _with_rows(weights, rows, lora.tokens, axes.letters(name).index("i"))
+                own = weights if dtype is None else weights.astype(dtype)
+                return _with_rows(own, rows, lora.tokens, axes.letters(name).index("i"))
             a, b = sorted(adapters)
             return Adapted(weights, adapters[a], adapters[b], lora.scale)
         return {name: put(adapters[name], one) if name in adapters else one for name, one in weights.items()}
@@ -222,9 +224,13 @@ def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) ->
     return jnp.where(replaced, own, weights)
 
 
-def without_adapters(params: Params) -> Params:
-    """Weights that compute the same as `joined` ones; what is an array already is not copied."""
-    return jax.tree.map(plain, params, is_leaf=is_more)
+def without_adapters(params: Params, dtype: Any = None) -> Params:
+    """Weights that compute the same as `joined` ones; what is an array already is not copied.
+
+    Args:
+        dtype: to which merged matrices are rounded, once; by default that of the matrix under the adapter.
+    """
+    return jax.tree.map(lambda w: plain(w, dtype), params, is_leaf=is_more)
 
 
 def at_path(tree: Any, path: tuple[str, ...]) -> Any:

@@ -32,6 +32,9 @@ from synthesis.core.refusals import InputError, Refusal
 MAX_FILE_BYTES = 5 * 10**9
 """Of a safetensors file that is written; as Hugging Face does."""
 
+ADAPTER = "adapter_config.json"
+"""Of an adapter that lies in a folder; beside weights transformers adds it to them."""
+
 _INDEX = "model.safetensors.index.json"
 _READ = ("F64", "F32", "F16", "BF16")
 """Types of tensors, as safetensors calls them: what is cast to a parameter."""
@@ -110,9 +113,10 @@ def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Pa
         shardings: as from `Model.param_shardings`; None is the default device.
 
     Raises:
-        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape.
+        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape; an adapter lies beside.
     """
     directory, abstract = Path(directory), model.abstract_params()
+    check_whole(directory)
     with ExitStack() as stack:
         tensors = open_tensors(_files(directory), stack)
         if model.tie_embeddings:
@@ -185,6 +189,15 @@ def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dic
             raise WeightsError(f"{file} holds {min(twice)}, which another file there holds too; take one of them away")
         tensors |= {name: opened.get_slice(name) for name in (names if wanted is None else wanted)}
     return tensors
+
+
+def check_whole(directory: Folder) -> None:
+    """Raises `WeightsError`: an adapter lies beside the weights of a folder, which transformers would add to them."""
+    if (location(directory) / ADAPTER).exists():
+        raise WeightsError(
+            f"{directory} has {ADAPTER} beside the weights: transformers adds it to them, and here they would be "
+            "read without. Merge it (peft's merge_and_unload) and save the folder anew, or take the adapter away"
+        )
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:

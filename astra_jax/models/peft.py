@@ -37,6 +37,11 @@ _NOTHING = (
 """Settings that are to be empty, or not there."""
 
 
+_ON_THE_WEIGHTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Of `init_lora_weights`, those that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) take out
+of it what they begin with: such adapters are to other weights than the base's."""
+
+
 def names_table(model: Model, lora: LoRA) -> list[NamedParam]:
     """Each adapter's name in such a folder."""
     made = []
@@ -142,6 +147,11 @@ def _settings(content: dict[str, Any], model: Model) -> LoRA:
     for name in _NOTHING:
         if content.get(name):
             raise SettingError(f"{name} is {content[name]!r}, which is not computed here")
+    if (begun := content.get("init_lora_weights")) not in _ON_THE_WEIGHTS:
+        raise SettingError(
+            f"init_lora_weights is {begun!r}, which changes the weights under the adapters: save them with peft's "
+            "path_initial_model_for_weight_conversion, to the weights as they were"
+        )
     targets = content["target_modules"]
     if isinstance(targets, str):
         if targets != "all-linear":

@@ -206,6 +206,18 @@ class Checkpointer:
         self._compare(self._states, step, {_EXTRA: digest_of_json(extra)}, {_EXTRA: saved[_EXTRA]} if saved else {})
         return extra
 
+    def params_dtypes(self, step: int) -> dict[str, str]:
+        """In which types the weights of a step were saved, by their names.
+
+        Raises:
+            CheckpointError: the step is not there.
+            DamagedError: it cannot be read.
+        """
+        self._require(self._params, step, "weights")
+        with self._reading(step):
+            saved = _leaves(self._params.item_metadata(step)["params"].tree)
+        return {name: dtype for name, (_, dtype) in saved.items()}
+
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """The weights of a step; `like` and the errors as for `restore`."""
         self._require(self._params, step, "weights")

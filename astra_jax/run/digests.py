@@ -10,21 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from astra_jax.run.moments import on_devices
 
 
-def digests_of(arrays: Mapping[str, Any]) -> dict[str, str]:
+def digests_of(arrays: Mapping[str, Any], blank: Mapping[str, np.ndarray] = MappingProxyType({})) -> dict[str, str]:
     """A digest of each array, 64 bits in hexadecimal. One changed bit always changes it.
 
     Args:
         arrays: of up to 32 bits an element; on several hosts each calls this, with the same arrays.
+        blank: for some of them booleans that broadcast to the array: elements that count as zero, whatever they are.
     """
-    sums = jax.device_get([_of_one(array) for array in arrays.values()])
+    sums = jax.device_get([_of_one(array, blank.get(name)) for name, array in arrays.items()])
     return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in zip(arrays, sums, strict=True)}
 
 
@@ -33,19 +36,22 @@ def digest_of_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _of_one(array: Any) -> Any:
+def _of_one(array: Any, blank: np.ndarray | None) -> Any:
     here = on_devices(array)
-    return _sums(here) if here is array else jax.block_until_ready(_sums(here))  # or many would be there at once
+    sums = _sums(here, blank)
+    return sums if here is array else jax.block_until_ready(sums)  # or many would be there at once
 
 
 @jax.jit
-def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sums(x: jax.Array, blank: np.ndarray | None) -> tuple[jax.Array, jax.Array]:
     """Two sums over all elements of a mix of an element's bits with its place; the second weighted with the place.
 
     The mix is MurmurHash3's finalizer (public domain), which for a given place maps each 32 bits to others: an element
     that changes alone changes the first sum. The second one tells apart most of what leaves the first as it was.
     """
     x = jnp.asarray(x)
+    if blank is not None:
+        x = jnp.where(blank, jnp.zeros((), x.dtype), x)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]

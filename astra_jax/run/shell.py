@@ -179,7 +179,7 @@ class TrainingRun:
             if lora.rank is not None:
                 before = dataclasses.replace(self._frozen, digests=extra["frozen"])
                 self._laid_down(start, mesh)
-                before.compare(self._frozen.digests, "the weights to start from")
+                before.compare(self._frozen, "the weights to start from")
 
         memory = self.config.optimizer_memory
         like = abstract_state(trained, optimizer, shardings, memory=memory)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,10 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from astra_jax import axes
 from astra_jax.models import adapters
-from astra_jax.models.hf_checkpoint import WeightsError, load_hf, read_config, write_config
+from astra_jax.models.hf_checkpoint import WeightsError, check_whole, load_hf, read_config, write_config
 from astra_jax.models.model import Model, Params
 from astra_jax.run import frozen
-from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.checkpoints import Checkpointer, named
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
 from synthesis.core.refusals import InputError, Refusal
@@ -46,12 +46,15 @@ def load(
 
     Args:
         rows: how many the stored embedding has, where the model has more: new rows are made of those (`_with_rows`).
-        spelled: of new rows, by number, the rows whose tokens spell its own (`ChatTokenizer.spelled`).
+        spelled: of new rows, by number, the rows whose tokens spell its own (`ChatTokenizer.spelled`). One that the
+            stored embedding has is made anew.
     """
-    if rows is not None and rows < model.vocab_size:
-        stored = dataclasses.replace(model, vocab_size=rows)
-        spread = None if shardings is None else jax.tree_util.tree_map_with_path(_whole_vocabulary, shardings)
-        params = load(directory, stored, shardings=spread, step=step)
+    stored = model.vocab_size if rows is None else rows
+    if stored < model.vocab_size or any(number < stored for number in spelled):
+        spread = shardings
+        if shardings is not None and stored < model.vocab_size:
+            spread = jax.tree_util.tree_map_with_path(_whole_vocabulary, shardings)
+        params = load(directory, dataclasses.replace(model, vocab_size=stored), shardings=spread, step=step)
         return _with_rows(params, model, shardings, spelled)
     if _is_hf(directory):
         return load_hf(Path(directory), model, shardings=shardings)
@@ -60,15 +63,10 @@ def load(
 
 def _whole_vocabulary(path: tuple[Any, ...], sharding: NamedSharding) -> NamedSharding:
     """The same, but not over the vocabulary, of which a mesh axis may divide only the later size."""
-    at = _vocabulary_axis(path)
+    at = axes.vocabulary(path[-1].key)
     if at is None or len(sharding.spec) <= at:
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:at], None, *sharding.spec[at + 1 :]))
-
-
-def _vocabulary_axis(path: tuple[Any, ...]) -> int | None:
-    letters = axes.letters(path[-1].key)
-    return letters.index("v") if "v" in letters else None
 
 
 def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -> Params:
@@ -81,20 +79,24 @@ def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -
     """
 
     def one(path: tuple[Any, ...], leaf: jax.Array, like: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
-        at = _vocabulary_axis(path)
+        at = axes.vocabulary(path[-1].key)
         if at is None:
             return leaf
         stored = leaf.shape[at]
-        means = _means(spelled, range(stored, like.shape[at]))
+        anew = sorted(number for number in spelled if number < stored)
+        means = _means(spelled, [*anew, *range(stored, like.shape[at])], stored)
 
         def grown(x: jax.Array) -> jax.Array:
             rows = jnp.moveaxis(x, at, 0)
             every = jnp.mean(rows.astype(jnp.float32), axis=0)
-            added = [
+            made = [
                 every if mean is None else mean[1] * jnp.mean(rows[jnp.array(mean[0])].astype(jnp.float32), axis=0)
                 for mean in means
             ]
-            return jnp.moveaxis(jnp.concatenate([rows, jnp.stack(added).astype(x.dtype)]), 0, at)
+            kept, added = rows, jnp.stack(made).astype(x.dtype)
+            if anew:
+                kept = rows.at[jnp.array(anew)].set(added[: len(anew)])
+            return jnp.moveaxis(jnp.concatenate([kept, added[len(anew) :]]), 0, at)
 
         return jax.jit(grown, out_shardings=sharding)(leaf)
 
@@ -104,25 +106,27 @@ def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -
     return jax.tree_util.tree_map_with_path(one, params, abstract, shardings)
 
 
-def _means(spelled: Spelled, added: range) -> list[tuple[tuple[int, ...], float] | None]:
-    """Of each added row the rows that it is the mean of, and what that is multiplied by; None: it is that of all.
+def _means(spelled: Spelled, made: Iterable[int], stored: int) -> list[tuple[tuple[int, ...], float] | None]:
+    """Of each made row the rows that it is the mean of, and what that is multiplied by; None: it is that of all.
 
     Rows of the same pieces would be one and the same, and stay so in training as long as neither is met: each is a
     hundredth shorter than the one before it.
 
     Raises:
-        ValueError: a piece is no row that is stored.
+        ValueError: a piece is no row that is stored, or one that is made itself.
     """
     met = Counter[tuple[int, ...]]()
-    made: list[tuple[tuple[int, ...], float] | None] = []
-    for number in added:
+    means: list[tuple[tuple[int, ...], float] | None] = []
+    for number in made:
         pieces = spelled.get(number, ())
-        if any(not 0 <= piece < added.start for piece in pieces):
-            raise ValueError(f"token {number} is spelled {pieces}, and there are {added.start} rows")
+        if any(not 0 <= piece < stored for piece in pieces):
+            raise ValueError(f"token {number} is spelled {pieces}, and there are {stored} rows")
+        if own := [piece for piece in pieces if piece in spelled]:
+            raise ValueError(f"token {number} is spelled {pieces}, and the row of {own[0]} is made too")
         same = tuple(sorted(pieces))
-        made.append((pieces, 0.99 ** met[same]) if pieces else None)
+        means.append((pieces, 0.99 ** met[same]) if pieces else None)
         met[same] += 1
-    return made
+    return means
 
 
 def stored_step(directory: Folder, step: int | None = None) -> int | None:
@@ -141,9 +145,11 @@ def check_stored(directory: Folder) -> None:
     """See that a folder of either kind has weights, without reading them or waking a device.
 
     Raises:
-        WeightsError: it has none.
+        WeightsError: it has none, or an adapter beside them.
     """
-    if not _is_hf(directory) and not any(_steps(directory)):
+    if _is_hf(directory):
+        check_whole(directory)
+    elif not any(_steps(directory)):
         raise _missing(directory)
 
 
@@ -174,6 +180,8 @@ def load_orbax(
 ) -> Params:
     """Weights that `save_orbax` or a training run saved; a run's adapters merged into those that they were trained on.
 
+    They are cast to `model.param_dtype` once: of adapters the sums are.
+
     Args:
         shardings: as from `Model.param_shardings`; None is the default device.
         step: None is the newest.
@@ -182,13 +190,20 @@ def load_orbax(
     Raises:
         WeightsError: no weights are there, or not those that adapters were trained on.
         CheckpointError: no such step, or it holds another model.
+        InputError: `base` of a run that trained whole weights.
     """
     if (under := frozen.read(directory)) is None:
+        if base is not None:
+            raise InputError(
+                f"{directory} has no {frozen.FILE}: that run trained all weights, and none are under them; leave "
+                f"--base={base} out"
+            )
         return _restored(directory, model.abstract_params(), shardings, step)
     found = _under(directory, under, dataclasses.replace(model, param_dtype=under.param_dtype), shardings, base)
     adapters.store(found, under.lora)  # what was trained is of those
     trained = load_adapters(directory, model, shardings=shardings, step=step)
-    whole = adapters.without_adapters(adapters.joined(trained, found, under.lora))
+    joined = adapters.joined(trained, found, under.lora, dtype=model.param_dtype)
+    whole = adapters.without_adapters(joined, model.param_dtype)
     return jax.tree.map(lambda x: x.astype(model.param_dtype), whole)
 
 
@@ -212,7 +227,9 @@ def _under(directory: Folder, under: frozen.Frozen, model: Model, shardings: Any
     origin = under.origin
     if base is not None:  # the same weights elsewhere: with rows for the tokens that were added, or still without
         stored = read_config(base).vocab_size
-        origin = frozen.Origin(str(base), rows=stored, spelled={} if origin is None else origin.spelled)
+        origin = frozen.Origin("") if origin is None else origin
+        step = origin.step if str(origin.step) in _steps(base) else None  # a copy may have another number
+        origin = frozen.Origin(str(base), step, stored, origin.spelled)
     if origin is None:
         raise WeightsError(f"{directory} has adapters, and does not say to which weights; say it with --base")
     try:
@@ -228,11 +245,25 @@ def _under(directory: Folder, under: frozen.Frozen, model: Model, shardings: Any
 
 
 def _restored(directory: Folder, like: Params, shardings: Any, step: int | None) -> Params:
+    """Arrays of a step in the types that are wanted: read as they were saved, which digests are of, and cast then."""
+    if shardings is None:
+        shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
     with _checkpoints(directory) as checkpointer:
-        if shardings is None:
-            shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
-        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
-        return checkpointer.restore_params(checkpointer.params_steps()[-1] if step is None else step, like)
+        step = checkpointer.params_steps()[-1] if step is None else step
+        dtypes = checkpointer.params_dtypes(step)
+        names = jax.tree.unflatten(jax.tree.structure(like), list(named(like)))
+
+        def saved(name: str, x: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+            dtype = jnp.dtype(dtypes.get(name, x.dtype))
+            castable = all(jnp.issubdtype(one, jnp.floating) for one in (dtype, x.dtype))
+            return jax.ShapeDtypeStruct(x.shape, dtype if castable else x.dtype, sharding=sharding)
+
+        arrays, structure = jax.tree.flatten(
+            checkpointer.restore_params(step, jax.tree.map(saved, names, like, shardings))
+        )
+    for i, wanted in enumerate(jax.tree.leaves(like)):  # so that one array at a time is there twice
+        arrays[i] = arrays[i].astype(wanted.dtype)
+    return jax.tree.unflatten(structure, arrays)
 
 
 @contextmanager

@@ -31,18 +31,15 @@ def to_hf(
 
     Raises:
         WeightsError, CheckpointError: there are none, or they cannot be read.
+        InputError: a base of weights that have no adapters.
     """
-    import dataclasses
-
     import jax
 
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import model_card, weights
 
-    stored = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
-    model = dataclasses.replace(stored, param_dtype=dtype or stored.param_dtype)
-    params = weights.load_orbax(source, stored, step=step, base=base)
-    params = jax.tree.map(lambda x: x.astype(model.param_dtype), params)
+    model = hf_checkpoint.read_config(source, param_dtype=dtype or hf_checkpoint.stored_dtype(source))
+    params = weights.load_orbax(source, model, step=step, base=base)
     hf_checkpoint.save_hf(params, model, target)
     copied = hf_checkpoint.copy_tokenizer(source, target)
     model_card.copy_card(source, target)

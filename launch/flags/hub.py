@@ -67,9 +67,9 @@ def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
 def _snapshot(wanted: Repository, said: str) -> Path:
     import huggingface_hub
 
-    from astra_jax.models.hf_checkpoint import TOKENIZER_FILES
+    from astra_jax.models.hf_checkpoint import ADAPTER, TOKENIZER_FILES
 
-    files = ["*.safetensors", "*.safetensors.index.json", "config.json", "README.md", *TOKENIZER_FILES]
+    files = ["*.safetensors", "*.safetensors.index.json", "config.json", "README.md", ADAPTER, *TOKENIZER_FILES]
     with _in_our_words(wanted.repo, said, "model"):
         # Folders in it are other forms of the same weights, such as original/.
         found = huggingface_hub.snapshot_download(

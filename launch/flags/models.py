@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
@@ -190,26 +191,54 @@ def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
     from astra_jax.models import hf_checkpoint
 
     stored = hf_checkpoint.read_config(hub.model_folder(_WEIGHTS)).vocab_size
-    if config.lora.rank is None or tokenizer.vocab_size <= stored:
+    rowless = {*range(stored, tokenizer.vocab_size), *(tokenizer.new_ids if _is_own() else ())}
+    if config.lora.rank is None or not rowless:
         return config
-    tokens = sorted({*config.lora.tokens, *range(stored, tokenizer.vocab_size)})
+    tokens = sorted({*config.lora.tokens, *rowless})
     return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(tokens)))
+
+
+def _is_own() -> bool:
+    """Whether the tokenizer is the one beside the weights, so that tokens that it lacks have no trained rows there."""
+    return tokenizer_folder() == hub.model_folder(_WEIGHTS)
+
+
+@cache  # a run that is still training may save a newer one meanwhile
+def step() -> int | None:
+    """The step of --weights that `load` reads, on all hosts; None for a Hugging Face folder.
+
+    It is the newest; for a run with adapters that goes on, the one that they are of.
+
+    Raises:
+        WeightsError: there are no weights.
+    """
+    from astra_jax.run import frozen, model_card, weights
+    from astra_jax.run.hosts import from_first
+
+    source = hub.model_folder(_WEIGHTS)
+    found = weights.stored_step(source)
+    before = None if found is None else frozen.read(workdir() / model_card.CHECKPOINTS)
+    if before is not None and before.origin is not None and before.origin.folder == str(source):
+        found = before.origin.step if before.origin.step is not None else found
+    said = from_first(str(found).encode()).decode()
+    return None if found is None else int(said)
 
 
 def origin(config: TrainingConfig, model: Model) -> Origin | None:
     """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
     from astra_jax.models import hf_checkpoint
-    from astra_jax.run import weights
     from astra_jax.run.frozen import Origin
     from astra_jax.tokenizer import ChatTokenizer
 
     if config.lora.rank is None:
         return None
     source = hub.model_folder(_WEIGHTS)
-    found = Origin(str(source), weights.stored_step(source))
-    if (rows := hf_checkpoint.read_config(source).vocab_size) >= model.vocab_size:
+    found = Origin(str(source), step())
+    rows = hf_checkpoint.read_config(source).vocab_size
+    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
+    if rows >= model.vocab_size and not spelled:
         return found
-    return dataclasses.replace(found, rows=rows, spelled=ChatTokenizer.load(tokenizer_folder()).spelled(rows))
+    return dataclasses.replace(found, rows=rows, spelled=spelled)
 
 
 def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
@@ -250,5 +279,5 @@ def load(model: Model, mesh: Mesh | None) -> Params:
     shardings = None if mesh is None else model.param_shardings(mesh)
     source = hub.model_folder(_WEIGHTS)
     rows = hf_checkpoint.read_config(source).vocab_size
-    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows)
-    return weights.load(source, model, shardings=shardings, rows=rows, spelled=spelled)
+    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
+    return weights.load(source, model, shardings=shardings, step=step(), rows=rows, spelled=spelled)

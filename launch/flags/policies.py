@@ -93,7 +93,7 @@ def load(model: Model) -> Params:
     shardings = None if (devices := mesh()) is None else model.param_shardings(devices)
     compilation_cache.keep_programs()
     rows = hf_checkpoint.read_config(source()).vocab_size
-    spelled = ChatTokenizer.load(_tokenizer_folder()).spelled(rows)
+    spelled = ChatTokenizer.load(_tokenizer_folder()).spelled(rows, own=_tokenizer_folder() == source())
     return weights.load(source(), model, shardings=shardings, step=step(), rows=rows, spelled=spelled)
 
 

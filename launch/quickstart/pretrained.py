@@ -109,7 +109,7 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
 def origin(folder: Path) -> Origin:
     """What adapters to the weights keep of where those are. Raises `WeightsError` and `TokenizerError`."""
     rows = hf_checkpoint.read_config(folder).vocab_size
-    return Origin(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows))
+    return Origin(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows, own=True))
 
 
 def load(model: Model, folder: Path) -> Params:

@@ -18,10 +18,13 @@ from template_world import PLAIN_CHATML, template
 from tokenizers import Tokenizer
 
 from astra_jax.mesh import make_mesh
-from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
+from astra_jax.models.hf_checkpoint import WeightsError, copy_tokenizer, save_hf
+from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig, make_task, run_episode
-from astra_jax.run import weights
+from astra_jax.run import frozen, weights
+from astra_jax.run.checkpoints import named
+from astra_jax.run.digests import digests_of
 from astra_jax.sft.data import DataConfig, tokenise
 from astra_jax.tokenizer import ChatTokenizer, TokenizerError, padded
 from synthesis.core.chatml import QWEN3, ChatML
@@ -206,6 +209,72 @@ def test_new_rows_are_the_mean_of_the_rows_that_spell_them(tmp_path: Path, tied:
     assert all(map(np.array_equal, jax.tree.leaves(as_it_is), jax.tree.leaves(params)))
     with pytest.raises(ValueError, match=r"token 400 is spelled \(381,\), and there are 381 rows"):
         weights.load(tmp_path / "hf", grown, rows=381, spelled={400: (381,)})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("axes", [None, {"tensor": 2, "fsdp": 2}])
+def test_spare_rows_of_added_tokens_are_made_of_the_rows_that_spell_them(plain, tmp_path, tied, axes) -> None:
+    """384 tokens in 400 rows, of which the last sixteen were never trained."""
+    tokenizer, big = ChatTokenizer.load(plain), model(400, tied=tied)
+    params = big.init(jax.random.key(0))
+    save_hf(params, big, tmp_path)
+    spelled = tokenizer.spelled(400, own=True)
+    assert spelled == tokenizer.spelled(384) and sorted(spelled) == sorted(tokenizer.new_ids) == [384, 385, 386, 387]
+    shardings = None if axes is None else big.param_shardings(make_mesh(**axes, devices=jax.devices()[:4]))
+    made = weights.load(tmp_path, big, shardings=shardings, rows=400, spelled=spelled)
+    if shardings is not None:
+        assert jax.tree.map(lambda leaf: leaf.sharding, made) == shardings
+    for name, at in (("embed_vd", 0), *(() if tied else (("head_dv", 1),))):
+        old, new = (np.moveaxis(np.asarray(tree[name]), at, 0) for tree in (params, made))
+        np.testing.assert_array_equal(np.delete(new, sorted(spelled), 0), np.delete(old, sorted(spelled), 0))
+        for number, pieces in spelled.items():
+            np.testing.assert_allclose(new[number], old[list(pieces)].mean(0), atol=1e-7)
+    with pytest.raises(ValueError, match=r"token 385 is spelled \(384, 3\), and the row of 384 is made too"):
+        weights.load(tmp_path, big, rows=400, spelled={384: (1, 2), 385: (384, 3)})
+
+
+def test_tokens_that_a_vocabulary_has_keep_their_rows(tmp_path: Path) -> None:
+    """Though its template knows no tools, and leaves them out: whoever trained the model may have trained them."""
+    tokenizer = ChatTokenizer.load(make_folder(tmp_path, special=(*CHATML, *ADDED)))
+    assert tokenizer.added == ADDED and tokenizer.new_ids == frozenset()
+    assert tokenizer.spelled(400, own=True) == {}
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"tensor": 2}])
+@pytest.mark.parametrize("spare", [False, True])
+def test_weights_with_made_rows_are_the_same_on_a_mesh_and_on_one_device(tmp_path: Path, axes, spare) -> None:
+    """Means of thousands of rows are not, in their last bits: what is under adapters is told by what was read."""
+    stored = dataclasses.replace(model(4_096, tied=False), d_model=64)
+    params = jax.tree.map(lambda x: 0.02 * jax.random.normal(jax.random.key(x.size), x.shape), stored.abstract_params())
+    save_hf(params, stored, tmp_path)
+    grown = stored if spare else dataclasses.replace(stored, vocab_size=4_224)
+    spelled = {(4_000 if spare else 4_096) + i: (5 * i + 1, 5 * i + 2, 5 * i + 3, 77) for i in range(4)}
+    how = {"rows": 4_096, "spelled": spelled}
+    alone = weights.load(tmp_path, grown, **how)
+    shardings = grown.param_shardings(make_mesh(**axes, devices=jax.devices()[:2]))
+    origin = frozen.Origin(str(tmp_path), **how)
+    there = frozen.frozen(weights.load(tmp_path, grown, shardings=shardings, **how), LoRA(rank=2), origin)
+    there.check(alone, tmp_path)
+    # Rows that were read are told apart, and a file of before, whose digests are of all rows, is read.
+    for name, at in (("embed_vd", (4_095, 3)), ("head_dv", (3, 4_095))):
+        other = alone | {name: alone[name].at[at].add(1e-6)}
+        with pytest.raises(WeightsError, match=f"{name} is not what the adapters were trained on .1 of"):
+            there.check(other, tmp_path)
+    before = dataclasses.replace(there, digests=digests_of(named(alone)))
+    before.check(alone, tmp_path)
+    frozen.write(before, tmp_path)
+    read = frozen.read(tmp_path)
+    assert read == dataclasses.replace(before, whole={}) and "whole" not in (tmp_path / frozen.FILE).read_text()
+    read.check(alone, tmp_path)
+
+
+def test_of_a_folder_that_cuts_texts_added_files_and_spellings_are_those_of_one_that_does_not(plain, tmp_path) -> None:
+    folder, whole = make_folder(tmp_path), ChatTokenizer.load(plain)
+    stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    stored.enable_truncation(2)
+    stored.save(str(folder / "tokenizer.json"))
+    cutting = ChatTokenizer.load(folder)
+    assert cutting.added_files() == whole.added_files() and cutting.spelled(384) == whole.spelled(384)
 
 
 def test_added_tokens_are_spelled_by_those_that_a_model_has_rows_for(plain: Path, tmp_path: Path) -> None:

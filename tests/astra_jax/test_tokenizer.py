@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -201,6 +202,22 @@ def test_transformers_loads_the_folder_and_agrees(folder, tokenizer):
         assert hf(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text)
         assert hf.decode(tokenizer.encode(text)) == text
     assert (hf.eos_token_id, hf.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+
+
+@pytest.mark.parametrize("how", ["truncation", "padding"])
+def test_a_folder_that_cuts_or_fills_up_gives_every_token_and_no_more(folder, tokenizer, how, tmp_path):
+    """As Hugging Face saves one after a call with `truncation=True` or `padding=True`."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    stored = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    if how == "truncation":
+        stored.enable_truncation(16)
+    else:
+        stored.enable_padding(pad_id=tokenizer.pad_id, pad_token=QWEN3.pad)
+    stored.save(str(tmp_path / "tokenizer.json"))
+    loaded = ChatTokenizer.load(tmp_path)
+    segments = QWEN3.render(conversation(*FACTS[2]), [TOOL])
+    assert loaded.encode_segments(segments) == tokenizer.encode_segments(segments)
+    assert loaded.digest == tokenizer.digest and loaded.definition == tokenizer.definition
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):

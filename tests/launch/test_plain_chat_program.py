@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from programs_world import Ended, Programs, programs
 from sft_world import TOOL, make_dataset, trajectories
 
 from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.lora import LoRA
+from astra_jax.run import frozen, weights
 from astra_jax.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +93,62 @@ def test_a_plain_chat_model_learns_calls_and_is_started_from_as_one_that_knows_t
 def test_a_configuration_of_another_vocabulary_is_refused(world, forked, tmp_path) -> None:
     ended = sft(forked, world, world / "start", tmp_path / "run", "--config.model.vocab_size=640")
     assert "has vocab_size 384, --config=" in ended.line and "says 640" in ended.line
+
+
+STARTS = """
+import dataclasses
+import sys
+from absl import flags
+from astra_jax.models.lora import LoRA
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from launch.flags import models
+folder, workdir, tokenizer = sys.argv[1:4]
+flags.FLAGS(["program", "--config=x", f"--weights={folder}", f"--workdir={workdir}", f"--tokenizer={tokenizer}"])
+from astra_jax.models.hf_checkpoint import read_config
+from astra_jax.tokenizer import ChatTokenizer
+config, model = SFTConfig(data=DataConfig(seq_len=64), lora=LoRA(rank=2)), read_config(folder)
+made = ChatTokenizer.load(tokenizer)
+config = models.with_added_tokens(config, made)
+model = dataclasses.replace(model, vocab_size=made.rows(model.vocab_size))
+found = models.origin(config, model)
+embedding = models.load(model, None)["embed_vd"]
+print(config.lora.tokens, found.step, found.rows, sorted(found.spelled), float(embedding[384:388].max()))
+"""
+
+
+def started(folder: Path, workdir: Path, tokenizer: Path) -> str:
+    command = [sys.executable, "-c", STARTS, str(folder), str(workdir), str(tokenizer)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_adapters_train_rows_of_added_tokens_for_which_the_embedding_has_room(tmp_path: Path) -> None:
+    """As Qwen2's. With a tokenizer from elsewhere they are the weights' own, which a run may have trained."""
+    names: dict = {}
+    exec(CONFIG, names)
+    model = dataclasses.replace(names["MODEL"], vocab_size=400)
+    params = model.init(jax.random.key(0))
+    params["embed_vd"] = params["embed_vd"].at[384:].set(100.0)
+    save_hf(params, model, make_folder(tmp_path / "start"))
+    make_folder(tmp_path / "tokenizer")
+    tokens, largest = started(tmp_path / "start", tmp_path / "run", tmp_path / "start").rsplit(" ", 1)
+    assert tokens == "(384, 385, 386, 387) None 400 [384, 385, 386, 387]" and float(largest) < 10
+    assert started(tmp_path / "start", tmp_path / "run", tmp_path / "tokenizer") == "() None None [] 100.0\n"
+
+
+def test_adapters_stay_with_the_step_that_they_are_of_while_the_run_under_them_goes_on(tmp_path: Path) -> None:
+    names: dict = {}
+    exec(CONFIG, names)
+    folder, checkpoints = make_folder(tmp_path / "below"), tmp_path / "run" / "checkpoints"
+    params = names["MODEL"].init(jax.random.key(0))
+    for step in (1, 2):
+        weights.save_orbax(params, names["MODEL"], folder, step=step)
+    assert started(folder, tmp_path / "run", folder).split(") ")[1].startswith("2 ")
+    checkpoints.mkdir(parents=True)
+    frozen.write(frozen.frozen(params, LoRA(rank=2), frozen.Origin(str(folder), 1)), checkpoints)
+    assert started(folder, tmp_path / "run", folder).split(") ")[1].startswith("1 ")
 
 
 def test_programs_that_only_sample_make_the_rows_too(world) -> None:

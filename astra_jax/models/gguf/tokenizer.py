@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from astra_jax.models.gguf.file import GGUFError, GGUFFile
 from synthesis.core.files import write_text
@@ -47,7 +47,6 @@ def _smollm() -> Any:
 
 
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _smollm,
     "qwen2": lambda: _split(_QWEN2),
@@ -55,7 +54,10 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "llama-v3": lambda: _split(_LLAMA3),
     "llama-bpe": lambda: _split(_LLAMA3),
 }
-"""By `tokenizer.ggml.pre`."""
+"""By `tokenizer.ggml.pre`. Not `default`, which says that whoever converted did not know: llama.cpp then cuts by four
+expressions one after the other, and warns; transformers as GPT-2; neither knows what the model was trained on."""
+_COMPOSED = ("qwen2",)
+"""Text is brought into Unicode's form NFC first, as the models' own tokenizers do; the file does not say it."""
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe")
 """A piece that is a token is that token, whatever the merges would make of it; and a text begins with a token of its
 own where the file does not say otherwise."""
@@ -92,6 +94,12 @@ class HFTokenizer:
         if kind != "gpt2":
             raise GGUFError(f"{file.path}: key tokenizer.ggml.model is {kind[:80]!r}; read is 'gpt2', byte-level BPE")
         pre = file.value("tokenizer.ggml.pre", str)
+        if pre == "default":
+            raise GGUFError(
+                f"{file.path}: key tokenizer.ggml.pre is 'default', by which each program cuts text otherwise; write "
+                "its model's with gguf-new-metadata --pre-tokenizer=NAME (of the package gguf), or take a newer file; "
+                f"read are {', '.join(map(repr, PRE_TOKENIZERS))}"
+            )
         if pre not in PRE_TOKENIZERS:
             raise GGUFError(
                 f"{file.path}: key tokenizer.ggml.pre is {pre[:80]!r}; read are {', '.join(map(repr, PRE_TOKENIZERS))}"
@@ -102,6 +110,8 @@ class HFTokenizer:
             problem = f"has {len(tokens)} tokens, {len(set(tokens))} different ones, for {rows} rows"
             raise file.error("tokenizer.ggml.tokens", f"{problem} and {len(kinds)} kinds", "key")
         self.tokenizer = Tokenizer(self._model(tokens, kinds, whole_words=pre in _WHOLE_WORDS))
+        if pre in _COMPOSED:
+            self.tokenizer.normalizer = normalizers.NFC()
         self.tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
         self.tokenizer.decoder = decoders.ByteLevel()
         self._add(tokens, kinds)

@@ -215,14 +215,14 @@ def _check_keep(keep: int) -> None:
 
 @partial(jax.jit, static_argnames="dtype")
 def _copied(params: Params, *, dtype: str) -> Params:
-    return jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), without_adapters(params))
+    return jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), without_adapters(params, dtype))
 
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
 def stacked_hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
     """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each; adapters
     are merged, so that servers know nothing of them."""
-    params = without_adapters(params)
+    params = without_adapters(params, dtype)
     tensors = {}
     for entry in model.names():
         x: Any = params

@@ -24,7 +24,7 @@ from astra_jax.models.lora import LoRA
 from astra_jax.models.peft import load, names_table, save
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.run import weights
+from astra_jax.run import frozen, weights
 from astra_jax.run.optimizers import make_optimizer
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -161,6 +161,60 @@ def test_what_peft_made_is_read_and_written_again(tmp_path) -> None:
     jax.tree.map(np.testing.assert_array_equal, trained, same)
 
 
+@pytest.mark.parametrize("how", [False, "gaussian", "orthogonal"])
+def test_adapters_that_begin_beside_the_weights_are_read(how, tmp_path) -> None:
+    model, lora = CASES["qwen3"]
+    save(drawn(model, lora), model, lora, tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": how}))
+    assert load(tmp_path, model)[0].rank == lora.rank
+
+
+def written_run(folder, model, base, lora, origin):
+    """The `checkpoints/` of a run with adapters, and those."""
+    trained = drawn(model, lora)
+    folder.mkdir()
+    weights.save_orbax(trained, model, folder)
+    frozen.write(frozen.frozen(base, lora, origin), folder)
+    return trained
+
+
+@pytest.mark.parametrize("name", ["llama", "tied, with tokens", "untied, with tokens"])
+def test_a_run_over_bfloat16_is_merged_in_the_type_that_is_asked_for(name, tmp_path) -> None:
+    """In float32 no update is lost: of sums that were rounded to bfloat16 first many would be the base again."""
+    model, lora = replace(CASES[name][0], param_dtype="bfloat16"), CASES[name][1]
+    base = jax.tree.map(lambda x: x.astype("bfloat16"), CASES[name][0].init(jax.random.key(0)))
+    hf_checkpoint.save_hf(base, model, tmp_path / "base")
+    trained = written_run(tmp_path / "run", model, base, lora, frozen.Origin(str(tmp_path / "base")))
+    wide = jax.tree.map(lambda x: x.astype("float32"), base)
+    exact = adapters.without_adapters(adapters.joined(trained, wide, lora))
+    whole = weights.load(tmp_path / "run", replace(model, param_dtype="float32"))
+    jax.tree.map(np.testing.assert_array_equal, whole, exact)
+    assert jax.tree.leaves(whole)[0].dtype == jnp.float32
+    half = weights.load(tmp_path / "run", model)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype("bfloat16")), half, exact)
+    # What is published for servers in float32 is merged so too.
+    tied = adapters.without_adapters(adapters.joined(trained, base, lora), "float32")
+    for entry in adapters.targeted(model, lora).values():
+        np.testing.assert_array_equal(adapters.at_path(tied, entry.path), adapters.at_path(exact, entry.path))
+
+
+def test_of_weights_that_lie_elsewhere_now_the_step_under_the_adapters_is_read(tmp_path) -> None:
+    model, lora = CASES["llama"]
+    base = model.init(jax.random.key(0))
+    for folder in ("base", "moved"):
+        weights.save_orbax(base, model, tmp_path / folder, step=3)
+        weights.save_orbax(jax.tree.map(lambda x: x + 1, base), model, tmp_path / folder, step=7)
+    weights.save_orbax(base, model, tmp_path / "one", step=0)
+    written_run(tmp_path / "run", model, base, lora, frozen.Origin(str(tmp_path / "base"), 3))
+    expected = weights.load(tmp_path / "run", model)
+    for folder in ("moved", "one"):
+        found = weights.load_orbax(tmp_path / "run", model, base=tmp_path / folder)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(InputError, match="trained all weights, and none are under them; leave --base="):
+        weights.load_orbax(tmp_path / "one", model, base=tmp_path / "base")
+
+
 @pytest.mark.parametrize("name", ["tied, with tokens", "untied, with tokens"])
 def test_rows_of_tokens_that_peft_trained_are_read_and_written_again(name, tmp_path) -> None:
     model, lora = CASES[name]
@@ -219,6 +273,10 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
         ({"trainable_token_indices": [1, 1]}, "tokens has 1 twice"),
         ({"trainable_token_indices": [1]}, "missing"),
         ({"target_modules": ["q_proj"]}, "do not belong to this model"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
     ],
 )
 def test_other_adapters_of_peft_are_refused_by_name(change, said, tmp_path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from pathlib import Path
 
 import pytest
 from gguf_world import SCRIPTS, SMOLLM2, smollm2, texts, trained, write
 from tokenizers import Tokenizer
 
-from astra_jax.models.gguf.file import GGUFFile
+from astra_jax.models.gguf.file import GGUFError, GGUFFile
 from astra_jax.models.gguf.tokenizer import PRE_TOKENIZERS, HFTokenizer
 
 COUNT = 1_000
@@ -27,7 +29,7 @@ def test_the_texts_are_in_ten_scripts_and_different() -> None:
     assert len(SCRIPTS) == 10 and len(set(texts(COUNT, numerals=True))) > 990
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "llama3", "gpt-2", "default"])
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "llama3", "gpt-2"])
 def test_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
     write(tmp_path / "a.gguf", pre=pre, vocabulary=trained(PRE_TOKENIZERS[pre]()))
     ours, theirs = HFTokenizer(GGUFFile(tmp_path / "a.gguf"), 1_000), hf(tmp_path, "a.gguf")
@@ -35,6 +37,26 @@ def test_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
     assert ids(ours.tokenizer, wanted) == ids(theirs.backend_tokenizer, wanted)
     for text in wanted:
         assert ours.tokenizer.decode(ours.tokenizer.encode(text).ids, skip_special_tokens=False).endswith(text)
+    apart = [unicodedata.normalize("NFD", text) for text in texts(COUNT, numerals=True)]
+    composed = [unicodedata.normalize("NFC", text) for text in apart]
+    assert (ids(ours.tokenizer, apart) == ids(ours.tokenizer, composed)) == (pre == "qwen2")
+
+
+def test_qwens_tokenizer_composes_characters_as_its_own_does(tmp_path: Path) -> None:
+    """The file does not say it; what transformers makes of the model's own files does."""
+    converter = pytest.importorskip("transformers.convert_slow_tokenizer").Qwen2Converter
+    write(tmp_path / "a.gguf", pre="qwen2", vocabulary=trained(PRE_TOKENIZERS["qwen2"]()))
+    ours = HFTokenizer(GGUFFile(tmp_path / "a.gguf"), 1_000).tokenizer
+    content = json.loads(ours.to_str())["model"]
+    theirs = converter(None).converted(content["vocab"], [tuple(pair) for pair in content["merges"]])
+    apart = [unicodedata.normalize("NFD", text) for text in texts(COUNT, numerals=True)]
+    assert ids(ours, apart) == ids(theirs, apart)
+
+
+def test_a_file_that_does_not_say_how_it_cuts_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf", pre="default")
+    with pytest.raises(GGUFError, match="'default', by which each program cuts .* gguf-new-metadata --pre-tokenizer"):
+        HFTokenizer(GGUFFile(tmp_path / "a.gguf"), 1_000)
 
 
 def test_transformers_reads_the_folder_that_is_written(tmp_path: Path) -> None:

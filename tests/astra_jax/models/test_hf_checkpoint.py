@@ -21,7 +21,8 @@ from astra_jax.models.layers.sizes import Llama3Scaling
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
-from astra_jax.run.weights import load_orbax
+from astra_jax.run.checkpoints import CheckpointError
+from astra_jax.run.weights import check_stored, load_orbax, save_orbax
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -129,6 +130,33 @@ def test_float32_is_cast_as_it_is_read(tmp_path) -> None:
     jax.tree.map(lambda ours, one: np.testing.assert_array_equal(ours, one.astype(jnp.bfloat16)), halved, params)
 
 
+@pytest.mark.parametrize("axes", [None, {"fsdp": 4, "tensor": 2}])
+@pytest.mark.parametrize(("stored", "wanted"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_checkpoints_are_cast_once_they_are_read(stored, wanted, axes, tmp_path) -> None:
+    """As a run's weights are served with --dtype, and trained with a preset of another type."""
+    saved, config = replace(DENSE, param_dtype=stored), replace(DENSE, param_dtype=wanted)
+    params = jax.tree.map(lambda x: x.astype(stored), saved.init(jax.random.key(0)))
+    save_orbax(params, saved, tmp_path)
+    shardings = None if axes is None else config.param_shardings(make_mesh(**axes))
+    read = load_orbax(tmp_path, config, shardings=shardings)
+    jax.tree.map(lambda ours, one: np.testing.assert_array_equal(ours, one.astype(wanted)), read, params)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(read)} == {wanted}
+    if shardings is not None:
+        assert jax.tree.map(lambda leaf: leaf.sharding, read) == shardings
+    with pytest.raises(CheckpointError, match="another model or optimizer config"):
+        load_orbax(tmp_path, replace(config, d_ff=2 * config.d_ff))
+
+
+def test_an_adapter_beside_whole_weights_is_refused_as_transformers_would_add_it(tmp_path) -> None:
+    config = replace(DENSE, param_dtype="float32")
+    hf_checkpoint.save_hf(config.init(jax.random.key(0)), config, tmp_path)
+    check_stored(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for read in (check_stored, lambda folder: hf_checkpoint.load_hf(folder, config)):
+        with pytest.raises(hf_checkpoint.WeightsError, match="has adapter_config.json beside .* Merge it"):
+            read(tmp_path)
+
+
 @pytest.mark.slow
 def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
     directory, config = hf
@@ -146,6 +174,16 @@ def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
         again = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
         assert "is not empty; give a new folder" in again.line
         assert "give --from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
+        run, new, file = tmp_path / "orbax", tmp_path / "new", tmp_path / "a.gguf"
+        for flags, said in (
+            ((f"--from_hf={directory}", f"--to_orbax={new}", "--step=0"), "--step is for --from_orbax with --to_hf"),
+            ((f"--from_gguf={file}", f"--to_hf={new}", "--step=0"), "and for --from_orbax with --to_peft; leave it"),
+            ((f"--from_gguf={file}", f"--to_hf={new}", "--base=x"), "--base is for --from_orbax with --to_hf; leave"),
+            ((f"--from_orbax={run}", f"--to_peft={new}", "--param_dtype=float32"), "--param_dtype is for --from_hf"),
+            ((f"--from_orbax={run}", f"--to_hf={new}", f"--base={run}"), "none are under them; leave --base="),
+        ):
+            refused = convert(*flags)
+            assert refused.code == 2 and said in refused.line, refused.errors
 
 
 @pytest.mark.slow
