@@ -9,13 +9,16 @@ Beside the arrays of each lies a digest of every one, which is compared when the
 
 A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
 marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
+Either folder may be the slower one, so older steps go only when the new one is whole in both: whenever a run is killed,
+the step that it could be resumed from before is there, or the next one is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -56,7 +59,7 @@ class Checkpointer:
         dir: made if it is not there; left-overs of interrupted saves in it are removed.
         reading: nothing is written, made or removed there, where a run may be saving.
         keep_states: so many of the newest full states are kept, at least 1.
-        keep_params: so many of the newest weights are kept; None keeps all. Never fewer than `keep_states`.
+        keep_params: so many of the newest weights are kept; None keeps all. Those of a state that is kept stay too.
     """
 
     def __init__(
@@ -65,13 +68,14 @@ class Checkpointer:
         if keep_states < 1:
             raise SettingError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
         self.dir = location(dir)
-        if keep_params is not None:
-            keep_params = max(keep_params, keep_states)
+        self._keep_states, self._keep_params = keep_states, keep_params
         arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
         for_params = {"params": arrays(), _DIGESTS: json()}
         for_states = {"state": arrays(), "extra": json(), _DIGESTS: json()}
-        self._params = CheckpointManager(self.dir / "params", "params", keep_params, for_params, reading=reading)
-        self._states = CheckpointManager(self.dir / "states", "states", keep_states, for_states, reading=reading)
+        self._params = CheckpointManager(self.dir / "params", "params", None, for_params, reading=reading)
+        self._states = CheckpointManager(self.dir / "states", "states", None, for_states, reading=reading)
+        self._remover = ThreadPoolExecutor(1, thread_name_prefix="older checkpoints")
+        self._removed: Future[None] | None = None
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
@@ -99,6 +103,7 @@ class Checkpointer:
         return time.perf_counter() - started
 
     def _save(self, step: int, params: PyTree, state: PyTree | None, extra: dict[str, Any] | None) -> None:
+        self._wait()
         for manager in (self._states, self._params):
             if step in manager.all_steps():  # from a run that died after it, before its next full state
                 manager.wait_until_finished()
@@ -111,6 +116,16 @@ class Checkpointer:
             digests = ocp.args.JsonSave(digests_of(named(state)) | {_EXTRA: digest_of_json(extra)})
             items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra), _DIGESTS: digests}
             self._states.save(step, args=ocp.args.Composite(**items), force=True)
+        saved = [self._params] if state is None else [self._params, self._states]
+        self._removed = self._remover.submit(_remove, saved, self._outdated())
+
+    def _outdated(self) -> list[tuple[CheckpointManager, list[int]]]:
+        """What goes once the newest step is whole, by the order in which steps were saved."""
+        params, states = self._params.all_steps(), self._states.all_steps()
+        kept = [step for step in states if step in params][-self._keep_states :]
+        weights = params if self._keep_params is None else [*params[-self._keep_params :], *kept]
+        old = (self._params, params, weights), (self._states, states, kept)
+        return [(manager, [step for step in steps if step not in keep]) for manager, steps, keep in old]
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -128,8 +143,12 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """The newest step that can be resumed from, or None. Waits for saves under way."""
+        return max(self._whole(), default=None)
+
+    def _whole(self) -> list[int]:
+        """The steps that are in both folders, ascending."""
         self.wait()
-        return max(set(self._params.all_steps()) & set(self._states.all_steps()), default=None)
+        return sorted(set(self._params.all_steps()) & set(self._states.all_steps()))
 
     def params_steps(self) -> list[int]:
         """The steps whose weights are there, ascending. Waits for saves under way."""
@@ -169,11 +188,18 @@ class Checkpointer:
             (step, params, state, extra), or None: there is no checkpoint.
 
         Raises:
-            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read.
+            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read, or there are
+                weights and states, and none of the same step.
         """
-        self.wait()
-        steps = sorted(set(self._params.all_steps()) & set(self._states.all_steps()), reverse=True)
-        for step in steps:
+        steps = self._whole()
+        weights, states = (sorted(one.all_steps()) for one in (self._params, self._states))
+        if weights and states and not steps:
+            raise CheckpointError(
+                f"{self.dir}: there are weights of steps {_listed(weights)} and full states of steps "
+                f"{_listed(states)}, and none of the same step: nothing can be gone on from. Copy there what is "
+                "missing, or take another workdir, to which --weights may give these weights"
+            )
+        for step in reversed(steps):
             try:
                 extra = self.read_extra(step)
             except DamagedError as error:
@@ -185,9 +211,7 @@ class Checkpointer:
             except DamagedError as error:
                 logging.warning("%s; it is left out", error)
         if steps:
-            raise CheckpointError(
-                f"{self.dir}: none of the checkpoints there can be read: {', '.join(map(str, steps))}"
-            )
+            raise CheckpointError(f"{self.dir}: none of the checkpoints there can be read: {_listed(steps[::-1])}")
         return None
 
     def read_extra(self, step: int) -> dict[str, Any]:
@@ -248,18 +272,29 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when no save is under way any more. Raises `CheckpointError` if one could not be written."""
-        self._both(ocp.CheckpointManager.wait_until_finished)
+        with self._writing():
+            self._wait()
 
     def close(self) -> None:
         """Wait, and free the background threads. Raises as `wait` does."""
-        self._both(ocp.CheckpointManager.close)
+        try:
+            with self._writing():
+                self._both(ocp.CheckpointManager.close)
+        finally:
+            self._remover.shutdown()
+
+    def _wait(self) -> None:
+        self._both(ocp.CheckpointManager.wait_until_finished)
 
     def _both(self, end: Callable[[ocp.CheckpointManager], None]) -> None:
         """The second one too where the first one fails: threads that still save as Python ends print tracebacks, or
         wait for each other for ever."""
-        with self._writing(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for manager in (self._states, self._params):  # the last one is ended first
                 stack.callback(end, manager)
+            if (removed := self._removed) is not None:
+                self._removed = None
+                stack.callback(removed.result)
 
     def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
         self.wait()
@@ -313,6 +348,12 @@ class CheckpointManager(ocp.CheckpointManager):
         )
         super().__init__(dir, options=options, item_handlers=handlers)
 
+    def remove(self, steps: Sequence[int]) -> None:
+        """`delete` without its meeting of all hosts, a collective, which no thread beside the training may have. Each
+        host calls it; the first one deletes."""
+        self._checkpoints.delete_if(lambda info: info.step in steps)
+        self._checkpoint_deleter.delete_steps(steps)
+
     def reached_preemption(self, step: int) -> bool:
         """Never: the run asks by its own count (`Preemption`), and JAX's service has one count for all who ask.
 
@@ -321,6 +362,17 @@ class CheckpointManager(ocp.CheckpointManager):
         """
         del step
         return False
+
+
+def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[CheckpointManager, list[int]]]) -> None:
+    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told."""
+    try:
+        for manager in saved:
+            manager.wait_until_finished()
+    except Exception:
+        return
+    for manager, steps in outdated:
+        manager.remove(steps)
 
 
 def _meet(name: str, *, key: str, timeout_ms: int) -> None:
@@ -353,6 +405,10 @@ def _key(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def _show(leaf: tuple[tuple[int, ...], str]) -> str:
