@@ -16,11 +16,13 @@ the step that it could be resumed from before is there, or the next one is.
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -29,13 +31,14 @@ from absl import logging
 from etils import epath
 
 from astra_jax.run.digests import digest_of_json, digests_of
-from astra_jax.run.hosts import meet_unless_failed
+from astra_jax.run.hosts import failure_of_any, from_first, meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import Refusal
 
 PyTree = Any
+T = TypeVar("T")
 
 SAVED = "_CHECKPOINT_METADATA"
 """A file of each step, which says when it was saved."""
@@ -50,6 +53,12 @@ class CheckpointError(Refusal):
 
 class DamagedError(CheckpointError):
     """A checkpoint cannot be read, or holds something else than was saved; the message names the step and the array."""
+
+
+class BucketError(CheckpointError):
+    """The bucket of checkpoints does not take or give them now; what lies there is whole."""
+
+    away = True
 
 
 class Checkpointer:
@@ -93,7 +102,8 @@ class Checkpointer:
 
         Raises:
             ValueError: `extra` without `state`.
-            CheckpointError: this or the save before could not be written; what was saved earlier is whole.
+            CheckpointError: this or the save before could not be written; what was saved earlier is whole. In a
+                bucket it is a `BucketError`.
         """
         if extra is not None and state is None:
             raise ValueError("extra is part of the full state: pass state with it, or neither")
@@ -135,8 +145,9 @@ class Checkpointer:
         except Exception as error:
             if not may_be_storage(error, self.dir):
                 raise
-            remedy = "see to the bucket" if in_bucket(self.dir) else "make room there"
-            raise CheckpointError(
+            far = in_bucket(self.dir)
+            remedy = "see to the bucket" if far else "make room there"
+            raise (BucketError if far else CheckpointError)(
                 f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
                 "command again: it goes on from the last whole one"
             ) from error
@@ -166,19 +177,21 @@ class Checkpointer:
         Returns:
             `(params, state, extra)`.
 
+        Each host reads its part, and all must call it: what one of them fails of is raised on all.
+
         Raises:
             CheckpointError: the step is not there, or differs from `like` in structure, shape or type.
             DamagedError: it cannot be read, or is not what was saved.
+            BucketError: its bucket does not answer.
         """
         params_like, state_like = like
         params = self.restore_params(step, params_like)
-        self._require(self._states, step, "full state")
         return params, self._arrays(self._states, step, "state", state_like), self.read_extra(step)
 
     def restore_latest(
         self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
     ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
-        """The newest full state that can be read; one that cannot is left out, with a warning that names it.
+        """The newest full state that every host can read; one that cannot be is left out, with a warning that names it.
 
         Args:
             like: as for `restore`.
@@ -191,8 +204,10 @@ class Checkpointer:
             CheckpointError: a state differs from `like` in structure, shape or type, or none can be read, or there are
                 weights and states, and none of the same step.
         """
-        steps = self._whole()
-        weights, states = (sorted(one.all_steps()) for one in (self._params, self._states))
+        self.wait()
+        there = [sorted(one.all_steps()) for one in (self._params, self._states)]
+        weights, states = json.loads(from_first(json.dumps(there).encode()))
+        steps = sorted({*weights} & {*states})
         if weights and states and not steps:
             raise CheckpointError(
                 f"{self.dir}: there are weights of steps {_listed(weights)} and full states of steps "
@@ -221,41 +236,61 @@ class Checkpointer:
             CheckpointError: the step has no full state.
             DamagedError: it cannot be read, or is not what was saved.
         """
-        self._require(self._states, step, "full state")
-        with self._reading(step):
-            extra = self._states.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
-        saved = self._digests(self._states, step)
-        self._compare(self._states, step, {_EXTRA: digest_of_json(extra)}, {_EXTRA: saved[_EXTRA]} if saved else {})
-        return extra
+
+        def read() -> dict[str, Any]:
+            self._require(self._states, step, "full state")
+            extra = self._states.read(step, extra=ocp.args.JsonRestore())
+            saved = self._digests(self._states, step)
+            found = {_EXTRA: digest_of_json(extra)}
+            self._compare(self._states, step, found, {_EXTRA: saved[_EXTRA]} if saved else {})
+            return extra
+
+        return self._on_all(step, read)
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """The weights of a step; `like` and the errors as for `restore`."""
-        self._require(self._params, step, "weights")
         return self._arrays(self._params, step, "params", like)
 
-    def _arrays(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
+    def _arrays(self, manager: CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
         """The arrays of a step's item, as they were saved."""
-        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(like))})
-        with self._reading(step):
+
+        def read() -> tuple[PyTree, dict[str, str]]:
+            self._require(manager, step, "weights" if manager is self._params else "full state")
             self._check(manager, step, item, like)
-            restored = manager.restore(step, args=args)[item]
-        saved = self._digests(manager, step)
+            return manager.read(step, **{item: ocp.args.StandardRestore(_abstract(like))}), self._digests(manager, step)
+
+        restored, saved = self._on_all(step, read)
         self._compare(manager, step, digests_of(named(restored)), {k: v for k, v in saved.items() if k != _EXTRA})
         return restored
 
-    def _digests(self, manager: ocp.CheckpointManager, step: int) -> dict[str, str]:
+    def _digests(self, manager: CheckpointManager, step: int) -> dict[str, str]:
         """What was saved beside a step's arrays; nothing where an earlier version saved them."""
         if not (epath.Path(manager.directory) / str(step) / _DIGESTS).exists():
             return {}
-        with self._reading(step):
-            return manager.restore(step, args=ocp.args.Composite(**{_DIGESTS: ocp.args.JsonRestore()}))[_DIGESTS]
+        return manager.read(step, **{_DIGESTS: ocp.args.JsonRestore()})
 
-    def _compare(self, manager: ocp.CheckpointManager, step: int, found: dict[str, str], saved: dict[str, str]) -> None:
+    def _compare(self, manager: CheckpointManager, step: int, found: dict[str, str], saved: dict[str, str]) -> None:
         if wrong := [name for name in found.keys() | saved.keys() if saved and found.get(name) != saved.get(name)]:
             raise DamagedError(
                 f"{manager.directory}: step {step} cannot be read: {min(wrong)!r} is not what was saved, its files are "
                 "damaged. Copy it again from where it is whole, or take an older step"
             )
+
+    def _on_all(self, step: int, read: Callable[[], T]) -> T:
+        """What each host reads by itself. Where that fails on one it fails on all, and of the same kind: a host that
+        went on to another step would do so alone."""
+        failure: CheckpointError | None = None
+        try:
+            with self._reading(step):
+                found = read()
+        except CheckpointError as error:
+            failure = error
+        damaged = isinstance(failure, DamagedError)
+        if (told := failure_of_any(None if damaged else failure)) is not None:
+            raise told
+        if (told := failure_of_any(failure)) is not None:
+            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
+        return found
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
@@ -265,6 +300,11 @@ class Checkpointer:
         except CheckpointError:
             raise
         except Exception as error:
+            if in_bucket(self.dir) and _is_away(error):
+                raise BucketError(
+                    f"{self.dir}: step {step} could not be read ({first_line(error)}); see to the bucket and run the "
+                    "same command again"
+                ) from error
             raise DamagedError(
                 f"{self.dir}: step {step} cannot be read: {type(error).__name__}: {first_line(error)}. Copy it again "
                 "from where it is whole, or take an older step"
@@ -296,13 +336,13 @@ class Checkpointer:
                 self._removed = None
                 stack.callback(removed.result)
 
-    def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
+    def _require(self, manager: CheckpointManager, step: int, what: str) -> None:
         self.wait()
         if step not in manager.all_steps():
             there = ", ".join(map(str, sorted(manager.all_steps()))) or "none"
             raise CheckpointError(f"{manager.directory}: there is no {what} of step {step}; steps there: {there}")
 
-    def _check(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> None:
+    def _check(self, manager: CheckpointManager, step: int, item: str, like: PyTree) -> None:
         saved, wanted = _leaves(manager.item_metadata(step)[item].tree), _leaves(like)
         where = f"{manager.directory}, step {step}"
         remedy = "it is of another model or optimizer config: use that config, or another workdir"
@@ -347,6 +387,17 @@ class CheckpointManager(ocp.CheckpointManager):
             async_options=ocp.AsyncOptions(barrier_sync_fn=partial(_meet, name)),
         )
         super().__init__(dir, options=options, item_handlers=handlers)
+        me = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+        self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers), multiprocessing_options=alone)
+
+    def read(self, step: int, **item: ocp.args.CheckpointArgs) -> Any:
+        """An item of a step, as this host sees it; sharded arrays' parts of other hosts are theirs to read.
+
+        Unlike `restore` it meets nobody: after a read that failed on one host only, that one would never come.
+        """
+        (name,) = item
+        return self._reader.restore(self.directory / str(step), args=ocp.args.Composite(**item))[name]
 
     def remove(self, steps: Sequence[int]) -> None:
         """`delete` without its meeting of all hosts, a collective, which no thread beside the training may have. Each
@@ -373,6 +424,21 @@ def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[Checkpo
         return
     for manager, steps in outdated:
         manager.remove(steps)
+
+
+_AWAY = re.compile(
+    r"(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE"
+    r"|UNKNOWN): "
+)
+"""With which tensorstore's messages begin where the bucket is what is wrong."""
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether it is the bucket that fails, and not what an object there holds. Rather too often: a run that ends may be
+    started again, one that leaves a whole checkpoint out deletes it when it comes to that step once more."""
+    if isinstance(error, ValueError):  # tensorstore's, or of JSON
+        return _AWAY.match(str(error)) is not None
+    return not isinstance(error, (FileNotFoundError, LookupError, TypeError))
 
 
 def _meet(name: str, *, key: str, timeout_ms: int) -> None:

@@ -18,9 +18,11 @@ import optax
 import pytest
 from checkpoint_world import cut_in_half, in_its_own_process
 
-from astra_jax.run.checkpoints import Checkpointer, CheckpointError, DamagedError
+from astra_jax.run import checkpoints
+from astra_jax.run.checkpoints import BucketError, Checkpointer, CheckpointError, DamagedError
 from astra_jax.run.digests import digests_of
 from astra_jax.run.metrics import MetricWriter, read_metrics
+from astra_jax.run.starts import is_fault
 
 
 def make_params(seed: int = 0, width: int = 8) -> dict:
@@ -392,6 +394,37 @@ def test_what_the_caller_refuses_is_refused(checkpointer):
 
     with pytest.raises(KeyError, match="other"):
         checkpointer.restore_latest((params, make_state(params)), check)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("UNAVAILABLE: Error reading: HTTP response code: 503"), TimeoutError(), OSError("connection reset")],
+)
+def test_a_bucket_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, caplog, error):
+    """The same command may go well; to leave the step out would train what is there again."""
+
+    def no_answer(*arguments, **options):
+        raise error
+
+    params = make_params()
+    like = (params, make_state(params))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, params=params, state=make_state(params), extra={"step": step})
+        checkpointer.wait()
+        monkeypatch.setattr(checkpoints, "in_bucket", lambda path: True)
+        for name, call, said in (
+            ("read", lambda: checkpointer.restore_latest(like), "step 2 could not be read"),
+            ("save", lambda: checkpointer.save(3, params=params), "a checkpoint could not be written"),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoints.CheckpointManager, name, no_answer)
+                with pytest.raises(BucketError, match=f"{said} .*see to the bucket") as raised:
+                    call()
+                assert raised.value.away and is_fault(raised.value)
+        cut_in_half(tmp_path / "params" / "2")  # damage is damage there too
+        with caplog.at_level("WARNING"):
+            assert checkpointer.restore_latest(like)[0] == 1
 
 
 def test_disks_that_are_full() -> None:
