@@ -171,7 +171,8 @@ _place = _Place()
 
 
 def reached(step: int) -> None:
-    """Say where the main thread is. Every host calls this as often, at the same places."""
+    """Say where the main thread is. Every host calls this as often, at the same places; also amid what takes long, of
+    which others cannot tell that it goes on (`HostWatch`)."""
     _place.marks, _place.step, _place.pulse = _place.marks + 1, step, 0
 
 
@@ -267,7 +268,8 @@ class HostWatch:
 
     Args:
         deadline: seconds; longer than anything that may stop all of a process's threads.
-        step_deadline: seconds; longer than anything that one host does alone while the others wait.
+        step_deadline: seconds; longer than anything that one host does alone while the others wait, and than half of
+            what all do together from one place to the next.
     """
 
     def __init__(self, deadline: float = 60.0, step_deadline: float = 1800.0) -> None:

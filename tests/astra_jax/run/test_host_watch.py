@@ -9,14 +9,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 import pytest
+from episodes_world import MODEL, make_episode
 from jax.errors import JaxRuntimeError
 from two_hosts_world import free_port, of_two_hosts
 
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.step import grpo_optimizer, update_step
+from astra_jax.rollout.filling import Group
 from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run import hosts
 from astra_jax.run.hosts import Roll, awaited, failure_of_any, reached
 from astra_jax.run.meeting import MeetingError, meet
+from astra_jax.run.optimizers import initial_state
 from astra_jax.run.starts import is_fault
 from synthesis.core.refusals import InputError, Refusal
 
@@ -100,6 +106,30 @@ def test_all_that_wait_for_one_another_end_some_time() -> None:
     assert "all 3 hosts have waited for one another for 100 s and as long again, at step 4" in str(
         told.hear(10, (9, 0), (9, 0), (9, 0))
     )
+
+
+def test_an_update_of_hours_is_none_of_them() -> None:
+    """Nobody gives signs of its own in it, but the result of each micro-batch takes all hosts a place further."""
+    told = Told()
+    for micro_batch in range(30):
+        places = [(9 + micro_batch, 0)] * 3
+        assert told.hear(150, *places) is None
+    assert "all 3 hosts have waited for one another" in str(told.hear(100, *places))
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_an_update_tells_of_each_micro_batch(mini_batches: int) -> None:
+    """With several mini-batches there is a pass for the old logprobs before."""
+    rng = np.random.default_rng(0)
+    groups = [Group(i, "e", 0, [make_episode(rng, float(score), 40) for score in (0, 1)]) for i in range(4)]
+    rows = {"row_buckets": (64, 74_752), "micro_batch_size": 1, "mini_batches": mini_batches}
+    config = GRPOConfig(steps=1, batch_size=4, group_size=2, **rows)
+    said, trained = list[int](), list[np.ndarray]()
+    state = initial_state(MODEL.init(jax.random.key(0)), grpo_optimizer(config))
+    told = {"on_result": lambda: said.append(len(trained)), "on_rows": trained.append}
+    update_step(*state, groups, MODEL, config, **told)
+    assert len(said) == mini_batches * len(trained) and len(trained) > 4
+    assert said[-len(trained) :] == [*range(3, len(trained) + 1), len(trained), len(trained)], "two are under way"
 
 
 def test_a_host_that_is_gone_or_failed_is_named() -> None:
