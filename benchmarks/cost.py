@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,6 +106,21 @@ class Work:
         return not self.source.startswith("compiled")
 
 
+def fitting_plans(kind: str) -> list[dict[str, Any]]:
+    """The newest row of each plan on a kind of chip, of those that fit."""
+    newest = rows.newest(rows.read("plans"), "job", "size", "tokens", "topology")
+    return [row for row in newest if row["fits"] and row["topology"].startswith(f"{kind}:")]
+
+
+def row_tokens(size: str, job: str) -> int:
+    """Of a row as a preset has it; of GRPO's buckets the longest, which a batch takes that has an episode near the
+    limit."""
+    from configs.training import PRESETS, SFTRun
+
+    run = PRESETS[f"{job}:{size}"]()
+    return run.sft.data.seq_len if isinstance(run, SFTRun) else max(run.grpo.row_buckets)
+
+
 def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[float, str]:
     """(MFU, where it comes from) of a training step: of the compiled one whose model is nearest in size, of those the
     nearest in length, of those the job's own, of those the newest."""
@@ -114,7 +130,7 @@ def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[f
     from configs.training import MODELS
 
     model = MODELS[size].in_training_precision()
-    expected = [row for row in rows.read("plans") if row.get("expected") and row["topology"].startswith(f"{kind}:")]
+    expected = [row for row in fitting_plans(kind) if row.get("expected")]
 
     def near(row: dict[str, Any]) -> tuple[bool, float, float, bool, str]:
         other = MODELS[row["size"]]
@@ -133,9 +149,11 @@ def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[f
 
 @functools.cache
 def decode_share() -> float:
-    """Of the memory's bandwidth, what decoding reaches: the median of the engine's compiled programs."""
-    shares = sorted(row["share"] for row in rows.read("compiled_decode"))
-    return float(shares[len(shares) // 2])
+    """Of the memory's bandwidth, what decoding reaches: the median of the engine's compiled programs, the newest row of
+    each."""
+    found = [{"stored": "none"} | row for row in rows.read("compiled_decode")]  # as it was before there was a choice
+    programs = rows.newest(found, "model", "topology", "mesh", "slots", "length", "steps", "stored")
+    return statistics.median(row["share"] for row in programs)
 
 
 def work_of(size: str, kind: str, assumed: Assumed) -> Work:
@@ -144,14 +162,19 @@ def work_of(size: str, kind: str, assumed: Assumed) -> Work:
     from configs.training import MODELS
 
     model, chip = MODELS[size].in_training_precision(), CHIPS[kind]
-    mfu, source = training_mfu(size, kind, assumed.conversation)
-    update_mfu, update_source = training_mfu(size, kind, assumed.episode, "grpo")
+    # On TPUs attention visits the blocks that the causal mask shows, whatever is packed into a row (`planner.kernels`):
+    # each token costs what one of a whole row does. On GPUs it visits no other document.
+    row, update_row = assumed.conversation, assumed.episode
+    if chip.clock is not None:
+        row, update_row = row_tokens(size, "sft"), row_tokens(size, "grpo")
+    mfu, source = training_mfu(size, kind, row)
+    update_mfu, update_source = training_mfu(size, kind, update_row, "grpo")
 
     def chip_hours(tokens: float, length: int, mfu: float) -> float:
         return tokens * model.flops_per_token(length)[0] / (chip.flops * mfu * 3600)
 
-    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, assumed.conversation, mfu)
-    update = chip_hours(assumed.episodes * assumed.episode, assumed.episode, update_mfu)
+    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, row, mfu)
+    update = chip_hours(assumed.episodes * assumed.episode, update_row, update_mfu)
 
     servers = [_server(model, chip, chips, mfu, assumed) for chips in SERVERS]
     seconds, server, sequences, bound = min(one for one in servers if one is not None)  # chip-seconds a token
@@ -198,11 +221,7 @@ def cache_bytes(model: Decoder) -> float:
 
 def planned_slice(size: str, kind: str) -> tuple[str, int]:
     """The smallest slice that a plan of GRPO at full length fits on, and its chips; ("", 0) where there is no plan."""
-    fits = [
-        row
-        for row in rows.read("plans")
-        if row["job"] == "grpo" and row["size"] == size and row["fits"] and row["topology"].startswith(f"{kind}:")
-    ]
+    fits = [row for row in fitting_plans(kind) if row["job"] == "grpo" and row["size"] == size]
     smallest = min(fits, key=lambda row: row["chips"], default={"topology": "", "chips": 0})
     return smallest["topology"], smallest["chips"]
 
@@ -263,9 +282,13 @@ _FROM = """
 
 {table}
 - **Compiled cycles** are the TPU compiler's own of a whole step ([Full size](scale.md#the-planner)), at the length and
-  size that are named, the nearest there are, taken for all lengths. On v6e attention's heads fill half of a matrix
-  unit, and 4B's layers alone come to 39 % MFU ([by line](scale.md#the-step-in-compiled-cycles)).
-- **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak.
+  size that are named, the nearest there are, whose MFU is taken for all lengths. Attention visits whole rows there,
+  whatever is packed into them, so that a token costs what one of a row does: of {row:,} in SFT, and in GRPO of
+  {update_row:,}, which is what a batch with an episode near the limit takes; rows of other batches cost less. On v6e
+  attention's heads fill half of a matrix unit, and 4B's layers alone come to 39 % MFU
+  ([by line](scale.md#the-step-in-compiled-cycles)).
+- **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak; on GPUs
+  attention visits no other document, so that it goes by the lengths above.
   SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
 - **Rollouts** are arithmetic everywhere: a step of a server reads the weights once and the cache of all its sequences
   at {share:.0%} of the memory's bandwidth, which the embedded engine's decoding has in compiled cycles on v6e
@@ -275,8 +298,9 @@ _FROM = """
 - **In turns**, the paper's way and exact, chips that train wait for rollouts and the other way round: with T that train
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).
   With `async_steps=1` both work at once, and neither waits at S/T = rollouts/updates.
-- **Not counted**: the longest episodes of a batch, for which a fleet waits; what tensor parallelism sends while it
-  draws; syncs; starts, preemptions and repeated steps (divide by the goodput); that a slice has no part of a chip.
+- **Not counted**: places of rows that nothing fills; the longest episodes of a batch, for which a fleet waits; what
+  tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput); that
+  a slice has no part of a chip.
 
 ## What bounds it
 
@@ -321,7 +345,8 @@ def page(assumed: Assumed, price: dict[str, float]) -> str:
     parts.append(
         _FROM.format(
             table=_sources(every), share=decode_share(), most=MOST_SEQUENCES, least=min(shares), greatest=max(shares),
-            servers=", ".join(map(str, SERVERS)), longer=_longer(every, assumed),
+            servers=", ".join(map(str, SERVERS)), longer=_longer(every, assumed), row=row_tokens(SIZES[0], "sft"),
+            update_row=row_tokens(SIZES[0], "grpo"),
         )
     )  # fmt: skip
     return "".join(parts)

@@ -44,6 +44,8 @@ PLANS = (
     ("grpo", "14b", LONG, "h100:8"),
     ("grpo", "32b", LONG, "h200:8"),
 )
+OF_A_PLAN = ("job", "size", "tokens", "topology")
+"""In which rows of one plan agree."""
 PAGE = rows.ROOT / "docs" / "scale.md"
 
 _ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default all.")
@@ -59,7 +61,7 @@ def plan(job: str, size: str, tokens: int, topology: str) -> dict:
 
 def table(found: list[dict]) -> str:
     """The newest row of each plan, as Markdown, in the order of `PLANS`; rows of before there were times have none."""
-    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in found}
+    newest = {tuple(row[name] for name in OF_A_PLAN): row for row in rows.newest(found, *OF_A_PLAN)}
     heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "fits", "GiB a chip", "s a step"]
     heads += ["tokens/s a chip", "MFU", "most of it"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]

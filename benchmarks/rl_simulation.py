@@ -112,7 +112,6 @@ def server_speed(mfu: float) -> ServerSpeed:
 
 def settings(servers: int, async_steps: int) -> SimulatedRun:
     """A case of the flags."""
-    from astra_jax.run.chips import CHIPS
     from benchmarks.simulated_fleet import SimulatedRun, SimulatedWork
     from configs.training import MODELS
 
@@ -120,9 +119,7 @@ def settings(servers: int, async_steps: int) -> SimulatedRun:
     work = cost.work_of(_SIZE.value, _CHIP.value, assumed)
     model = MODELS[_SIZE.value].in_training_precision()
     weights = 2.0 * sum(model.matmul_parameters())
-    second = model.flops_per_token(assumed.episode)[0] / (
-        CHIPS[_CHIP.value].flops * work.update_mfu * _TRAINER_CHIPS.value
-    )
+    second = work.update * 3600 / (assumed.episodes * assumed.episode) / _TRAINER_CHIPS.value  # of a trained token
     plays = functools.partial(
         episode, sampled=assumed.sampled, tools=assumed.tools, tool_seconds=_TOOL_SECONDS.value, sigma=_SIGMA.value
     )

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def read(name: str) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def newest(found: Iterable[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    """Of rows that have the same in these fields the last one; a field that a row has not is None there."""
+    last = {json.dumps([row.get(name) for name in names]): row for row in sorted(found, key=lambda row: row["date"])}
+    return list(last.values())
 
 
 def rewrite(page: Path, mark: str, content: str) -> None:

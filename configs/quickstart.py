@@ -213,6 +213,15 @@ class QuickstartConfig(Settings):
             raise SettingError(
                 f"model.vocab_size is {self.model.vocab_size}; it must hold vocab_size ({self.vocab_size})"
             )
+        rooms = {"engine.max_length": self.engine.max_length, "model.max_positions": self.model.max_positions}
+        for name, episode in (("grpo", self.grpo.episode), ("evaluation", self.evaluation.episode)):
+            longest = episode.max_prompt_tokens + episode.max_response_tokens
+            for room, most in rooms.items():
+                if most < longest:
+                    raise SettingError(
+                        f"{room} is {most}, and an episode of {name} has up to {longest} tokens "
+                        f"({name}.episode.max_prompt_tokens + max_response_tokens); raise the first, or lower those"
+                    )
 
 
 def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:

@@ -34,6 +34,7 @@ _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all 
 def main() -> None:
     with released.places() as (source, target):
         if source.is_dir():
+            cli.refuse_unused((_ACCEPT,), "is of an import; leave it out")
             _export(source, target)
         else:
             _import(source, target)
@@ -62,8 +63,7 @@ def _import(source: Path, target: Path) -> None:
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory
 
-    if _FORM.value != _FORM.default:
-        raise cli.UsageError(f"--{_FORM.name}={_FORM.value} is of an export; a file is read in whatever form it is")
+    cli.refuse_unused((_FORM,), "is of an export; a file is read in whatever form it is")
     imported = import_dataset(source, accept=_ACCEPT.value)
     card = {"source": source.name, **imported.account()}
     write_dataset(target, Trajectory, imported.records, card=card)

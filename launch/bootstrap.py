@@ -10,6 +10,7 @@ needs, and runs it. What is already installed is left alone, so the second call 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -33,6 +34,7 @@ gained nothing."""
 
 
 def main(arguments: list[str]) -> int:
+    """The exit code, where the program is not started; else this process becomes it."""
     if sys.version_info < OLDEST:
         return fail(f"this is Python {sys.version.split()[0]}; run it with Python 3.11 or newer")
     if arguments in (["-h"], ["--help"]):
@@ -47,10 +49,14 @@ def main(arguments: list[str]) -> int:
         return fail(f"{given}; use one of {', '.join(COMMANDS)}")
     command, rest = arguments[0], arguments[1:]
     try:
+        # Two at once would make one environment twice. Who waits finds it made; the lock goes when the program starts.
+        fcntl.flock(os.open(ROOT, os.O_RDONLY), fcntl.LOCK_EX)
         python = environment()
         install(python, extras=extras_of(command, rest))
     except subprocess.CalledProcessError as error:
         return fail(f"{' '.join(map(str, error.cmd))} failed ({error.returncode}); see its output above")
+    except OSError as error:
+        return fail(f"{error}; the first start writes below {ROOT}, and needs PyPI")
     if command == "test":
         gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         workers = min(AT_ONCE, max(1, int(gib // GIB_EACH)))
@@ -58,7 +64,10 @@ def main(arguments: list[str]) -> int:
     else:
         named = any(argument.split("=")[0] in ("--workdir", "--help", "--helpfull") for argument in rest)
         program = [python, "-m", "launch.quickstart", *rest, *([] if named else ["--workdir=runs/quickstart"])]
-    return subprocess.call([str(part) for part in program], cwd=ROOT)
+    os.chdir(ROOT)
+    sys.stdout.flush()
+    # In this process's place, so that a signal reaches the program, which saves, and its exit code is this one's.
+    os.execv(python, [str(part) for part in program])
 
 
 def extras_of(command: str, arguments: list[str]) -> list[str]:
@@ -81,14 +90,15 @@ def environment() -> Path:
         return Path(sys.executable)
     folder = ROOT / ".venv"
     python = folder / "bin" / "python"
-    if not python.exists() or not has_pip(python):
+    if not python.exists():
         print(f"making {folder}", flush=True)
-        # Debian splits ensurepip from python3; without it, pip installs itself from its own wheel.
         venv.EnvBuilder(clear=True, with_pip=False, symlinks=True).create(folder)
-        if subprocess.call(
-            [python, "-m", "ensurepip", "--upgrade"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ):
-            pip_from_wheel(python)
+    # Also into one that somebody made without, as uv does; what else is in it stays. Debian splits ensurepip from
+    # python3; without it, pip installs itself from its own wheel.
+    if not has_pip(python) and subprocess.call(
+        [python, "-m", "ensurepip", "--upgrade"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ):
+        pip_from_wheel(python)
     return python
 
 

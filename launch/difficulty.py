@@ -82,7 +82,7 @@ async def _measure() -> str:
     run = policies.run_name("difficulty", settings, card["digest"], tokenizer.vocabulary_digest)
     with locked_target(target):
         async with sandbox as opened:
-            await check_environments(environments, tokenizer, opened, config.episode, seed=config.seed)
+            await check_environments(environments, tokenizer, opened, config.episode)
             params = policies.load(model)
             with Journal(targets.journal(target)) as journal:
                 async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
@@ -121,5 +121,5 @@ def _config(max_positions: int) -> EvalConfig:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.difficulty")
+    cli.with_cpu_environment("launch.difficulty", large=True)
     cli.run(main, again="finished episodes are not run again")

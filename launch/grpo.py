@@ -27,7 +27,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -106,6 +106,11 @@ _SERVING = flags.DEFINE_string(
     "Write a folder that the run's servers start from (configuration, generation configuration, tokenizer), and stop.",
 )
 
+_OF_SERVERS: tuple[flags.FlagHolder[Any], ...] = (
+    _KEY_FILE, _SYNC_KEY_FILE, _CA_FILE, _SYNC, _MIN_SERVERS, _REQUEST_SECONDS, _STALL_SECONDS, _SYNC_SECONDS,
+    _PATIENCE_SECONDS, _PUBLISH, _PUBLISH_ADDRESS,
+)  # fmt: skip
+
 
 def main() -> int:
     import jax
@@ -118,9 +123,8 @@ def main() -> int:
 
     config = cli.overridden(models.config("grpo"))
     profile = models.profiled_steps()
-    for flag in (_KEY_FILE, _SYNC_KEY_FILE, _CA_FILE):
-        if flag.value and not _URLS.value:
-            raise cli.UsageError(f"--{flag.name} is for servers: give --rollout_url too")
+    if not _URLS.value:
+        cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
     if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
@@ -283,7 +287,7 @@ async def _train(
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.grpo")
+    cli.with_cpu_environment("launch.grpo", large=True)
     cli.run(
         main, again="it goes on from its last checkpoint", settings=lambda: models.config("grpo", example="grpo:0.6b")
     )

@@ -61,6 +61,7 @@ def main() -> int:
     slice_ = Slice.parse(_TOPOLOGY.value)
     asked = {"tokens": _TOKENS.value, "steps": _STEPS.value, "price_per_chip_hour": _PRICE.value}
     if not _SEARCH.value:
+        cli.refuse_unused((_COMPILES,), "is for --search: give that too")
         plan = make_plan(run.model, job, slice_, mesh=mesh, **asked)
         say(describe(plan))
         if _JSON.value:
@@ -70,7 +71,7 @@ def main() -> int:
         raise cli.UsageError("--search chooses the mesh; leave --mesh out")
 
     def tell(plan: Plan) -> None:
-        verdict = f"{plan.step_seconds:.3g} s" if plan.fits else "does not fit"
+        verdict = f"{plan.step_seconds:.3g} s" if plan.fits else plan.refusal or "does not fit"
         say(f"tried {plan.topology} {' '.join(plan.flags)}: {verdict}, {plan.peak_bytes_per_chip / GIB:.1f} GiB")
 
     found = search(run.model, job, slice_, compiles=_COMPILES.value, on_plan=tell, **asked)

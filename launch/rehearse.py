@@ -79,5 +79,5 @@ async def _rehearse() -> str:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.rehearse")
+    cli.with_cpu_environment("launch.rehearse", large=True)
     cli.run(main, again="what is drawn is not drawn again")

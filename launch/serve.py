@@ -121,5 +121,5 @@ async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.serve")
+    cli.with_cpu_environment("launch.serve", large=True)
     cli.run(main)

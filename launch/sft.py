@@ -55,6 +55,8 @@ def main() -> int:
     config = cli.overridden(models.config("sft"))
     if not data.DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset, a .jsonl file or hub:ORG/NAME, or --bench=STEPS")
+    if _BENCH.value:
+        cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)
@@ -100,7 +102,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.with_cpu_environment("launch.sft")
+    cli.with_cpu_environment("launch.sft", large=True)
     cli.run(
         main, again="it goes on from its last checkpoint", settings=lambda: models.config("sft", example="sft:0.6b")
     )

@@ -183,6 +183,17 @@ def exhaust_memory() -> str | None:
         return None
 
 
+def share_memory() -> str | None:
+    """Leave more memory behind than a limit of mappings counts: what two processes could share stays whole while a page
+    of it is mapped."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    for flags in (0x21, 0x23):  # MAP_ANONYMOUS with MAP_SHARED or MAP_SHARED_VALIDATE
+        if libc.mmap(None, ctypes.c_size_t(4096), 3, flags, -1, ctypes.c_long(0)) != ctypes.c_void_p(-1).value:
+            return "mapped memory that can be shared"
+    return None
+
+
 def read_environment() -> str | None:
     """Find secrets in the environment."""
     extra = set(os.environ) - {"PATH", "TZ", "LC_ALL"}

@@ -1,6 +1,6 @@
 """Calls that see each other's changes: a shopping basket that fills up, a file that is edited twice.
 
-    episode = Episode(pool, code)
+    episode = SandboxEpisode(pool, code)
     await episode.call("add", {"item": "apple"})
     result = await episode.call("show", {})
 

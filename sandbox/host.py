@@ -6,7 +6,6 @@ Both belong to one asyncio event loop. The pool decides which exist; these only 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,7 +13,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sandbox.limits import Limits, LockPlan
 from sandbox.outcomes import CallResult, SandboxError, SlotReply, decode
@@ -80,6 +82,7 @@ class ZygoteClient:
         self._control = ours
         self._tokens = itertools.count(1)
         self._broken = False
+        self._orders: deque[tuple[memoryview, socket.socket | None]] = deque()
 
     @property
     def pid(self) -> int:
@@ -119,13 +122,10 @@ class ZygoteClient:
             "limits": dataclasses.asdict(limits),
             "uid": uid if plan.drop_uid else None,
         }
-        with theirs:
-            try:
-                socket.send_fds(self._control, [frame(json.dumps(order).encode())], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                self._broken = True
-                raise SlotError(f"the zygote does not answer: {error}") from error
+        self._order(order, theirs)
+        if self._broken:
+            ours.close()
+            raise SlotError("the zygote does not answer: its socket is closed")
         ours.setblocking(False)
         slot = SlotClient(self, token, limits)
         await asyncio.get_running_loop().create_unix_connection(lambda: slot, sock=ours)
@@ -143,11 +143,56 @@ class ZygoteClient:
 
     def kill_slot(self, token: int) -> None:
         """Kill a slot by its token. The zygote does it: it holds the process id until it has reaped the process."""
-        with contextlib.suppress(OSError):
-            self._control.send(frame(json.dumps({"kill": token}).encode()))
+        self._order({"kill": token})
+
+    def _order(self, order: Mapping[str, Any], passed: socket.socket | None = None) -> None:
+        """Give it an order, now or, where its socket is full of others, as soon as there is room.
+
+        Args:
+            passed: the end of a socket that goes with it, and is closed here once it is there.
+        """
+        if self._broken:
+            if passed is not None:
+                passed.close()
+            return
+        self._orders.append((memoryview(frame(json.dumps(order).encode())), passed))
+        if len(self._orders) == 1:
+            self._send_orders()
+
+    def _send_orders(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._orders:
+                data, passed = self._orders[0]
+                if passed is None:
+                    sent = self._control.send(data)
+                else:
+                    sent = socket.send_fds(self._control, [data], [passed.fileno()])
+                    passed.close()  # it went with the first byte
+                if sent == len(data):
+                    self._orders.popleft()
+                else:
+                    self._orders[0] = (data[sent:], None)
+        except BlockingIOError:
+            loop.add_writer(self._control, self._send_orders)
+            return
+        except OSError:
+            self._broken = True
+            self._drop_orders()
+        loop.remove_writer(self._control)
+
+    def _drop_orders(self) -> None:
+        """Whoever waits for a slot then sees its socket's end."""
+        for _, passed in self._orders:
+            if passed is not None:
+                passed.close()
+        self._orders.clear()
 
     async def close(self) -> None:
         """End it and everything below it; return when all have been reaped."""
+        asyncio.get_running_loop().remove_writer(self._control)
+        self._broken = True
+        self._drop_orders()
         self._control.close()
         try:
             await asyncio.to_thread(self._process.wait, _GRACE_SECONDS)

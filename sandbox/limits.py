@@ -29,7 +29,7 @@ class Limits(Settings):
     result_bytes: Count = 256 << 10
     stdout_bytes: Count = 16 << 10
     argument_bytes: Count = 256 << 10
-    history_cpu_seconds: Annotated[int, Bound(least=1, most=86_400)] = 30
+    history_cpu_seconds: Annotated[int, Bound(least=1, most=65_535)] = 30
     source_bytes: Count = 1 << 20
 
 

@@ -56,10 +56,14 @@ ALLOWED = (frozenset(PRELOADED) | _FURTHER) - _NOT_FOR_TOOLS
 """What a validated tool may import: modules that compute, and depend on nothing but their arguments."""
 
 
+DEEPEST = 4
+"""No set of modules here has a name of more parts."""
+
+
 def is_among(name: str, modules: frozenset[str]) -> bool:
     """Whether a dotted module name, or a package it is in, is one of `modules`."""
-    parts = name.split(".")
-    return any(".".join(parts[:n]) in modules for n in range(1, len(parts) + 1))
+    parts = name.split(".", DEEPEST)  # a name has as many as whoever wrote it likes
+    return any(".".join(parts[:n]) in modules for n in range(1, min(len(parts), DEEPEST) + 1))
 
 
 def named(code: types.CodeType) -> bytes:

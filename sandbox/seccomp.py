@@ -29,7 +29,6 @@ _CORE = [
     "readv",
     "writev",
     "pread64",
-    "mmap",
     "mprotect",
     "munmap",
     "brk",
@@ -113,6 +112,10 @@ _ADVICE = (0, 1, 2, 4, 8, 14, 15)
 """MADV_NORMAL, _RANDOM, _SEQUENTIAL, _DONTNEED, _FREE, _HUGEPAGE, _NOHUGEPAGE: what allocators give. Not to put pages
 out, of a library for all that map it, nor to share equal ones with other processes."""
 
+_MAP_SHARED = 1
+"""Also a bit of MAP_SHARED_VALIDATE. Memory without a file behind it stays while any part of such a mapping does, so a
+call could leave more of it behind than its limit, which counts mappings, and take what belongs to others."""
+
 _O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
 """Past the page cache: reading would be waiting for a disk."""
 
@@ -173,6 +176,7 @@ def call_program(*, allow_open: bool, allow_waiting: bool = False, machine: str 
     answers[numbers["clone3"]] = _refused(errno.ENOSYS)  # glibc then tries clone, which is refused too
     answers[numbers["clone"]] = _refused(errno.EAGAIN)  # "can't start new thread": what an exhausted system says
     answers[numbers["fcntl"]] = _only_values(argument=1, values=_FCNTL_COMMANDS)
+    answers[numbers["mmap"]] = _only_without(argument=3, bits=_MAP_SHARED)
     answers[numbers["madvise"]] = _only_values(argument=2, values=_ADVICE)
     if allow_waiting:
         answers[numbers["futex"]] = _only_values(argument=1, values=_FUTEX_OPERATIONS + _FUTEX_WAITS)

@@ -40,6 +40,7 @@ ATTACKS = (
     "new_namespaces",
     "trace_parent",
     "raise_limits",
+    "share_memory",
     "exhaust_memory",
     "read_environment",
 )

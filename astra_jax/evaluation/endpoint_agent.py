@@ -89,7 +89,8 @@ class EndpointAgent:
         has to `observe` an output for each all the same.
 
         Raises:
-            Transient: the endpoint will not answer this request, and it is not for its length.
+            Transient: the endpoint will not answer this request, and it is not for its length; or something else than
+                the model or the token limit ended the turn.
             Stopped: it answers nothing at all.
         """
         rng = rng_for(self._seed, self.steps)
@@ -104,6 +105,8 @@ class EndpointAgent:
                 self.overflowed = True
                 return None
             raise Transient(str(refusal)) from None
+        if reply.broken_off:
+            raise Transient(f"{self._model}: a turn was broken off (finish_reason={reply.finish_reason!r:.80})")
         self.steps += 1
         self.prompt_tokens += reply.usage.prompt
         self.completion_tokens += reply.usage.completion

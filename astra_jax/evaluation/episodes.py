@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from astra_jax.evaluation.intervals import estimate
-from astra_jax.rollout.episode import Episode, EpisodeConfig, make_task, run_episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig, longest_task, make_task, run_episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -93,11 +93,13 @@ async def evaluate(
         on_episode: told of each finished episode, with its environment and its number there.
 
     Raises:
-        ValueError: no environments, or every episode was voided.
+        ValueError: no environments, one whose prompt may be too long, or every episode was voided.
     """
     config = config or EvalConfig()
     if not environments:
         raise InputError("evaluate needs at least one environment; the dataset is empty or its split has none")
+    for environment in environments:
+        await asyncio.to_thread(longest_task, environment, tokenizer, config.episode)
     episodes: dict[tuple[str, int], Episode] = {}
 
     def keep(environment: ToolEnvironment, number: int, episode: Episode) -> None:

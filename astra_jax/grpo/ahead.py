@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.grpo.journal import BatchJournal, TakenBatch
+from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
 from astra_jax.rollout.stream import GroupStream, TooOld
@@ -31,8 +31,6 @@ class AsyncRollouts(Rollouts):
         self._journal: BatchJournal | None = None
         self._digests: dict[int, str] = {}  # of the weights, by version
         self._open: set[int] = set()  # groups that are begun, and not in the buffer or dropped
-        self._entered: list[Group] = []  # since the last batch
-        self._ended: list[int] = []
         self._batch: GroupBatch | None = None  # that `take` gives
         self._since = time.perf_counter()
         self._told: Callable[[int], None] = lambda missing: None
@@ -70,25 +68,21 @@ class AsyncRollouts(Rollouts):
         if self._stream is None:
             if self._buffer.update != update:
                 self._begin(update)
-            if (batch := self._repeated()) is not None:
+            if (batch := self._trained()) is not None:
                 self._batch = batch
                 return
             self._stream = self._started()
         if not await self._stream.ready():
+            if self._journal is not None:
+                given_up = self._report(False, time.perf_counter() - self._since, self._journal)
+                await self._journal.keep_batch(self._taken([], given_up))
             return
         now = time.perf_counter()
         filling = self._report(True, now - self._since, self._journal)
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, update)
         self._since, self._batch = now, GroupBatch(groups, filling)
-        taken = TakenBatch(
-            next_index=self._sampler.next_index,
-            entered=[(one.index, one.environment_id, one.update, len(one.episodes)) for one in self._entered],
-            trained=[group.index for group in groups],
-            ended=self._ended,
-            filling=msgspec.to_builtins(filling),
-            lengths=msgspec.structs.replace(self._buffer.lengths),
-        )
+        taken = self._taken(groups, filling)
         self._begin(update + 1)
         self._stream.taken()
         if self._journal is not None:
@@ -109,23 +103,22 @@ class AsyncRollouts(Rollouts):
             self._journal.count_anew()
         self._entered, self._ended = [], []
 
-    def _repeated(self) -> GroupBatch | None:
-        """What an earlier process trained this update on, by the same weights; None: it did not, or not all of it is
-        there."""
+    def _trained(self) -> GroupBatch | None:
+        """What an earlier process trained this update on, by the same weights; None: it did not, or gave up, or not all
+        of it is there."""
         journal = self._journal
         if journal is None or (taken := journal.batch) is None:
             return None
+        self._buffer.groups += journal.take_entered({group.index for group in self._buffer.groups})
         waiting = {group.index: group for group in self._buffer.groups}
-        for index, environment, update, episodes in taken.entered:
-            if index in waiting:
-                continue
-            found = journal.take_group(index, episodes)
-            if found is not None:
-                waiting[index] = Group(index=index, environment_id=environment, update=update, episodes=found)
-                self._buffer.groups.append(waiting[index])
+        self._entered = [waiting[index] for index, _, _, _ in taken.entered if index in waiting]
+        self._ended = list(taken.ended)
         begun = {*self._open, *self._sampler.again, *range(self._sampler.next_index, taken.next_index)}
         self._open, self._sampler.next_index = set(), max(self._sampler.next_index, taken.next_index)
         self._sampler.again = sorted(begun - waiting.keys() - {*taken.ended})
+        if not taken.trained:  # what was sampled in vain is not sampled again
+            self._buffer.lengths = taken.lengths
+            return None
         if not waiting.keys() >= {*taken.trained}:
             journal.taken.dropped += 1
             return None
@@ -187,6 +180,8 @@ class AsyncRollouts(Rollouts):
             "update": self._buffer.update,
             "filling": None,
             "open": sorted({*self._open, *self._sampler.again}),
+            "entered": [group.index for group in self._entered],
+            "ended": list(self._ended),
             "digests": [[version, digest] for version, digest in sorted(self._digests.items())],
         }
 
@@ -195,4 +190,7 @@ class AsyncRollouts(Rollouts):
         super().load({**state, "filling": None})
         self._buffer.update = state["update"]
         self._sampler.again = list(state.get("open", ()))
+        entered = {*state.get("entered", ())}  # checkpoints of before do not say it
+        self._entered = [group for group in self._buffer.groups if group.index in entered]
+        self._ended = list(state.get("ended", ()))
         self._digests = {version: digest for version, digest in state.get("digests", ())}

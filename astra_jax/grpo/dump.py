@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from astra_jax.grpo.packed import CompactEpisode, compact, expanded
 from astra_jax.rollout.filling import Group
+from astra_jax.rollout.packed import CompactEpisode, compact, expanded
 from synthesis.core.datasets import (
     CARD_FILE,
     BinaryRecord,

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, make_task
+from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, longest_task
+from astra_jax.rollout.sessions import begun, in_time
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
 from synthesis.core.environment import AnyEnvironment, ToolsUnavailable
@@ -57,11 +58,10 @@ async def check_environments(
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,
     config: EpisodeConfig,
-    *,
-    seed: int,
 ) -> None:
-    """Render each environment's prompt, and make its reference calls: they must solve its sub-questions, and leave the
-    state that is asked for. One that is no record of ours is begun, the first of all.
+    """Render each environment's prompt, with the longest of its irrelevant tools, and make its reference calls: they
+    must solve its sub-questions, and leave the state that is asked for. One that is no record of ours is begun, the
+    first of all.
 
     Raises:
         ValueError: none are given, or names the first that cannot be used, with what to change.
@@ -69,7 +69,7 @@ async def check_environments(
     """
     if not environments:
         raise InputError("train needs at least one environment; the dataset is empty or its split has none")
-    tasks = [await asyncio.to_thread(make_task, one, tokenizer, config, seed=seed) for one in environments]
+    tasks = [await asyncio.to_thread(longest_task, one, tokenizer, config) for one in environments]
     check_rewards(environments, config)
     await rewards_of(config.reward).try_out(environments[0])
     await _check_begun(environments)
@@ -147,7 +147,7 @@ async def _check_begun(environments: Sequence[AnyEnvironment]) -> None:
     if foreign is None:
         return
     try:
-        session = await foreign.begin()
-        await session.close()
+        session = await begun(foreign)
+        await in_time(session.close(), "close")
     except ToolsUnavailable as error:
         raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error

@@ -11,9 +11,12 @@ bit. A file of another key is of no use to anybody and is removed; what is cut o
 stays until a checkpoint that is older than the newest is past its update: a run that falls back to that one finds all
 batches since.
 
+A batch that is full is said, with its groups: a run that goes on trains on these, whatever else it would come to now,
+where an episode was voided, or the deadline had passed. One that was given up is said too: what it had sampled in vain
+is not sampled again.
+
 Where rollouts go on across updates (`async_steps`) a file has what was finished while the policy had one version's
-weights, and which groups that version's update was trained on: a run that goes on trains on the same ones (`ahead.py`).
-What an episode has of earlier versions is in their files.
+weights, and that version's update's batch (`ahead.py`). What an episode has of earlier versions is in their files.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ import hashlib
 import os
 import struct
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,11 +35,11 @@ import msgspec
 from absl import logging
 from etils import epath
 
-from astra_jax.grpo.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from astra_jax.rollout.episode import Episode, FinishedTurn
-from astra_jax.rollout.filling import Lengths
+from astra_jax.rollout.filling import FillCounts, Group, Lengths
+from astra_jax.rollout.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location, write_bytes
+from synthesis.core.files import check_held, first_line, in_bucket, location, write_bytes
 
 FOLDER = "rollouts"
 """Below a run's workdir."""
@@ -90,16 +93,18 @@ class TakenOver(msgspec.Struct):
 
 
 class TakenBatch(msgspec.Struct, frozen=True):
-    """What an update was trained on, and all that became of groups since the one before.
+    """What an update is trained on, or that it was given up, and all that became of groups since the one before.
 
     Attributes:
         next_index: of the next group to be started.
         entered: (number, environment, oldest version, episodes that are scored) of each group that was found worth
             training on, in this order.
-        trained: numbers of the batch's groups, some of which may have entered before.
-        ended: numbers of groups that ended without entering.
+        trained: numbers of the batch's groups, some of which may have entered before; none: `max_groups_per_step` were
+            sampled, and there was no batch.
+        ended: with `async_steps`, numbers of groups that ended without entering.
         filling: how filling went, as JSON values.
-        lengths: of the run's episodes by then.
+        lengths: of the run's episodes by then, strictly online before the batch is taken.
+        counts: of groups, for this update.
     """
 
     next_index: int
@@ -108,6 +113,7 @@ class TakenBatch(msgspec.Struct, frozen=True):
     ended: list[int]
     filling: dict[str, Any]
     lengths: Lengths
+    counts: FillCounts = msgspec.field(default_factory=FillCounts)
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -131,7 +137,7 @@ class BatchJournal:
     Attributes:
         taken: what became of what was there.
         seconds: that earlier processes spent on the batch.
-        batch: what its update was trained on; None: it is not said.
+        batch: what its update is trained on, or that it was given up; None: neither is said.
     """
 
     def __init__(self, folder: Folder, key: BatchKey, before: BatchJournal | None = None) -> None:
@@ -198,13 +204,31 @@ class BatchJournal:
             self._note(group)
         return found
 
-    def take_group(self, group: int, episodes: int) -> list[Episode] | None:
-        """A finished group's episodes, which must be so many; None: there are others."""
-        numbers = sorted(number for index, number in self._episodes if index == group)
-        if len(numbers) != episodes:
-            return None
-        found = [self.take_episode(group, number) for number in numbers]
-        return [episode for episode in found if episode is not None]
+    def take_entered(self, but: Collection[int] = ()) -> list[Group]:
+        """The groups that entered before the `batch` was full, in this order.
+
+        Args:
+            but: numbers of those that are not asked for.
+
+        Returns:
+            Those of which all episodes are here.
+        """
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for index, number in sorted(self._episodes):
+            numbers[index].append(number)
+        groups = []
+        for index, environment, update, count in () if self.batch is None else self.batch.entered:
+            if index not in but and len(numbers[index]) == count:
+                found = [self.take_episode(index, number) for number in numbers[index]]
+                episodes = [episode for episode in found if episode is not None]
+                groups.append(Group(index=index, environment_id=environment, update=update, episodes=episodes))
+        return groups
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether `take_entered` would give them all."""
+        there = Counter(index for index, _ in self._episodes)
+        return self.batch is not None and all(there[index] == count for index, _, _, count in self.batch.entered)
 
     def begun_anew(self, turns: int) -> None:
         """So many turns of an episode could not be gone on from."""
@@ -236,7 +260,7 @@ class BatchJournal:
         await self._keep(_Record(group, number, -1, self._elapsed(), packed(episode)))
 
     async def keep_batch(self, batch: TakenBatch) -> None:
-        """Returns when it is on the disk what the update is trained on."""
+        """Returns when it is on the disk what the update is trained on, or that it was given up."""
         content = Packed(b"", b"", b"", b"", msgspec.json.encode(batch))
         await self._keep(_Record(0, 0, -2, self._elapsed(), content))
 
@@ -280,7 +304,7 @@ class BatchJournal:
 
     def _write(self, content: bytes) -> None:
         if in_bucket(self._folder):
-            self._path(self._next).write_bytes(self._head + content)
+            write_bytes(self._path(self._next), self._head + content)
             self._next += 1
             return
         if self._file is None:
@@ -361,9 +385,9 @@ class Onlooker:
                     record = msgspec.msgpack.decode(content, type=_Record)
                     episode = (record.group, record.number)
                     self._seconds = max(self._seconds, record.seconds)
-                    if record.place < 0:
+                    if record.place == -1:
                         self._finished.add(episode)
-                    else:
+                    elif record.place >= 0:
                         self._turns.setdefault(episode, set()).add(record.place)
                 at += _HEAD.size + len(content)
                 self._read[path] = at
@@ -397,7 +421,8 @@ class Journals:
         return BatchJournal(self.folder, key, before)
 
     def forget(self, before: int | None = None, *, since: int | None = None) -> None:
-        """Remove those of updates before this one, or from this one on, or all."""
+        """Remove those of updates before this one, or from this one on, or all. Raises `LeaseError`."""
+        check_held(self.folder)
         for path in _segments(location(self.folder), None):
             update = _update(path)
             early, late = before is not None and update < before, since is not None and update >= since

@@ -14,10 +14,10 @@ import msgspec
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.groups import GroupSampler
-from astra_jax.grpo.journal import BatchJournal, Journals
-from astra_jax.grpo.packed import Packed, packed, unpacked
+from astra_jax.grpo.journal import BatchJournal, Journals, TakenBatch
 from astra_jax.rollout.episode import episode_stats
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.packed import Packed, packed, unpacked
 from astra_jax.rollout.policy import Policy
 from astra_jax.run.hosts import from_first
 from astra_jax.tokenizer import ChatTokenizer
@@ -96,6 +96,8 @@ class Rollouts:
         self._weights = ""
         self._filling: FillReport | None = None
         self._before: _Resting | None = None
+        self._entered: list[Group] = []  # for this update
+        self._ended: list[int] = []
 
     async def follow(self, version: int, weights: str = "") -> None:
         """The policy is about to get weights of this version.
@@ -122,28 +124,65 @@ class Rollouts:
             opened = partial(self._journals.open, update=update, version=self._version, weights=self._weights)
             journal = await asyncio.to_thread(opened, next_index=self._sampler.next_index)
         self._sampler.begin(self._version, journal)
+        self._entered = []
         started = time.perf_counter()
 
         def told(group: Group, valid: bool) -> None:
+            if valid:
+                self._entered.append(group)
             on_group(self._buffer.missing)
             self._tell()
 
         try:
-            filled = await fill(
-                self._buffer,
-                self._sampler,
-                oversample=self.config.oversample,
-                concurrent=self.config.groups_at_once,
-                max_groups=self.config.most_groups,
-                deadline_seconds=self.config.deadline_seconds,
-                on_group=told,
-            )
+            report = None if journal is None else self._repeated(journal)
+            if report is None:
+                filled = await fill(
+                    self._buffer,
+                    self._sampler,
+                    oversample=self.config.oversample,
+                    concurrent=self.config.groups_at_once,
+                    max_groups=self.config.most_groups,
+                    deadline_seconds=self.config.deadline_seconds,
+                    on_group=told,
+                )
+                seconds = time.perf_counter() - started + (0.0 if journal is None else journal.seconds)
+                report = self._report(filled, seconds, journal)
+                if journal is not None:
+                    trained = self._buffer.copy().take() if filled else []
+                    await journal.keep_batch(self._taken(trained, report))
         finally:
             if journal is not None:
                 await journal.close()
-        seconds = time.perf_counter() - started + (0.0 if journal is None else journal.seconds)
-        self._filling = self._report(filled, seconds, journal)
-        self._before = None
+        self._filling, self._before = report, None
+
+    def _repeated(self, journal: BatchJournal) -> FillReport | None:
+        """How an earlier process filled this batch, which is in the buffer again; None: it did not, or not all of it is
+        there. What one sampled that gave the batch up is in the buffer too, and is not sampled again."""
+        if (taken := journal.batch) is None:
+            return None
+        if not journal.has_entered:
+            journal.taken.dropped += 1
+            return None
+        self._entered = journal.take_entered()
+        self._buffer.groups += self._entered
+        self._buffer.lengths, self._sampler.next_index = taken.lengths, taken.next_index
+        if not taken.trained:
+            return None
+        self._buffer.counts = taken.counts
+        report = msgspec.convert(taken.filling, FillReport)
+        return msgspec.structs.replace(report, counts=report.counts | journal.counts())
+
+    def _taken(self, trained: Sequence[Group], filling: FillReport) -> TakenBatch:
+        """What is kept of a batch that these groups are."""
+        return TakenBatch(
+            next_index=self._sampler.next_index,
+            entered=[(one.index, one.environment_id, one.update, len(one.episodes)) for one in self._entered],
+            trained=[group.index for group in trained],
+            ended=list(self._ended),
+            filling=msgspec.to_builtins(filling),
+            lengths=msgspec.structs.replace(self._buffer.lengths),
+            counts=msgspec.structs.replace(self._buffer.counts),
+        )
 
     def _tell(self) -> None:
         """A line on the terminal while nothing valid comes, each time when what was sampled has doubled."""

@@ -146,6 +146,11 @@ async def train(
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
     slots = config.episodes_at_once
+    if isinstance(policy, Engine) and policy.config.max_length < longest:
+        raise InputError(
+            f"the engine's max_length is {policy.config.max_length}, and an episode has up to {longest} tokens "
+            "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
+        )
     if policy is None:
         check_room(model, slots, longest, mesh, config.stored)
     if replay is None:
@@ -154,7 +159,7 @@ async def train(
             if progress and len(environments) < given:
                 kept = f"{len(environments)} of {given} environments"
                 say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
-            await check_environments(environments, tokenizer, sandbox, config.episode, seed=config.seed)
+            await check_environments(environments, tokenizer, sandbox, config.episode)
     settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
@@ -216,7 +221,9 @@ async def train(
         def save() -> None:
             before = run.saved
             run.save(step, params, opt_state, {"rollouts": rollouts.state()})
-            if journals is not None and before is not None:  # which is whole by now, and may be gone on from
+            # The checkpoint before is whole once the next one is begun, and may be gone on from. One that is saved
+            # twice, since the run is asked to stop behind it, may still be written.
+            if journals is not None and before is not None and before != step:
                 journals.forget(before - config.async_steps)
 
         def keep() -> None:

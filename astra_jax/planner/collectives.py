@@ -1,16 +1,17 @@
 """What a compiled program sends between devices, read from its HLO text.
 
-Loops count as often as they run. A collective that the TPU compiler cut into pieces, one in each of a chain of fusions
-that hide it, is counted once, where it starts. What goes between slices it writes as a `send` and a `recv` of the
-hosts' network, whose attributes say what the hosts make of it.
+Loops count as often as they run, conditionals by their largest branch. A collective that the TPU compiler cut into
+pieces, one in each of a chain of fusions that hide it, is counted once, where it starts. What goes between slices it
+writes as a `send` and a `recv` of the hosts' network, whose attributes say what the hosts make of it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,19 @@ class Collective:
         return "+".join(name for name, one in zip(mesh_shape, crossed, strict=True) if one)
 
 
+def gathered(mesh_shape: Mapping[str, int], axes: Sequence[str], received: float) -> Collective:
+    """A gather over some axes of a mesh, of which a device receives so many bytes."""
+    return Collective("all-gather", _groups_over(tuple(mesh_shape.items()), tuple(axes)), received, ())
+
+
+@functools.cache
+def _groups_over(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    ids = np.arange(math.prod(size for _, size in mesh)).reshape([size for _, size in mesh])
+    places = [place for place, (name, _) in enumerate(mesh) if name in axes]
+    last = np.moveaxis(ids, places, range(-len(places), 0))
+    return tuple(map(tuple, last.reshape(-1, math.prod(ids.shape[place] for place in places)).tolist()))
+
+
 def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str, float]:
     """Bytes that a device receives in one run of the program, by the way (`Collective.way`) that they go.
 
@@ -65,13 +79,20 @@ def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str,
 
 
 def collectives(module: Module) -> Iterator[tuple[Collective, float]]:
-    """Every collective of the program and how often it runs."""
-    for name, computation in module.computations.items():
-        if not (runs := module.runs.get(name)):
-            continue
-        for one in computation.instructions:
-            if not is_continued(one) and (found := collective_of(one, name)) is not None:
-                yield found, runs
+    """Every collective of the program that runs, and how often; of a conditional's branches of the one in which a
+    device receives most."""
+    found = {
+        name: [
+            moved
+            for one in computation.instructions
+            if not is_continued(one) and (moved := collective_of(one, name)) is not None
+        ]
+        for name, computation in module.computations.items()
+    }
+    runs = module.runs(lambda computation: sum(moved.received for moved in found[computation.name]))
+    for name, every in found.items():
+        for moved in every if runs[name] else ():
+            yield moved, runs[name]
 
 
 def is_continued(one: Instruction) -> bool:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from astra_jax.planner.collectives import KINDS
-from astra_jax.planner.hlo import Instruction, Module, shapes
+from astra_jax.planner.hlo import Computation, Instruction, Module, shapes
 
 _MOST = 1e15
 """Cycles; the compiler writes numbers near 2^63 where it knows nothing."""
@@ -56,12 +56,19 @@ class Cycles:
 
 
 def count_cycles(module: Module) -> Cycles:
-    """Of a compiled module."""
+    """Of a compiled module; of a conditional's branches the one with most of them counts."""
     sums: dict[str, float] = defaultdict(float)
     kernels: dict[str, float] = defaultdict(float)
     others: dict[str, float] = defaultdict(float)
+
+    def own(computation: Computation) -> float:
+        if computation.name in module.fused:
+            return 0.0
+        return sum(estimated(one) or 0.0 for one in computation.instructions)
+
+    every = module.runs(own)
     for name, computation in module.computations.items():
-        runs = module.runs.get(name)
+        runs = every[name]
         if not runs or name in module.fused:
             continue
         for one in computation.instructions:

@@ -85,12 +85,10 @@ class Slice:
         return self.count * math.prod(int(part) for part in self.shape.split("x"))
 
     @property
-    def link_bandwidth(self) -> float:
-        """Bytes a second that a chip can receive, over the slowest links that a collective of all chips of a slice
-        takes."""
-        hosts = self.chip.description is not None and "x" in self.shape
-        across_hosts = self.chip.network_bandwidth if hosts else None
-        return across_hosts or self.chip.link_bandwidth
+    def hosts(self) -> int:
+        """Hosts of GPUs, with a network between them; of TPUs, whose links do not end at a host, 1."""
+        hosts, _, _ = self.shape.rpartition("x") if self.chip.description is not None else ("", "", "")
+        return int(hosts or 1)
 
     def devices(self) -> list[Any]:
         """Descriptions of the slice's devices to compile for.

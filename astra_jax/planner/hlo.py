@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,7 +19,8 @@ _OPENING = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAMED = re.compile(r" +(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r" *([\w\-]+)\(")
 _CALLED = re.compile(
-    r"(?:body|condition|calls|to_apply|branch_computations|called_computations)=\{?((?:%[\w.\-]+,? ?)+)"
+    r"(?:body|condition|calls|to_apply|branch_computations|true_computation|false_computation|called_computations)="
+    r"\{?((?:%[\w.\-]+,? ?)+)"
 )
 _NAME = re.compile(r"%([\w.\-]+)")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
@@ -135,22 +136,41 @@ class Module:
                 left += [called for one in self.computations[name].instructions for called in one.called]
         return frozenset(inside)
 
-    @cached_property
-    def runs(self) -> Mapping[str, float]:
-        """How often each computation runs. A loop whose length is not written down (`unknown_loops`) counts once."""
-        callers: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        for name, computation in self.computations.items():
+    def runs(self, amount: Callable[[Computation], float]) -> Mapping[str, float]:
+        """How often each computation runs: of a conditional's branches only the one that comes to most, as if it were
+        always taken. A loop whose length is not written down (`unknown_loops`) counts once.
+
+        Args:
+            amount: of what is counted, in one run of a computation, without what it calls.
+        """
+        totals: dict[str, float] = {}
+
+        def total(name: str) -> float:
+            if name not in totals:
+                totals[name] = 0.0  # a cycle cannot occur; this only ends a malformed text
+                called = sum(total(each) * times for each, times in calls(self.computations[name]))
+                totals[name] = amount(self.computations[name]) + called
+            return totals[name]
+
+        def calls(computation: Computation) -> Iterator[tuple[str, float]]:
             for one in computation.instructions:
                 if one.opcode.endswith(("-done", "-update")):  # they name what their start runs
                     continue
                 times = 1.0 if one.opcode != "while" else float(self.trips(computation, one) or 1)
-                for called in one.called:
-                    callers[called].append((name, times))
+                called = [each for each in one.called if each in self.computations]
+                if one.opcode == "conditional" and called:
+                    called = [max(called, key=total)]
+                yield from ((each, times) for each in called)
+
+        callers: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for name, computation in self.computations.items():
+            for each, times in calls(computation):
+                callers[each].append((name, times))
         runs = {self.entry: 1.0}
 
         def count(name: str) -> float:
             if name not in runs:
-                runs[name] = 0.0  # a cycle cannot occur; this only ends a malformed text
+                runs[name] = 0.0
                 runs[name] = sum(count(caller) * times for caller, times in callers[name])
             return runs[name]
 

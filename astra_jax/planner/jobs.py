@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.mesh import check_batch
+from astra_jax.mesh import WIDTH, check_batch
 from astra_jax.models import adapters
+from astra_jax.models.adapters import abstract_trained
 from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model
 from astra_jax.run.batch import on_mesh
@@ -134,6 +137,30 @@ def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, 
         return whole
     thin = sum(leaf.size for leaf in jax.tree.leaves(adapters.abstract_adapters(model, lora)))
     return whole - 2 * (layers + head) + (6 + 2 * again) * thin
+
+
+def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[str, int], micro_batches: int) -> float:
+    """Bytes that a chip must read and write in a step: weights, their gradients and the optimizer's state.
+
+    Args:
+        mesh: sizes by axis.
+    """
+    layers, head = model.matmul_parameters()
+    # Each number's types as they are kept: w, g and the statistics are read, w and the statistics written. Those that
+    # are in the host's memory, and Muon's second that there is not, are left out.
+    statistics = 0 if config.optimizer_memory == "host" else 1 if config.optimizer == "muon" else 2
+    moved = 2 * statistics * jnp.dtype(config.moments).itemsize
+    trained = jax.tree.leaves(abstract_trained(model, config.lora))
+    state = sum(leaf.size * (3 * leaf.dtype.itemsize + moved) for leaf in trained)
+    # Weights are read forward, for the inputs' gradient and, where `remat` computes layers again, once more; what is
+    # gathered is written before, and gradients of the weights are written, if there are any.
+    own = min(jnp.dtype(kept).itemsize for kept in (model.dtype, model.param_dtype))
+    of_layers = 1 if config.matmul != "none" or config.lora.stored != "none" else own
+    reads = 2 + any(mesh[axis] > 1 for axis in WIDTH)
+    again = config.remat not in ("none", "dots")
+    written = own if config.lora.rank is None else 0
+    weights = layers * ((reads + again) * of_layers + written) + head * (reads * own + written)
+    return state / (math.prod(mesh.values()) / mesh["data"]) + micro_batches * weights / mesh["tensor"]
 
 
 def attention_matmuls(remat: str, chip: Chip) -> int:

@@ -1,20 +1,25 @@
-"""How long a collective takes on a TPU slice's links, and between slices.
+"""How long a collective takes on a TPU slice's links, and between slices; and, at least, on hosts of GPUs.
 
 A slice is a grid of chips with a link each way between neighbours, and from one end of a side to the other only where
 the slice is large enough. What bounds a collective is what the chip with the fewest links can receive, or the link that
 most must cross; latency is not counted. Between slices a chip has its share of its host's adapters.
+
+A GPU is linked with all of its host. What its host needs from others must come in by the host's adapters, one for each
+GPU, and no piece needs to come twice: it is handed on within the host. So collectives over several hosts may be nearly
+as fast as within one, and a bound may not charge all of them at an adapter's rate.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from astra_jax.planner.collectives import Collective
+from astra_jax.planner.hardware import Slice
 
 Place = tuple[int, ...]
 
@@ -96,3 +101,55 @@ class Torus:
                     at[axis] = (at[axis] + step) % side
                     crossed[before, tuple(at)] += 1
         return max(crossed.values(), default=0)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts of GPUs.
+
+    Attributes:
+        each: GPUs of a host. A mesh of GPUs is filled in their order (`mesh.make_mesh`), so that partitions go host by
+            host: the last axes of a mesh are those within a host.
+        link: bytes a second that a GPU receives from others of its host.
+        network: bytes a second over the adapter of a GPU, from other hosts.
+    """
+
+    each: int
+    link: float
+    network: float
+
+    @classmethod
+    def of(cls, slice_: Slice) -> Hosts:
+        """Of a slice of GPUs."""
+        chip = slice_.chip
+        return cls(slice_.chips // slice_.hosts, chip.link_bandwidth, chip.network_bandwidth or chip.link_bandwidth)
+
+    def seconds(self, sent: Iterable[tuple[Collective, float]]) -> float:
+        """Of collectives, each so many times, at least: all of them at once, and links and adapters as well."""
+        inside, across = 0.0, 0.0
+        entering: dict[int, float] = defaultdict(float)
+        for one, runs in sent:
+            from_others = self._entering(one)
+            for host, size in from_others.items():
+                entering[host] += size * runs
+            if from_others:
+                across += one.received * runs
+            else:
+                inside += one.received * runs
+        by_links = max(inside / self.link, (inside + across) / (self.link + self.network))
+        return max(by_links, max(entering.values(), default=0) / self.each / self.network)
+
+    def _entering(self, one: Collective) -> dict[int, float]:
+        """Bytes that each host receives from others."""
+        found: dict[int, float] = defaultdict(float)
+        if one.kind == "collective-permute":
+            for source, target in one.groups:
+                if source // self.each != target // self.each:
+                    found[target // self.each] += one.received
+            return found
+        for group in one.groups:
+            here = Counter(index // self.each for index in group)
+            for host, count in here.items() if len(here) > 1 else ():
+                lacks = one.received * (len(group) - count) / (len(group) - 1)
+                found[host] += lacks * (count if one.kind.endswith("all-to-all") else 1)
+        return found

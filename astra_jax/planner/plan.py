@@ -3,32 +3,37 @@
 For TPUs the step's time is expected: the compiler's own cycles and its schedule, with a roofline of our kernels and the
 collectives that nothing hides (`schedule`). GPUs' compilers estimate nothing: there it is a bound, the slowest of
 matmuls at a stated share of the chip's bf16 peak, memory traffic that cannot be avoided at its bandwidth, and
-collectives over all of its links, each perfectly overlapped with the others; real steps are slower.
+collectives over a host's links and adapters, each perfectly overlapped with the others; real steps are slower.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from astra_jax.attention.splash import BLOCK, good_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
-from astra_jax.models.adapters import abstract_trained
 from astra_jax.models.lora import FULL
 from astra_jax.models.model import Model
 from astra_jax.planner import programs
+from astra_jax.planner.collectives import collectives
 from astra_jax.planner.cycles import count_cycles
 from astra_jax.planner.hardware import Slice, mesh_sizes
-from astra_jax.planner.jobs import Job, executed_flops_per_token, for_tokens, job_on, longest, saved_flops_per_token
-from astra_jax.planner.network import Torus
+from astra_jax.planner.jobs import (
+    Job,
+    executed_flops_per_token,
+    for_tokens,
+    job_on,
+    least_traffic,
+    longest,
+    saved_flops_per_token,
+)
+from astra_jax.planner.network import Hosts, Torus
 from astra_jax.planner.schedule import schedule_of
 from astra_jax.run.chips import GIB
 from astra_jax.run.matmuls import check_matmul
@@ -112,6 +117,7 @@ def make_plan(
     steps: int | None = None,
     price_per_chip_hour: float | None = None,
     options: Mapping[str, str | int | bool] | None = None,
+    given: tuple[Model, SFTConfig | GRPOConfig] | None = None,
     on_text: Callable[[str, str], None] = lambda name, text: None,
 ) -> Plan:
     """Compile the job's step for a slice, with the configuration's own settings.
@@ -122,16 +128,18 @@ def make_plan(
         mesh: sizes by axis; None: rows over `context` until a chip has few tokens of one, the rest `fsdp`.
         steps: of the run; None: the configuration's.
         options: of the compiler, beside those that the run passes itself.
+        given: what the training program would be given, for the plan's flags; None: `model` and `config`.
         on_text: told of each compiled program's name and text.
 
     Raises:
         InputError, PlanError, SettingError: the run would not start so, or there is no such slice.
     """
+    start = given or (model, config)
     wanted = longest(config) if tokens is None else tokens
     sizes = dict(mesh) if mesh else mesh_sizes(slice_, wanted)
     devices = make_mesh(**sizes, devices=slice_.devices())
     if tokens is not None:
-        length = _row_length(config, tokens, devices.shape["context"])
+        length = row_length(config, tokens, devices.shape["context"])
         model, config = for_tokens(model, config, tokens, length)
     check_matmul(config.matmul, model, devices)
     job = job_on(model, config, devices, blocks=BLOCK if slice_.chip.clock else 1)
@@ -157,8 +165,8 @@ def make_plan(
         seconds = {
             "compute": (executed - saved_flops_per_token(model, job.config.matmul, job.config.remat, chip))
             * (job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_))),
-            "memory": _memory_bytes(model, job.config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
-            "network": sum(traffic.values()) / slice_.link_bandwidth,
+            "memory": least_traffic(model, job.config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
+            "network": _sent_seconds(compiled, slice_),
         }
     if host := max(one.host for one in compiled):
         uncounted.add("copies from and to the host's memory")
@@ -206,17 +214,22 @@ def make_plan(
         steps=known,
         hours=hours,
         dollars=hours * price_per_chip_hour * slice_.chips if priced and hours and price_per_chip_hour else None,
-        flags=_flags(job, devices.shape),
+        flags=flags_of(job, devices.shape, *start),
     )
 
 
-def _row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
+def row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
     """The least configured bucket that holds the tokens, or else one of large blocks of attention."""
     return min((bucket for bucket in config.row_buckets if bucket >= tokens), default=good_length(tokens, context))
 
 
-def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The training program's flags for a job."""
+def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig | GRPOConfig) -> tuple[str, ...]:
+    """The training program's flags for a job, as a shell takes them.
+
+    Args:
+        mesh: sizes by axis.
+        model, config: what the program is given otherwise, to which they are added.
+    """
     axes = ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
     settings: dict[str, object] = {"micro_batch_size": job.micro_batch_size, "remat": job.config.remat}
     for name, usual in (("matmul", "none"), ("moments", "float32"), ("optimizer_memory", "device")):
@@ -224,18 +237,43 @@ def _flags(job: Job, mesh: Mapping[str, int]) -> tuple[str, ...]:
             settings[name] = own
     if isinstance(job.config, SFTConfig):
         settings["data.seq_len"] = job.row_tokens
-    if job.config.row_buckets:
+    elif isinstance(config, GRPOConfig):
+        for name in ("max_prompt_tokens", "max_response_tokens"):
+            if (tokens := getattr(job.config.episode, name)) != getattr(config.episode, name):
+                settings[f"episode.{name}"] = tokens
+    if job.config.row_buckets or config.row_buckets:
         settings["row_buckets"] = str(list(job.config.row_buckets)).replace(" ", "")
     if (lora := job.config.lora).rank is not None:
         settings |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha}
         if lora.targets != FULL.targets:
-            settings["lora.targets"] = f"'{json.dumps(lora.targets, separators=(',', ':'))}'"  # as a shell wants it
+            settings["lora.targets"] = _quoted(lora.targets)
         if lora.rank_stabilized:
             settings["lora.rank_stabilized"] = "true"
         if lora.stored != FULL.stored:
             settings["lora.stored"] = lora.stored
-    given = (f"--config.{job.kind}.{name}={value}" for name, value in settings.items())
+    given = [f"--config.{job.kind}.{name}={value}" for name, value in settings.items()]
+    given += [f"--config.model.{name}={value}" for name, value in _differing(job.model, model).items()]
     return (*([f"--mesh={axes}"] if axes else []), *given)
+
+
+def _differing(model: Model, given: Model) -> dict[str, object]:
+    """The settings of a model that are not the given one's: those that stretch its context."""
+    settings: dict[str, object] = {}
+    for field in dataclasses.fields(model):
+        if (own := getattr(model, field.name)) != getattr(given, field.name):
+            settings[field.name] = _quoted(_said(own)) if dataclasses.is_dataclass(own) else own
+    return settings
+
+
+def _said(settings: Any) -> dict[str, object]:
+    """What of some settings is not as usual."""
+    every = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
+    return {name: own for name, (own, usual) in every.items() if own != usual}
+
+
+def _quoted(value: object) -> str:
+    """As a shell wants JSON."""
+    return f"'{json.dumps(value, separators=(',', ':'))}'"
 
 
 def _scheduled(
@@ -260,20 +298,16 @@ def _scheduled(
     return dict(seconds), dict(cycles), uncounted
 
 
+def _sent_seconds(compiled: list[programs.Compiled], slice_: Slice) -> float:
+    """What the collectives of an optimizer step take on GPUs, at least."""
+    modules = [(one.module, one.runs) for one in compiled if one.module is not None]
+    return Hosts.of(slice_).seconds(
+        (moved, often * runs) for module, runs in modules for moved, often in collectives(module)
+    )
+
+
 def _efficiency(slice_: Slice) -> float:
     return 1.0 if slice_.chip.clock else GPU_EFFICIENCY
-
-
-def _memory_bytes(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, micro_batches: int) -> float:
-    """Bytes that a chip must read and write in a step at least: optimizer state and weights."""
-    layers, head = model.matmul_parameters()
-    # Read w, g, m, v; write w, m, v.
-    each = 4 * 3 + 4 * jnp.dtype(config.moments).itemsize
-    trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
-    optimizer = each * trained / (math.prod(mesh.values()) / mesh["data"])
-    weights = 2 * (layers + head) / mesh["tensor"]  # gathered, bfloat16
-    # Read forward, again, and for the inputs' gradient; weight gradients are written once. Gathers are written too.
-    return optimizer + micro_batches * 5 * weights
 
 
 def describe(plan: Plan) -> str:

@@ -2,8 +2,8 @@
 
 Arithmetic alone says of each candidate what it must hold and how long it takes at least, both a little low. What cannot
 fit is left out; of the rest the compiler is asked, those first that could be the fastest, until none that is left could
-be faster than the best found, or so many were compiled. What holds more than one that the compiler refused, is left out
-too.
+be faster than the best found, or so many were compiled. What holds more than one that the chip's memory was too small
+for, is left out too; one that was refused for want of another memory, such as VMEM, says nothing about others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.mesh import AXES, BATCH, pieces_of
+from astra_jax.mesh import AXES, BATCH, WIDTH, pieces_of
 from astra_jax.models.adapters import abstract_trained
 from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.remat import REMATS
+from astra_jax.planner.collectives import gathered
 from astra_jax.planner.hardware import PlanError, Slice, larger
 from astra_jax.planner.jobs import (
     attention_matmuls,
@@ -35,6 +36,7 @@ from astra_jax.planner.jobs import (
     longest,
     saved_flops_per_token,
 )
+from astra_jax.planner.network import Hosts
 from astra_jax.planner.plan import Plan, make_plan
 from astra_jax.sft.config import SFTConfig
 from sandbox.settings import SettingError
@@ -128,7 +130,7 @@ def search(
     tried: list[Plan] = []
 
     def plan_of(one: Way, where: Slice) -> Plan:
-        made = make_plan(one.model, one.config, where, mesh=one.mesh, **options)
+        made = make_plan(one.model, one.config, where, mesh=one.mesh, given=(model, config), **options)
         tried.append(made)
         on_plan(made)
         return made
@@ -147,9 +149,9 @@ def search(
         one = easiest if left == 1 and fastest is None else possible[0]
         possible.remove(one)
         plan = plan_of(one, slice_)
-        if not plan.fits:
+        if plan.peak_bytes_per_chip > plan.hbm_bytes_per_chip:
             possible = [other for other in possible if other.holds < one.holds]
-        elif fastest is None or plan.step_seconds < fastest.step_seconds:
+        elif plan.fits and (fastest is None or plan.step_seconds < fastest.step_seconds):
             fastest = plan
 
     smallest, left = fastest, compiles
@@ -288,7 +290,7 @@ def least_seconds(
     # A block of queries is multiplied with each number of the keys and values that are read for it.
     share = min(share, block * chip.hbm_bandwidth / chip.flops) if chip.clock else share
     arithmetic = (whole - attention + attention / share) * step / slice_.chips / chip.flops
-    width = mesh["fsdp"] * mesh["expert"] * mesh["context"]
+    width = math.prod(mesh[axis] for axis in WIDTH)
     micro_batches = step / tokens / rows / math.prod(mesh[axis] for axis in BATCH)
     # Weights forward and backward, in bfloat16 or, of layers, in 8 bits; sums over `tensor` twice a layer, as often;
     # keys and values.
@@ -299,7 +301,10 @@ def least_seconds(
     keys = (
         2 * 2 * 2 * (mesh["context"] - 1) * here * model.n_layers * model.n_kv_heads * model.head_dim / mesh["tensor"]
     )
-    return arithmetic, (weights + sums + keys) / slice_.link_bandwidth
+    if chip.clock:
+        return arithmetic, (weights + sums + keys) / chip.link_bandwidth
+    over = ((WIDTH, weights), (("tensor",), sums), (("context",), keys))
+    return arithmetic, Hosts.of(slice_).seconds((gathered(mesh, axes, size), 1.0) for axes, size in over)
 
 
 def between_slices_seconds(weights: int, slice_: Slice) -> float:

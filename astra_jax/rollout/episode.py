@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -176,10 +177,15 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
         sandbox = environment.distractors[band]
         offered += rng.sample(sandbox, min(config.distractors_per_band, len(sandbox)))
     rng.shuffle(offered)
-    tools = {tool.spec.name: tool for tool in offered}
-    if len(tools) != len(offered):
+    return _by_name(environment, offered)
+
+
+def _by_name(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> dict[str, CodeTool]:
+    """Raises `InputError`: two have one name."""
+    named = {tool.spec.name: tool for tool in tools}
+    if len(named) != len(tools):
         raise InputError(f"environment {environment.id}: two tools have one name; make the names unique")
-    return tools
+    return named
 
 
 def make_task(
@@ -190,11 +196,38 @@ def make_task(
     Raises:
         ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
     """
-    code: dict[str, CodeTool] = {}
+    code = offered_tools(environment, config, seed=seed) if isinstance(environment, ToolEnvironment) else {}
+    return _task(environment, tokenizer, config, code)
+
+
+def longest_task(environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig) -> EpisodeTask:
+    """The task with the longest prompt that a seed may give: with the longest irrelevant tools of each band. An
+    environment of which there is one fits whatever is drawn, up to what texts that meet elsewhere are in tokens.
+
+    Raises:
+        ValueError: as `make_task`; two tools have one name, though few draws may have both.
+    """
+    if not isinstance(environment, ToolEnvironment):
+        return _task(environment, tokenizer, config, {})
+    offered, most = list(environment.tools), config.distractors_per_band
+
+    def length(tool: CodeTool) -> int:
+        return len(tokenizer.encode(msgspec.json.encode(tool.spec).decode()))
+
+    if most:
+        _by_name(environment, [*environment.tools, *chain.from_iterable(environment.distractors.values())])
+        for band in environment.distractors.values():
+            offered += band if len(band) <= most else sorted(band, key=length)[-most:]
+    return _task(environment, tokenizer, config, _by_name(environment, offered))
+
+
+def _task(
+    environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, code: dict[str, CodeTool]
+) -> EpisodeTask:
     sub_tasks: dict[str, list[SubQuestion]] = {}
     prompt: Sequence[Message]
     if isinstance(environment, ToolEnvironment):
-        code, sub_tasks = offered_tools(environment, config, seed=seed), sub_tasks_by_tool(environment)
+        sub_tasks = sub_tasks_by_tool(environment)
         tools = {name: tool.spec for name, tool in code.items()}
         prompt = [Message(role="user", content=environment.question)]
     else:

@@ -20,6 +20,9 @@ from synthesis.core.worlds import EpisodeCalls
 
 T = TypeVar("T")
 
+_PATIENCE = 24
+"""Times `MOST_SECONDS` that an episode may take to begin: behind a server's gate it waits for episodes before it."""
+
 
 class CallOutcome(NamedTuple):
     """What came of a call that was carried out; fields as of `CallRecord`.
@@ -136,7 +139,7 @@ class ForeignSession:
     async def open(self) -> bool:
         """See `EpisodeSession`."""
         try:
-            self._session = await self._environment.begin()
+            self._session = await begun(self._environment)
         except Exception as error:  # a foreign environment fails in as many ways as there are
             logging.warning("%s", masked(self._environment, error))
             return False
@@ -147,7 +150,7 @@ class ForeignSession:
         assert self._session is not None, "open it first"
         async with self._one_at_a_time:
             try:
-                answer = await _in_time(self._session.call(name, arguments), name)
+                answer = await in_time(self._session.call(name, arguments), name)
             except Exception as error:  # see `open`
                 logging.warning("%s", masked(self._environment, error))
                 return CallOutcome("unavailable", error_text(first_line(error), max_characters=max_chars), [], True)
@@ -162,7 +165,7 @@ class ForeignSession:
         assert self._session is not None, "open it first"
         episode, session = played(self._environment, messages, calls, finish), self._session
         try:
-            return await rewards.score(episode, None, lambda: _in_time(session.score(episode), "score"))
+            return await rewards.score(episode, None, lambda: in_time(session.score(episode), "score"))
         except ToolsUnavailable as error:
             logging.warning("%s", masked(self._environment, error))
             return None
@@ -171,18 +174,43 @@ class ForeignSession:
         """Nothing that the environment does then keeps an episode from ending."""
         try:
             if self._session is not None:
-                await self._session.close()
+                await in_time(self._session.close(), "close")
         except Exception as error:
             logging.warning("environment %s: an episode was not closed: %s", self._environment.id, first_line(error))
 
 
-async def _in_time(work: Awaitable[T], what: str) -> T:
-    """Raises `ToolsUnavailable`: it took longer than anything of an environment may."""
+async def begun(environment: Environment) -> EnvironmentSession:
+    """A new episode of an environment, for which there may be a queue; a warning says so where it takes long.
+
+    Raises:
+        ToolsUnavailable: it cannot be begun, or that does not end.
+    """
+
+    def warn() -> None:
+        logging.log_every_n_seconds(
+            logging.WARNING,
+            "an episode of %s has not begun after %g s: begin() waits for room, or hangs; it is given up after %g",
+            MOST_SECONDS, environment.id, MOST_SECONDS, _PATIENCE * MOST_SECONDS,
+        )  # fmt: skip
+
+    warning = asyncio.get_running_loop().call_later(MOST_SECONDS, warn)
     try:
-        async with asyncio.timeout(MOST_SECONDS):
+        # In this task, in which it is closed too: what a session opens may belong to the task.
+        return await in_time(environment.begin(), "begin", _PATIENCE)
+    finally:
+        warning.cancel()
+
+
+async def in_time(work: Awaitable[T], what: str, times: int = 1) -> T:
+    """Raises `ToolsUnavailable`: it took longer than anything of an environment may, or so many times as long."""
+    seconds = times * MOST_SECONDS
+    try:
+        async with asyncio.timeout(seconds) as limit:
             return await work
-    except TimeoutError:
-        raise ToolsUnavailable(f"{what} did not end in {MOST_SECONDS:g} s") from None
+    except TimeoutError as error:
+        if not limit.expired():  # one of its own
+            raise ToolsUnavailable(f"{what}: TimeoutError: {first_line(error)}") from error
+        raise ToolsUnavailable(f"{what} did not end in {seconds:g} s") from None
 
 
 def masked(environment: Environment, error: Exception) -> str:

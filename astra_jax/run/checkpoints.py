@@ -34,7 +34,7 @@ from astra_jax.run.digests import digest_of_json, digests_of
 from astra_jax.run.hosts import failure_of_any, from_first, meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location, may_be_storage
+from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import Refusal
 
 PyTree = Any
@@ -104,10 +104,12 @@ class Checkpointer:
             ValueError: `extra` without `state`.
             CheckpointError: this or the save before could not be written; what was saved earlier is whole. In a
                 bucket it is a `BucketError`.
+            LeaseError: another process has taken over the run's folder in a bucket.
         """
         if extra is not None and state is None:
             raise ValueError("extra is part of the full state: pass state with it, or neither")
         started = time.perf_counter()
+        check_held(self.dir)
         with self._writing():
             self._save(step, params, state, extra)
         return time.perf_counter() - started
@@ -416,10 +418,12 @@ class CheckpointManager(ocp.CheckpointManager):
 
 
 def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[CheckpointManager, list[int]]]) -> None:
-    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told."""
+    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told. Nor is it
+    where the folder is another run's by then, which the next save says."""
     try:
         for manager in saved:
             manager.wait_until_finished()
+            check_held(manager.directory)
     except Exception:
         return
     for manager, steps in outdated:

@@ -36,6 +36,8 @@ _SAID = 500
 """Bytes of an error that other hosts are told."""
 _FAULT = "!"
 """With which it begins where the run may go well when it is started again."""
+_PIECE = 128 << 20
+"""Bytes that the first host tells the others at once: each of its devices has a copy, and lengths are int32."""
 _PULSE_SECONDS = 1.0
 _BEATS = 10
 """Signs of life within the deadline."""
@@ -54,9 +56,14 @@ def from_first(value: bytes) -> bytes:
     """The first process's `value`, on every process; all must call it. What the others pass is ignored."""
     if jax.process_count() == 1:
         return value
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(value))))
-    content = np.frombuffer(value, np.uint8) if is_first() else np.zeros(size, np.uint8)
-    return multihost_utils.broadcast_one_to_all(content).astype(np.uint8).tobytes()
+    whole, rest = multihost_utils.broadcast_one_to_all(np.array(divmod(len(value), _PIECE), np.int32)).tolist()
+    found = []
+    for number, size in enumerate([_PIECE] * whole + [rest] * (rest > 0)):
+        content = np.zeros(size, np.uint8)
+        if is_first():
+            content = np.frombuffer(value, np.uint8, count=size, offset=number * _PIECE)
+        found.append(multihost_utils.broadcast_one_to_all(content).astype(np.uint8).tobytes())
+    return b"".join(found)
 
 
 def from_every(value: bytes, most: int) -> list[bytes]:

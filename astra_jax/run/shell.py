@@ -49,6 +49,7 @@ from astra_jax.run.preemption import Preemption
 from astra_jax.run.starts import Starts, is_fault
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
+from synthesis.core.leases import LeaseError
 from synthesis.core.progress import progress_bar
 from synthesis.core.refusals import Refusal
 from synthesis.core.workdir import locked
@@ -146,7 +147,9 @@ class TrainingRun:
             error = failed
             raise
         finally:
-            if is_first() and not is_fault(error):
+            if (
+                is_first() and not is_fault(error) and not isinstance(error, LeaseError)
+            ):  # then it is another's to count
                 self._starts.take_back()
 
     def begin(

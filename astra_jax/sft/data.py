@@ -226,8 +226,7 @@ def steps_for_epochs(
     whole = math.ceil(epochs)
 
     def lengths(stats: DataStats) -> grain.MapDataset:
-        examples = [{name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} for length in stats.lengths]
-        return grain.MapDataset.source(examples).seed(config.seed).shuffle()
+        return grain.MapDataset.source(stats.lengths).map(_blank).seed(config.seed).shuffle()
 
     examples = lengths(stats).repeat(whole)
     if rehearsal is not None:
@@ -235,6 +234,11 @@ def steps_for_epochs(
     packed = _pack(examples, dataclasses.replace(config, workers=0))
     rows = sum(1 for _ in packed)
     return max(1, math.ceil(rows * epochs / whole / batch_size))
+
+
+def _blank(length: int) -> dict[str, np.ndarray]:
+    """An example of a length, made when it is packed: all of a dataset at once would take gigabytes."""
+    return {name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")}
 
 
 class BatchIterator(Iterator[PackedBatch]):

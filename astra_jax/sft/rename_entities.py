@@ -104,7 +104,7 @@ def _json(text: str) -> Any:
     """The document, or None: not every tool answers in JSON."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: of a text that is nested too deep
         return None
     return document if isinstance(document, dict | list) else None
 

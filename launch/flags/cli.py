@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,7 +62,8 @@ def with_cpu_environment(module: str, *, large: bool = False) -> None:
     The settings are read when a process starts, so they cannot be made later. Children do not inherit the malloc.
 
     Args:
-        large: see `cpu_environment`.
+        large: see `cpu_environment`. Programs that take any model say so, also for accelerators: their hosts hold
+            checkpoints and batches of it.
     """
     if "ASTRA_CPU" not in os.environ and not any(one.startswith(("--help", "--version")) for one in sys.argv):
         environment = cpu_environment(os.environ, large=large)
@@ -208,6 +209,13 @@ def _without_overrides(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument[len(_PREFIX) :].partition("=")
         _overrides.append((name, value if equals else next(arguments, "")))
     return kept
+
+
+def refuse_unused(given: Iterable[flags.FlagHolder[Any]], why: str) -> None:
+    """Refuse flags that somebody set and nothing reads, as the others are. Raises `UsageError`: `--NAME`, and `why`."""
+    for flag in given:
+        if flag.value != flag.default:
+            raise UsageError(f"--{flag.name} {why}")
 
 
 def token_of(flag: flags.FlagHolder[str | None]) -> str | None:

@@ -17,8 +17,6 @@ from launch.flags import cli, hub
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from synthesis.core.datasets import Folder
 
 _KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
@@ -31,6 +29,7 @@ REHEARSAL = flags.DEFINE_string(
 HELD_OUT = flags.DEFINE_string("held_out", None, f"Dataset whose loss is logged every eval_every steps: {_KINDS}.")
 _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
+FLAGS = (DATA, REHEARSAL, HELD_OUT, _SKIP_BAD, _ACCEPT)
 FOLDER = "data"
 """In the user's cache."""
 
@@ -49,9 +48,22 @@ def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
 
     if not flag.value:
         return None
+    if not any(_is_read(one.value or "") for one in (DATA, REHEARSAL, HELD_OUT)):
+        cli.refuse_unused((_SKIP_BAD, _ACCEPT), "is for the rows of files: a dataset has been read")
     found = _kept(flag)
     check_dataset(found, Trajectory)
     return found
+
+
+def _is_read(text: str) -> bool:
+    """Whether it names files, here or on the Hub, and no dataset."""
+    from pathlib import Path
+
+    from synthesis.astra_format.records import SUFFIXES
+
+    if text.startswith(hub.PREFIX):
+        return True
+    return "://" not in text and (Path(text).is_file() or text.endswith(SUFFIXES)) and not Path(text).is_dir()
 
 
 def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
@@ -65,13 +77,9 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
 
     text = flag.value or ""
     said = f"--{flag.name}={text}"
-    files: list[Path]
-    if text.startswith(hub.PREFIX):
-        files = hub.dataset_files(text, said, SUFFIXES)
-    elif "://" not in text and (Path(text).is_file() or text.endswith(SUFFIXES)) and not Path(text).is_dir():
-        files = [Path(text)]
-    else:
+    if not _is_read(text):
         return text
+    files = hub.dataset_files(text, said, SUFFIXES) if text.startswith(hub.PREFIX) else [Path(text)]
     try:
         found = kept_dataset(files, user_cache(FOLDER), accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from launch.flags.numbers import number_flag
 from sandbox.settings import Count
 
 if TYPE_CHECKING:  # --help does not wait for it
+    from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.executors import Executor
 
 flags.adopt_module_key_flags(sandboxes)
@@ -25,7 +26,7 @@ _EXECUTOR = flags.DEFINE_enum(
     ["local", "ray"],
     "Where the stages run: in this process, or in Ray's workers (pip install '.[ray]'), which gives the same bytes.",
 )
-_ADDRESS = flags.DEFINE_string(
+ADDRESS = flags.DEFINE_string(
     "ray_address",
     None,
     "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
@@ -57,25 +58,41 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     if _EXECUTOR.value == "ray":
         from synthesis.pipeline.ray_executor import RayExecutor
 
-        if (_ADDRESS.value or "").startswith("ray://"):
+        if (ADDRESS.value or "").startswith("ray://"):
             raise cli.UsageError(
-                f"--{_ADDRESS.name}={_ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
-                f"with --{_ADDRESS.name}=auto"
+                f"--{ADDRESS.name}={ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
+                f"with --{ADDRESS.name}=auto"
             )
-        yield RayExecutor(
+        executor = RayExecutor(
             sandbox=sandboxes.sandbox_maker_from_flags(one_a_cpu=True),
             teacher=None if make_endpoint else OfflineTeacher,
             endpoint=make_endpoint,
             embedder=make_embedder,
-            address=_ADDRESS.value,
+            address=ADDRESS.value,
             count=_WORKERS.value,
         )
+        with _kept(executor.embedder, workdir) as executor.embedder:
+            yield executor
         return
     from synthesis.pipeline.executors import LocalExecutor
 
-    of_ray: tuple[flags.FlagHolder[Any], ...] = (_ADDRESS, _WORKERS)
+    of_ray: tuple[flags.FlagHolder[Any], ...] = (ADDRESS, _WORKERS)
     if given := next((flag.name for flag in of_ray if flag.value is not None), None):
         raise cli.UsageError(f"--{given} is for --{_EXECUTOR.name}=ray: give that too")
     teacher = make_endpoint() if make_endpoint else OfflineTeacher()
     async with sandboxes.sandbox_from_flags() as sandbox:
-        yield LocalExecutor(teacher, sandbox, make_embedder())
+        with _kept(make_embedder(), workdir) as embedder:
+            yield LocalExecutor(teacher, sandbox, embedder)
+
+
+@contextmanager
+def _kept(embedder: Embedder, workdir: Path) -> Iterator[Embedder]:
+    """The embedder, which keeps what it pays for in the run's folder."""
+    from synthesis.pipeline.embedding import EndpointEmbedder
+    from synthesis.pipeline.kept_embeddings import KeptEmbedder
+
+    if not isinstance(embedder, EndpointEmbedder):
+        yield embedder
+        return
+    with closing(KeptEmbedder(embedder, workdir)) as kept:
+        yield kept

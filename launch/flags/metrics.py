@@ -23,7 +23,7 @@ from synthesis.core.terminal import say
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
 
-_PORT = number_flag("metrics_port", None, Port, "Show Prometheus this program's figures here; 0 takes a free one.")
+PORT = number_flag("metrics_port", None, Port, "Show Prometheus this program's figures here; 0 takes a free one.")
 _HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "Address to show them on; beyond loopback a key is needed.")
 _TOKEN_FILE = flags.DEFINE_string("metrics_key_file", None, "File whose first line is the key of --metrics_port.")
 
@@ -41,12 +41,12 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
         SettingError: others could reach it without a token.
     """
     for flag in (_HOST, _TOKEN_FILE):
-        if flag.present and _PORT.value is None:
+        if flag.present and PORT.value is None:
             raise cli.UsageError(f"--{flag.name} goes with --metrics_port")
-    if _PORT.value is None or not first():
+    if PORT.value is None or not first():
         yield
         return
-    service = _service(FIGURES, _HOST.value or "", _PORT.value, cli.token_of(_TOKEN_FILE))
+    service = _service(FIGURES, _HOST.value or "", PORT.value, cli.token_of(_TOKEN_FILE))
     ready: Future[str] = Future()
     stop = threading.Event()
     thread = threading.Thread(target=asyncio.run, args=(_serve(service, ready, stop),), name="metrics", daemon=True)

@@ -31,7 +31,7 @@ CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines C
 WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _TOKENIZER = shared.tokenizer()
-_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
+PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
 _MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
@@ -124,7 +124,7 @@ def mesh() -> Mesh | None:
 
 def profiled_steps() -> tuple[int, int] | None:
     """First and last step of --profile_steps. Raises `UsageError`: it names none."""
-    text = _PROFILE.value
+    text = PROFILE.value
     if text is None:
         return None
     first, colon, last = text.partition(":")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors
+from launch.flags import cli, executors, metrics, teachers
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count
 from synthesis.core.terminal import printable, say
@@ -57,8 +57,8 @@ async def preview(
     page = Path(_PAGE.value or "preview.html").absolute()
     if page.is_relative_to(workdir):
         raise cli.UsageError(f"--{_PAGE.name}={page} lies in --workdir, where a preview keeps nothing; name another")
-    if given := next((name for name in ("teacher_recording", "ray_address") if flags.FLAGS[name].value), None):
-        raise cli.UsageError(f"--{given} is not for --{PREVIEW.name}, which keeps nothing and runs here: leave it out")
+    vain = (teachers.RECORDING, executors.ADDRESS, executors.REPLACE, metrics.PORT)
+    cli.refuse_unused(vain, f"is not for --{PREVIEW.name}, which keeps nothing and runs here: leave it out")
     seen = Preview(PREVIEW.value or 1)
     with tempfile.TemporaryDirectory(prefix="preview-") as name:
         folder = Path(name)

@@ -27,7 +27,7 @@ _CA_FILE = flags.DEFINE_string(
     None,
     "PEM file of whoever signed the services' certificates; by default the system's authorities.",
 )
-
+FLAGS = (_TIER, _URLS, _KEY_FILE, _CA_FILE)
 _CALLS_A_CPU = 4
 """At once; what a pool that has the machine to itself gives to each."""
 

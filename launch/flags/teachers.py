@@ -73,8 +73,10 @@ _MONEY_BUDGET = number_flag("teacher_money_budget", None, Amount, "The same in m
 _PRICES = flags.DEFINE_list(
     "teacher_prices", None, "Prices of a million prompt tokens and a million answer tokens, as 0.5,2; any currency."
 )
-_RECORDING = flags.DEFINE_string(
-    "teacher_recording", None, "SQLite file of answers and of what was spent; by default teacher.sqlite in the workdir."
+RECORDING = flags.DEFINE_string(
+    "teacher_recording",
+    None,
+    "SQLite file of answers and of what was spent, which runs may share; by default teacher.sqlite in the workdir.",
 )
 _MODE = flags.DEFINE_enum(
     "teacher_mode",
@@ -84,7 +86,7 @@ _MODE = flags.DEFINE_enum(
 )
 _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
     _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
-    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, _RECORDING, _MODE,
+    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
 )  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
     url, model, key = _endpoint()
     if not url:
         return None
-    path = Path(_RECORDING.value or workdir / "teacher.sqlite").absolute()
+    path = Path(RECORDING.value or workdir / "teacher.sqlite").absolute()
     prices = numbers_of(_PRICES, Amount) or [0.0, 0.0]
     if len(prices) != 2:
         raise cli.UsageError(f"--{_PRICES.name}={','.join(_PRICES.value or [])}: write two numbers, as 0.5,2")
@@ -170,8 +172,7 @@ def embedder_maker_from_flags() -> Callable[[], Embedder]:
 def _endpoint() -> tuple[str, str, str]:
     """Address, model and key of the teacher; all "" without an address."""
     if not _URL.value:
-        if given := next((one.name for one in (_MODEL, _KEY_FILE, *_OF_THE_TEACHER) if one.value != one.default), None):
-            raise cli.UsageError(f"--{given} is for an endpoint: give --{_URL.name} too")
+        cli.refuse_unused((_MODEL, _KEY_FILE, *_OF_THE_TEACHER), f"is for an endpoint: give --{_URL.name} too")
         if asked := list(roles.roles_from_flags()):
             raise cli.UsageError(
                 f"--{roles.ROLES.name} names {asked[0]}, and nobody answers as the others: give --{_URL.name} too"

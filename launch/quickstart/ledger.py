@@ -32,7 +32,8 @@ class Ledger:
         file = workdir / "run.json"
         if workdir.exists() and not workdir.is_dir():
             raise WorkdirError(f"{workdir} is a file; give --workdir a folder")
-        if workdir.exists() and not file.exists() and any(p.name != LOCK for p in workdir.iterdir()):
+        begun = {LOCK, f"{file.name}.partial"}  # what is there of a run that was killed as it began
+        if workdir.exists() and not file.exists() and any(p.name not in begun for p in workdir.iterdir()):
             raise WorkdirError(f"{workdir} holds other things than a run; give --workdir a new or an empty folder")
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(locked(workdir))

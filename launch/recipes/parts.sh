@@ -8,16 +8,19 @@
 #   other a fault, such as a host that is gone (1), or servers that are away (69): start it again, so and so many times
 run_to_end() {
   local child="" code told=""
-  trap 'told=early; if [ -n "$child" ]; then told=passed_on; kill -TERM "$child" 2>/dev/null; fi' TERM INT
+  trap 'told=early; if [ -n "$child" ]; then told=passed_on; kill -TERM "$child" 2>/dev/null; fi' TERM INT HUP
+  # In a group of its own, or a terminal's Ctrl-C would reach the command too: SIGTERM has it save, SIGINT does not.
+  set -m
   "$@" &
   child=$!
+  set +m
   if [ "$told" = early ]; then kill -TERM "$child" 2>/dev/null; fi # once: a second one may end what saves
   while true; do # a signal ends `wait`, not the child
     code=0
     wait "$child" || code=$?
     kill -0 "$child" 2>/dev/null || break
   done
-  trap - TERM INT
+  trap - TERM INT HUP
   if [ -n "$told" ] && [ "$code" = 0 ]; then code=75; fi
   return "$code"
 }

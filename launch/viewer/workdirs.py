@@ -24,8 +24,8 @@ from etils import epath
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.run.metrics import FILE as METRICS
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.files import StorageError, first_line
-from synthesis.core.leases import LEASE_SECONDS
+from synthesis.core.files import StorageError, first_line, names_itself
+from synthesis.core.leases import LEASE_SECONDS, NOBODY
 from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
@@ -126,6 +126,9 @@ class InBucket:
         self.files = Path(copies.name)
         self._copied: dict[PurePosixPath, tuple[Any, ...]] = {}
         self._left_out: list[str] = []
+        self._misnamed: set[str] = set()
+        self._away: list[str] = []
+        """Why the last look failed, until one succeeds."""
         self._lock = _Renewals()
         self._again = 0.0
         try:
@@ -141,14 +144,14 @@ class InBucket:
             ) from error
 
     def look(self) -> list[str]:
-        if time.monotonic() < self._again:
-            return self._left_out
-        try:
-            self._copy()
-        except Exception as error:  # of a network that is gone for a while, say: what was copied is shown
-            self._again = time.monotonic() + LOOK_SECONDS
-            return [*self._left_out, f"{self.name}: {first_line(error)}"]
-        return self._left_out
+        if time.monotonic() >= self._again:
+            try:
+                self._copy()
+                self._away = []
+            except Exception as error:  # of a network that is gone for a while, say: what was copied is shown
+                self._again = time.monotonic() + LOOK_SECONDS
+                self._away = [f"{self.name}: {first_line(error)}"]
+        return self._left_out + self._away
 
     def holder(self) -> tuple[str, str]:
         """Who works there renews the lock, which is removed at the end; who was killed no longer does."""
@@ -156,9 +159,10 @@ class InBucket:
 
     def _copy(self) -> None:
         began = time.monotonic()
+        self._misnamed.clear()
         found = dict(self._found(PurePosixPath(), 0))
         self._see_lock(found.pop(PurePosixPath(LOCK), None))
-        left_out = []
+        left_out = [f"{name!r:.200} is no name of a file; it is left there" for name in sorted(self._misnamed)[:10]]
         for path in self._copied.keys() - found.keys():
             (self.files / path).unlink(missing_ok=True)
             del self._copied[path]
@@ -223,7 +227,9 @@ class InBucket:
         for entry in entries:
             address = str(entry["name"]).rstrip("/")
             name = address.rpartition("/")[2]
-            if entry["type"] == "directory":
+            if address != above and not names_itself(name):
+                self._misnamed.add(address)
+            elif entry["type"] == "directory":
                 folders.append(name)
             elif address != above:  # what marks a folder, for some clients
                 modified = _modified(entry)
@@ -250,7 +256,10 @@ class InBucket:
         else:
             with contextlib.suppress(FileNotFoundError):
                 text = self._client.cat_file(there.address).decode(errors="replace")
-                self._lock.renewed(there.stamp, (text.splitlines() or [""])[0][:200])
+                if (holder := (text.splitlines() or [""])[0][:200]) == NOBODY:
+                    self._lock.gone()
+                else:
+                    self._lock.renewed(there.stamp, holder)
 
 
 @dataclass

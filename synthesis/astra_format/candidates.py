@@ -7,6 +7,7 @@ likely come first: what both the question and the tool's source name is rarely a
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import json
@@ -152,7 +153,7 @@ def leaves(value: Any, *, sentences: bool = False) -> Iterator[Any]:
     elif isinstance(value, str):
         try:
             opened = json.loads(value) if value.lstrip().startswith(("{", "[")) else None
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: of what is nested too deep
             opened = None
         if isinstance(opened, dict | list):
             yield from leaves(opened, sentences=sentences)
@@ -183,7 +184,7 @@ def literals(code: str) -> tuple[list[Any], list[Any]]:
         if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
             try:
                 opened = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
             keys.extend(_keys(opened))
             others.extend(leaves(opened))
@@ -208,7 +209,8 @@ def literals(code: str) -> tuple[list[Any], list[Any]]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(code))
+    with contextlib.suppress(RecursionError, MemoryError):  # what is nested deeper than Python's parser goes has none
+        visit(ast.parse(code))
     return _distinct(keys), _distinct(others)
 
 

@@ -27,7 +27,7 @@ from synthesis.core.records import SCHEMA_VERSION, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
-READER = 1
+READER = 2
 """Of what becomes of a row: another number reads files anew."""
 DEFECTS = (
     "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "result_without_call", "unknown_tool"

@@ -5,6 +5,8 @@
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
 
+A column `system` beside any of them is the conversation's system message.
+
 ShareGPT has turns of text. A call is a turn of its own (`function_call`, the value JSON), or stands in the assistant's
 text between <tool_call> and </tool_call>; so do results, which <tool_response> may enclose.
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
 
 FORMS = (
@@ -60,18 +63,35 @@ def columns(given: Mapping[str, Any]) -> dict[str, Any]:
         row["tools"] = row["functions"]
     if isinstance(row.get("tools"), list):
         row["tools"] = [_without_nulls(tool) for tool in row["tools"]]
-    if "trajectory" in row or "messages" in row:
-        return row
+    if (column := next((one for one in ("trajectory", "messages") if one in row), None)) is not None:
+        return {**row, column: _behind(row["system"], _opened(row[column], column))} if row.get("system") else row
     if "prompt" in row and "completion" in row:
-        return {**row, "messages": _prompt_completion(row["prompt"], row["completion"])}
+        said = _prompt_completion(row["prompt"], row["completion"])
+        return {**row, "messages": _behind(row.get("system"), said)}
     if "conversations" in row:
         turns = _opened(row["conversations"], "conversations")
         said = turns if not turns or "role" in turns[0] else list(_sharegpt(turns))
-        opening = row.get("system")
-        system = [{"role": "system", "content": opening}] if isinstance(opening, str) and opening else []
-        return {**row, "messages": [*system, *said]}
+        return {**row, "messages": _behind(row.get("system"), said)}
     keys = ", ".join(sorted(given)[:20]) or "none"
     raise Rejected("bad_record", f"it is of no known form; its keys are {keys}; known are {'; '.join(FORMS)}")
+
+
+def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation behind the system message of a column of its own, which it may have already.
+
+    Raises:
+        Rejected: `bad_record`: it has another one, or that column is no text.
+    """
+    if not system:
+        return said
+    if not isinstance(system, str):
+        raise Rejected("bad_record", f"column system: wants a text, and is {system!r:.80}")
+    own = next((text_of(one.get("content")) for one in said if one.get("role") in ("system", "developer")), None)
+    if own is None:
+        return [{"role": "system", "content": system}, *said]
+    if own.strip() != system.strip():
+        raise Rejected("bad_record", f"column system: it is {system!r:.80}, and the conversation's own is {own!r:.80}")
+    return said
 
 
 def _without_nulls(schema: Any) -> Any:

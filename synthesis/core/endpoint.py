@@ -21,7 +21,15 @@ from typing import Any
 import msgspec
 
 from sandbox.answers import AnswerTooLarge, read_answer, without_keys
-from synthesis.core.endpoint_limits import BYTES_PER_TOKEN, AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
+from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
+from synthesis.core.endpoint_replies import (
+    EndpointReply,
+    UnreadableReply,
+    read_completion,
+    said_used,
+    shown,
+    too_many,
+)
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.progress import TRAFFIC
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff, retry_after
@@ -41,35 +49,6 @@ class RequestRefused(Exception):
     """The endpoint will not answer this request, and asking it again does not help; others it would answer."""
 
 
-class EndpointReply(msgspec.Struct, frozen=True):
-    """One completion.
-
-    Attributes:
-        text: the message's content; "" where it has none.
-        finish_reason: as the endpoint gave it (`stop`, `length`, `tool_calls`, ...); "" where it gave none.
-        usage: tokens as the endpoint counted them, estimated by size where it did not.
-        sent: the message's JSON.
-    """
-
-    text: str
-    finish_reason: str
-    usage: Usage
-    sent: msgspec.Raw
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the token limit cut it off."""
-        return self.finish_reason == "length"
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The message with all that the endpoint put in it (`role`, `content`, `tool_calls`, `reasoning_content`, ...).
-
-        Decoded at each access: who only wants the text does not pay for it.
-        """
-        return msgspec.json.decode(self.sent, type=dict[str, Any])
-
-
 class _Failure(Exception):
     """A try that another may mend. `lost`: the model may have written an answer all the same, which is paid for."""
 
@@ -81,9 +60,11 @@ class _Failure(Exception):
         wait: float | None = None,
         lost: bool = False,
         used: Usage | None = None,
+        lasting: _Refusal | None = None,
     ) -> None:
         super().__init__(problem)
         self.busy = busy
+        self.lasting = lasting  # what it is if it stays so
         self.wait = wait
         self.lost = lost
         self.used = used  # where the endpoint said it
@@ -92,34 +73,10 @@ class _Failure(Exception):
 class _Refusal(Exception):
     """A status with which a request is refused, whoever is to blame."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int, said: str, *, account: bool = False) -> None:
         super().__init__(f"status {status}: {said}")
         self.status = status
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: msgspec.Raw
-    finish_reason: str | None = None
-
-
-class _Counts(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Counts | None = None
-
-
-class _Counted(msgspec.Struct):
-    """Of a body that is otherwise of no use."""
-
-    usage: _Counts
+        self.account = account or status == 402
 
 
 class _Limit(msgspec.Struct):
@@ -128,10 +85,7 @@ class _Limit(msgspec.Struct):
     max_tokens: int
 
 
-_counted = msgspec.json.Decoder(_Counted)
 _limits = msgspec.json.Decoder(_Limit)
-_completions = msgspec.json.Decoder(_Completion)
-_messages = msgspec.json.Decoder(_Message)
 
 
 @dataclass
@@ -160,6 +114,10 @@ class Endpoint:
 
     TRANSIENT = frozenset({408, 409, 425, 429})
     """Statuses below 500 that another try may mend."""
+
+    EMPTY_SECONDS = 150.0
+    """For so long an account says that it is empty, and answers nothing, before that is believed: DashScope says of a
+    minute's tokens, with the same words, what OpenAI says of money."""
 
     OF_GATEWAYS = frozenset({502, 504})
     """Statuses with which a gateway says that it lost the answer; with other ones nothing was written."""
@@ -219,7 +177,7 @@ class Endpoint:
             BudgetSpent: too little is left for it.
         """
         config = self.config
-        first_failure = 0.0
+        first_failure = last_failure = passed_over = 0.0
         failures = faults = 0
         while True:
             try:
@@ -240,7 +198,17 @@ class Endpoint:
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
                 raise RequestRefused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
+            if self._answered > last_failure > 0:
+                passed_over += now - last_failure
+                if passed_over > config.outage_seconds:
+                    raise RequestRefused(
+                        f"{config.base_url} answered other requests for {passed_over:,.0f} s, and put this one off "
+                        f"{failures} times: {failure}"
+                    )
+            last_failure = now
             silent = now - max(first_failure, self._answered)
+            if failure.lasting is not None and silent > min(config.outage_seconds, self.EMPTY_SECONDS):
+                raise self._refuses(failure.lasting)
             if max(silent, failure.wait or 0.0) > config.outage_seconds:
                 raise EndpointDown(
                     f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
@@ -269,9 +237,9 @@ class Endpoint:
             used: Usage | None = None
             answered = False
             try:
-                while (wait := limits.paused()) > 0:
-                    await asyncio.sleep(wait)
                 await limits.take(permit)
+                while (wait := limits.paused()) > 0:  # also where the pause began while it waited for its turn
+                    await asyncio.sleep(wait)
                 try:
                     reply = await self._send(body, timeout_seconds)
                     used, answered = reply.usage, True
@@ -333,27 +301,22 @@ class Endpoint:
         except (aiohttp.ClientError, OSError, AnswerTooLarge) as error:
             reached = not isinstance(error, aiohttp.ClientConnectorError)
             raise _Failure(f"{type(error).__name__}: {error}", lost=reached) from None
+        if status == 429 and (about := too_many(data)) != "busy":
+            if about == "request":
+                raise _Refusal(status, shown(data))
+            refusal = _Refusal(status, shown(data), account=True)
+            raise _Failure(str(refusal), busy=True, wait=asked_wait, lasting=refusal)
         if status in self.TRANSIENT or status >= 500:
             busy, lost = status == 429, status in self.OF_GATEWAYS
-            raise _Failure(f"status {status}: {_shown(data)}", busy=busy, wait=asked_wait, lost=lost)
+            raise _Failure(f"status {status}: {shown(data)}", busy=busy, wait=asked_wait, lost=lost)
         if 300 <= status < 400:
             raise _Refusal(status, f"it sends us to {elsewhere[:200]!r}; give that as base_url if you trust it")
         if status != 200:
-            raise _Refusal(status, _shown(data))
+            raise _Refusal(status, shown(data))
         try:
-            completion = _completions.decode(data)
-            choice = completion.choices[0]
-            text = _messages.decode(choice.message).content or ""
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
-            said = f"the body is no chat completion ({error}): {_shown(data)}"
-            raise _Failure(said, lost=True, used=_said_used(data)) from None
-        counts = completion.usage or _Counts()
-        prompt, written = counts.prompt_tokens, counts.completion_tokens
-        used = Usage(
-            len(body) // BYTES_PER_TOKEN if prompt is None else prompt,
-            len(text.encode()) // BYTES_PER_TOKEN if written is None else written,
-        )
-        return EndpointReply(text, choice.finish_reason or "", used, choice.message)
+            return read_completion(data, len(body))
+        except UnreadableReply as error:
+            raise _Failure(str(error), lost=True, used=said_used(data)) from None
 
     async def _judged(self, refusal: _Refusal, body: bytes) -> _Failure:
         """What a refusal means: the failure that kept the endpoint from telling.
@@ -404,7 +367,7 @@ class Endpoint:
         remedy = f"see to model={config.model!r}, max_tokens={config.max_tokens} and whatever else the message names"
         if status in (401, 403):
             remedy = f"give a key that may use model={config.model!r}: the flag that ends in key_file names its file"
-        elif status == 402:
+        elif refusal.account:
             remedy = "see to the account behind the key"
         elif status == 407:
             remedy = "give the proxy's user and password in the environment (http_proxy, https_proxy)"
@@ -453,19 +416,3 @@ def _hang_up(session: Any) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, but has closed them already
             if asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
                 waiting.close()
-
-
-def _said_used(data: bytes) -> Usage | None:
-    """What a body says was used that is of no other use."""
-    try:
-        usage = _counted.decode(data).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if usage.prompt_tokens is None or usage.completion_tokens is None:
-        return None
-    return Usage(usage.prompt_tokens, usage.completion_tokens)
-
-
-def _shown(data: bytes) -> str:
-    """The beginning of a body, for a person."""
-    return " ".join(data[:500].decode(errors="replace").split())

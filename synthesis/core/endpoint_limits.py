@@ -95,9 +95,12 @@ class OwnLimits:
         self._prices = Prices(config.price_prompt, config.price_completion)
         self._slots = asyncio.Semaphore(config.concurrency)
         self._clock = clock = asyncio.get_running_loop().time
-        self._requests = TokenBucket(config.requests_per_minute, clock) if config.requests_per_minute else None
-        self._tokens = TokenBucket(config.tokens_per_minute, clock) if config.tokens_per_minute else None
         self._paused_until = 0.0
+
+        def bucket(per_minute: float | None) -> TokenBucket | None:
+            return TokenBucket(per_minute, clock, self.paused) if per_minute else None
+
+        self._requests, self._tokens = bucket(config.requests_per_minute), bucket(config.tokens_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:
         """See `EndpointLimits.slot`."""

@@ -96,8 +96,8 @@ class OpenAITeacherConfig(Settings):
         temperature: of sampling.
         max_tokens: of one answer, thinking included.
         timeout_seconds: of one request.
-        tries: how many bad answers (truncated, malformed, not of the schema) before `TeacherError`; each try has
-            another seed and is told what was wrong.
+        tries: how many bad answers (cut or broken off, malformed, not of the schema) before `TeacherError`; each try
+            has another seed and is told what was wrong.
         extra_body: further fields of every request, such as `{"chat_template_kwargs": {"enable_thinking": false}}`;
             null leaves a field out (`{"seed": null}` where a service refuses seeds).
         roles: who answers as a role: a model, or several of which one is drawn for each record by weight; a role that
@@ -114,7 +114,8 @@ class OpenAITeacherConfig(Settings):
             completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
         longest_backoff_seconds: see there.
         failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
-        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`.
+        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`; and
+            how long it may put one request off with 429, while it answers others, before `TeacherError`.
         token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
         money_budget: the same in money; wants prices.
         price_prompt: of a million prompt tokens, in any one currency.

@@ -11,7 +11,7 @@ import gzip
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,9 @@ GCS, S3 = "gs://", "s3://"
 """Google Cloud Storage, which everything knows; and S3 with what speaks its protocol, where synthesis works."""
 _CLIENTS = {GCS: ("gcsfs", "gcs"), S3: ("s3fs", "s3")}
 """The package that a kind of bucket wants, the extra that brings it; fsspec names its settings as the latter."""
+
+_guards: dict[str, Callable[[], None]] = {}
+"""By what this process holds in a bucket: sees that it still does (`leases`)."""
 
 MOST_BYTES = 2 << 30
 """Of a file that is read whole."""
@@ -47,6 +50,14 @@ def may_be_storage(error: Exception, folder: Folder) -> bool:
 def in_bucket(path: Folder) -> bool:
     """Whether it is `gs://BUCKET/...` or `s3://BUCKET/...`."""
     return os.fspath(path).startswith((GCS, S3))
+
+
+def names_itself(name: str) -> bool:
+    """Whether the last part of an object's name, joined to a folder of a disk, is a file or folder in it.
+
+    A bucket is flat, so its objects may be called `tools/../../.bashrc`.
+    """
+    return name not in ("", ".", "..") and not any(sign in name for sign in "/\\\0")
 
 
 def location(path: Folder, *, s3: bool = False) -> epath.Path:
@@ -75,6 +86,42 @@ def location(path: Folder, *, s3: bool = False) -> epath.Path:
     # Other hosts write there too, and so does tensorstore: a listing that is kept hides what they wrote.
     fsspec.config.conf.setdefault(extra, {})["use_listings_cache"] = False
     return epath.Path(text)
+
+
+@contextlib.contextmanager
+def guarding(place: Folder, check: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile `check` is asked before anything is written there or below (`holding`, `check_held`)."""
+    name = os.fspath(place)
+    _guards[name] = check
+    try:
+        yield
+    finally:
+        del _guards[name]
+
+
+def holding(path: Folder) -> Callable[[], None]:
+    """What to call before each write of a file there or below: it sees that the process still holds what it holds now.
+
+    Whoever was asleep may find its folder in a bucket another's, which has gone on with it, and must leave it as it is.
+
+    Raises:
+        LeaseError: by what is returned: another process has taken it over.
+        StorageError: likewise: whether one has cannot be told.
+    """
+    name = os.fspath(path)
+    guards = [check for held, check in _guards.items() if name == held or name.startswith(f"{held}/")]
+
+    def check() -> None:
+        for guard in guards:
+            guard()
+
+    return check
+
+
+def check_held(path: Folder) -> None:
+    """To be called before something is written there by other means than this module's. Raises as `holding`."""
+    if _guards:
+        holding(path)()
 
 
 def user_cache(name: str) -> Path:
@@ -124,9 +171,11 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
 
     Raises:
         StorageError: it could not be written to a bucket.
-        OSError: or to the disk.
+        LeaseError: another process has taken over what of the bucket this one held.
+        OSError: it could not be written to the disk.
     """
     if in_bucket(path):
+        check_held(path)
         try:
             path.write_bytes(data)
         except Exception as error:

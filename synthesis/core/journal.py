@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import sqlite3
+import sys
 import time
 import weakref
 import zlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.terminal import say
 
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""
@@ -76,7 +78,7 @@ class Store:
         _open.add(self)
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _naming(self, done: str = "written") -> Iterator[None]:
         """What the disk refuses names the file. (To be told from a file that is none: nobody should delete that one.)
 
         Raises:
@@ -88,7 +90,7 @@ class Store:
             if (error.sqlite_errorcode & 0xFF) not in _OF_DISK:
                 raise
             raise StoreError(
-                f"{self.path} could not be written ({error}); see that there is room, that it may be written, and that "
+                f"{self.path} could not be {done} ({error}); see that there is room, that it may be written, and that "
                 "no other process uses it, and run the same command again: what it holds is kept"
             ) from None
 
@@ -195,7 +197,8 @@ class Journal(Store):
 
     def forget_rejected(self, stage: str) -> None:
         """Let the stage's rejected inputs be done again by the next run."""
-        self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
+        with self._naming():
+            self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
         self._written()
 
 
@@ -205,6 +208,13 @@ def _unpacked(outputs: bytes | None) -> bytes | None:
 
 @atexit.register
 def _commit_all() -> None:
+    said: set[str] = set()
     for store in list(_open):
-        with contextlib.suppress(sqlite3.Error):
+        try:
             store.commit()
+        except StoreError as error:  # of this one, or of a recording that it is made of; others can be written
+            if (problem := str(error)) not in said:
+                say(problem, file=sys.stderr)
+            said.add(problem)
+        except sqlite3.Error:  # such as of one that is closed
+            continue

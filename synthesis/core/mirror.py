@@ -25,7 +25,7 @@ from pathlib import Path
 from etils import epath
 
 from synthesis.core.datasets import CARD_FILE, Folder
-from synthesis.core.files import StorageError, first_line, in_bucket, location
+from synthesis.core.files import StorageError, first_line, holding, in_bucket, location, names_itself
 from synthesis.core.workdir import LOCK
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,11 @@ _BLOCK = 16 << 20
 async def mirrored(workdir: epath.Path) -> AsyncIterator[Path]:
     """The folder to work in: `workdir` itself, or one on this machine's disk where that is in a bucket.
 
+    Who holds it (`workdir.locked`), and loses it to another process while it sleeps, writes nothing there any more.
+
     Raises:
         StorageError: the bucket cannot be read or written.
+        LeaseError: another process has taken it over.
     """
     if not in_bucket(workdir):
         yield Path(workdir)
@@ -87,6 +90,7 @@ class _Mirror:
 
     def __init__(self, bucket: epath.Path, folder: Path) -> None:
         self._bucket, self._folder = bucket, folder
+        self._check = holding(bucket)
         self._there: dict[Path, tuple[int, int]] = {}
         """Times and sizes of the files that the bucket has as they are."""
         self._writing = threading.Lock()
@@ -102,7 +106,7 @@ class _Mirror:
                 self._there[file] = _state(file)
 
     async def keep(self) -> None:
-        """Snapshots of the stores, from time to time."""
+        """Snapshots of the stores, from time to time. Raises `LeaseError`."""
         pause = SNAPSHOT_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -114,12 +118,13 @@ class _Mirror:
             pause = max(SNAPSHOT_SECONDS, 20 * (time.monotonic() - began))
 
     def finish(self) -> None:
-        """All files, a dataset's card as its last: without one it is none."""
+        """All files, a dataset's card as its last: without one it is none. Raises `LeaseError` and `StorageError`."""
         self._stores()
         every = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and self._is_kept(path)]
         changed = [path for path in every if self._there.get(path) != _state(path)]
         cards = [path for path in changed if path.name == CARD_FILE]
         for card in cards:
+            self._check()
             (self._bucket / card.relative_to(self._folder)).unlink(missing_ok=True)
         for path in [*(path for path in changed if path.name != CARD_FILE), *cards]:
             self._send(path, path)
@@ -157,14 +162,21 @@ class _Mirror:
 
     def _send(self, path: Path, source: Path) -> None:
         target = self._bucket / path.relative_to(self._folder)
+        self._check()
         _copy(epath.Path(source), target, f"{target} could not be written")
         self._there[path] = _state(path)
 
 
 def _below(folder: epath.Path) -> Iterator[epath.Path]:
-    """All files, those of folders that are not there: none."""
+    """All files, those of folders that are not there: none.
+
+    Raises:
+        StorageError: an object is called so that its copy would lie elsewhere on this machine.
+    """
     if folder.exists():
         for path in sorted(folder.iterdir()):
+            if not names_itself(path.name):
+                raise StorageError(f"{path} is no name of a file; remove that object, or give another folder")
             if path.is_dir():
                 yield from _below(path)
             else:

@@ -36,8 +36,8 @@ def read_reply(message: Mapping[str, Any]) -> AssistantTurn:
     Thinking is the field `reasoning_content` (vLLM also: `reasoning`), or what stands before `</think>` where the
     server does not parse it. A call that stands in the text, as of a server that does not parse calls, cannot be read.
     """
-    content, reasoning = (_text(message.get(name)) for name in ("content", "reasoning_content"))
-    reasoning = reasoning or _text(message.get("reasoning"))
+    content, reasoning = (text_of(message.get(name)) for name in ("content", "reasoning_content"))
+    reasoning = reasoning or text_of(message.get("reasoning"))
     before, thought, after = content.partition("</think>")
     if thought:
         reasoning = "\n\n".join(filter(None, (reasoning, before.strip().removeprefix("<think>").strip())))
@@ -49,14 +49,14 @@ def read_reply(message: Mapping[str, Any]) -> AssistantTurn:
     return AssistantTurn(reasoning.strip(), content.strip(), calls)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A text, which some servers send as a list of parts."""
     if isinstance(value, list):
-        return "".join(part["text"] for part in value if isinstance(part, Mapping) and _is_text(part.get("text")))
+        return "".join(part["text"] for part in value if isinstance(part, Mapping) and _istext_of(part.get("text")))
     return value if isinstance(value, str) else ""
 
 
-def _is_text(value: Any) -> bool:
+def _istext_of(value: Any) -> bool:
     return isinstance(value, str)
 
 

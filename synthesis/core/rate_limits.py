@@ -48,6 +48,11 @@ class Spent:
         self.completion_tokens += usage.completion
         self.money += money
 
+    def take_over(self, other: Spent) -> None:
+        """Be what the other is, for whoever counts by this one."""
+        self.requests, self.money = other.requests, other.money
+        self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
+
 
 def summed(accounts: Iterable[Spent]) -> Spent:
     """All of it."""
@@ -81,13 +86,22 @@ class TokenBucket:
 
     Whoever takes more than it holds waits until it is full and leaves it in debt, so any minute sees at most
     `per_minute` and what it holds. First come, first served.
+
+    Args:
+        paused: for how many more seconds nobody takes anything; who waits in that time keeps its turn, so that those
+            who waited do not come all at once.
     """
 
     NAP_SECONDS = 0.25
     """Longest sleep at a time: what is given back shortens the wait."""
 
-    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = per_minute / 60
+    def __init__(
+        self,
+        per_minute: float,
+        clock: Callable[[], float] = time.monotonic,
+        paused: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._rate, self._paused = per_minute / 60, paused
         self._holds = max(1.0, self._rate)
         self._level = self._holds
         self._clock = clock
@@ -97,8 +111,11 @@ class TokenBucket:
     async def take(self, amount: Callable[[], float]) -> float:
         """Wait for one's turn and take what `amount` says then; it is given back."""
         async with self._queue:
-            while (missing := min(amount(), self._holds) - self._now()) > 1e-9:
-                await asyncio.sleep(min(missing / self._rate, self.NAP_SECONDS))
+            while True:
+                missing, pause = min(amount(), self._holds) - self._now(), self._paused()
+                if missing <= 1e-9 and pause <= 0:
+                    break
+                await asyncio.sleep(min(max(missing / self._rate, pause), self.NAP_SECONDS))
             taken = amount()
             self._level -= taken
             return taken

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Protocol
 
 from synthesis.core.journal import Store
 from synthesis.core.rate_limits import Spent
 from synthesis.core.stages import Stopped
+
+_COUNTS = tuple(field.name for field in fields(Spent))
 
 
 class NotRecorded(Stopped):
@@ -33,8 +35,9 @@ class Answers(Protocol):
 class Recording(Store):
     """Answers by the digest of their request, and what was spent on each model.
 
-    An answer is committed before any result that was made of it; what is spent is committed with the answers, so that
-    a kill forgets at most `COMMIT_SECONDS` of both.
+    An answer is committed before any result that was made of it; what is spent is committed with the answers, so that a
+    kill forgets at most `COMMIT_SECONDS` of both. Several runs may have one recording at once: each adds what it spent
+    to what is there, and counts the others' with each commit; between commits none holds the file.
 
     Raises:
         ValueError: the file is no recording.
@@ -53,13 +56,18 @@ class Recording(Store):
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
+        self._kept: dict[bytes, tuple[str, str]] = {}
         self._spent: dict[str, Spent] = {}
         self._by_stage: dict[str, dict[str, Spent]] = {}
+        self._booked: dict[tuple[str, ...], Spent] = {}
+        """What of each account, a model's or a model's stage, the file has."""
 
     def answer(self, digest: bytes) -> tuple[str, str] | None:
         """The answer's text and "", or "" and why no answer was valid; None where it was not recorded."""
-        asked = self._db.execute("SELECT answer, problem FROM answers WHERE digest = ?", (digest,))
-        return asked.fetchone()
+        if (kept := self._kept.get(digest)) is not None:
+            return kept
+        with self._naming("read"):
+            return self._db.execute("SELECT answer, problem FROM answers WHERE digest = ?", (digest,)).fetchone()
 
     async def known(self, digest: bytes) -> tuple[str, str] | None:
         """`answer`, as others have to be asked for it."""
@@ -67,26 +75,21 @@ class Recording(Store):
 
     def keep(self, digest: bytes, answer: str, problem: str = "") -> None:
         """Record an answer, or why there is none."""
-        self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (digest, answer, problem))
+        self._kept[digest] = answer, problem
         self._written()
 
     def spent(self, model: str) -> Spent:
         """What was spent on a model, in this run and those before it; counted up by whoever spends."""
         if model not in self._spent:
-            asked = self._db.execute(
-                "SELECT requests, prompt_tokens, completion_tokens, money FROM spent WHERE model = ?", (model,)
-            )
-            self._spent[model] = Spent(*(asked.fetchone() or ()))
+            self._spent[model] = self._opened(model)
         return self._spent[model]
 
     def spent_by_stage(self, model: str) -> dict[str, Spent]:
         """The same by stage, as far as it is known; what recordings of older versions hold is not."""
         if model not in self._by_stage:
-            asked = self._db.execute(
-                "SELECT stage, requests, prompt_tokens, completion_tokens, money FROM spent_by_stage WHERE model = ?",
-                (model,),
-            )
-            self._by_stage[model] = {stage: Spent(*counts) for stage, *counts in asked}
+            with self._naming("read"):
+                asked = self._db.execute("SELECT stage FROM spent_by_stage WHERE model = ?", (model,)).fetchall()
+            self._by_stage[model] = {stage: self._opened(model, stage) for (stage,) in asked}
         return self._by_stage[model]
 
     def touch(self) -> None:
@@ -94,8 +97,53 @@ class Recording(Store):
         self._written()
 
     def _flush(self) -> None:
-        for model, spent in self._spent.items():
-            self._db.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?)", (model, *astuple(spent)))
+        """In a transaction of its own, since what failed may be written again, and must not be added twice."""
+        accounts: dict[tuple[str, ...], Spent] = {(model,): spent for model, spent in self._spent.items()}
         for model, stages in self._by_stage.items():
-            rows = [(model, stage, *astuple(spent)) for stage, spent in stages.items()]
-            self._db.executemany("INSERT OR REPLACE INTO spent_by_stage VALUES (?, ?, ?, ?, ?, ?)", rows)
+            accounts |= {(model, stage): spent for stage, spent in stages.items()}
+        grown = {key: spent for key, spent in accounts.items() if spent != self._booked.get(key, Spent())}
+        if not self._kept and not grown:
+            return
+        try:
+            answers = [(digest, *kept) for digest, kept in self._kept.items()]
+            self._db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", answers)
+            there = {key: self._added(key, spent) for key, spent in grown.items()}
+            self._db.commit()
+        except BaseException:
+            self._db.rollback()
+            raise
+        self._kept.clear()
+        for key, total in there.items():
+            self._booked[key] = total
+            grown[key].take_over(total)
+
+    def _opened(self, *key: str) -> Spent:
+        """An account, a model's or a model's stage, as the file has it."""
+        with self._naming("read"):
+            self._booked[key] = self._read(key)
+        return replace(self._booked[key])
+
+    def _added(self, key: tuple[str, ...], spent: Spent) -> Spent:
+        """Add what was spent since the last commit; what the file has then, others' spending included."""
+        table, names = _table(key)
+        before = astuple(self._booked.get(key, Spent()))
+        more = [now - then for now, then in zip(astuple(spent), before, strict=True)]
+        sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+        self._db.execute(
+            f"INSERT INTO {table} VALUES ({', '.join('?' * (len(key) + len(more)))}) "
+            f"ON CONFLICT ({', '.join(names)}) DO UPDATE SET {sums}",
+            (*key, *more),
+        )
+        return self._read(key)
+
+    def _read(self, key: tuple[str, ...]) -> Spent:
+        table, names = _table(key)
+        where = " AND ".join(f"{name} = ?" for name in names)
+        return Spent(
+            *(self._db.execute(f"SELECT {', '.join(_COUNTS)} FROM {table} WHERE {where}", key).fetchone() or ())
+        )
+
+
+def _table(key: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Where an account stands, and its key there."""
+    return ("spent", ("model",)) if len(key) == 1 else ("spent_by_stage", ("model", "stage"))

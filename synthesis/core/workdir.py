@@ -42,7 +42,8 @@ def locked(workdir: Folder) -> Iterator[None]:
     """
     state, remedy = f"{workdir} is in use", "wait for it, or use another folder"
     if in_bucket(workdir):
-        with _leased(location(workdir, s3=True) / LOCK, state, remedy):
+        place = location(workdir, s3=True)
+        with _leased(place / LOCK, state, remedy, of=place):
             yield
         return
     folder = Path(location(workdir))
@@ -62,7 +63,7 @@ def locked_target(path: Folder) -> Iterator[None]:
     target = location(path, s3=True)
     hidden = target.with_name(f".{target.name}.{LOCK}")
     if in_bucket(path):
-        with _leased(hidden, state, remedy):
+        with _leased(hidden, state, remedy, of=target):
             yield
         return
     Path(target.parent).mkdir(parents=True, exist_ok=True)
@@ -98,11 +99,11 @@ def locked_file(file: Path, state: str, remedy: str, *, leave: bool = True) -> I
 
 
 @contextlib.contextmanager
-def _leased(file: epath.Path, state: str, remedy: str) -> Iterator[None]:
+def _leased(file: epath.Path, state: str, remedy: str, *, of: epath.Path) -> Iterator[None]:
     if (name := os.fspath(file)) in _held.get():
         yield
         return
-    with leased(file, state, remedy), _noted(name):
+    with leased(file, state, remedy, of=of), _noted(name):
         yield
 
 

@@ -160,7 +160,7 @@ def check_source(code: str, name: str) -> None:
     """
     try:
         module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise Rejected("bad_code", f"the code is not Python: {error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: of code that is nested too deep
+        raise Rejected("bad_code", f"the code is not Python: {error or 'nested too deep'}") from error
     if not any(isinstance(one, ast.FunctionDef) and one.name == name for one in module.body):
         raise Rejected("bad_code", f"the code defines no function {name!r} at its top level")

@@ -137,7 +137,7 @@ async def _called(number: int, step: OwnStep, tools: Mapping[str, CodeTool], san
 def _tools(code: str) -> dict[str, CodeTool]:
     try:
         functions = [one for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)]
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Rejected("bad_code", f"it is no Python module ({error})") from None
     found = {}
     for one in functions:

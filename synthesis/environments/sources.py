@@ -108,7 +108,7 @@ def _lines(path: Path) -> Iterator[str]:
 def _taxonomy(path: Path) -> Iterator[Source]:
     try:
         root = json.loads("".join(_lines(path)))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON: {error}") from None
     if not isinstance(root, dict) or not root:
         raise SourceError(f"{path} holds no taxonomy; it is an object of named branches")

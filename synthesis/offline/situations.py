@@ -45,7 +45,7 @@ class WriteIntent:
     def read(self, step: int, content: str) -> Value | None:
         try:
             result = json.loads(content)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # the latter: a server's text that is nested too deep
             return None
         return result.get(_RESULTS[self.tool]) if isinstance(result, dict) else None
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +21,14 @@ import numpy as np
 from sandbox.access import keyless
 from sandbox.answers import without_keys
 from sandbox.settings import Count, Seconds, Settings
+from synthesis.core.endpoint import Endpoint
+from synthesis.core.endpoint_replies import too_many
+from synthesis.core.rate_limits import backoff, retry_after
 from synthesis.core.records import ToolSpec
 from synthesis.core.refusals import Refusal
+
+_LONGEST_PAUSE = 60.0
+"""Seconds."""
 
 
 class EmbeddingError(Refusal):
@@ -45,7 +53,8 @@ class Embedder(Protocol):
 def document_text(spec: ToolSpec) -> str:
     """What of a tool is embedded: its name, description, and its parameters' names and descriptions (paper §3.2)."""
     parameters = spec.parameters.get("properties", {})
-    words = " ".join(f"{name}: {schema.get('description', '')}" for name, schema in parameters.items())
+    described = {name: schema if isinstance(schema, Mapping) else {} for name, schema in parameters.items()}  # or true
+    words = " ".join(f"{name}: {schema.get('description', '')}" for name, schema in described.items())
     return f"{spec.name.replace('_', ' ')}\n{spec.description}\n{words}"
 
 
@@ -88,7 +97,10 @@ class EndpointConfig(Settings):
         api_key: sent as a bearer token; local servers take any.
         batch: texts of one request.
         timeout_seconds: of one request.
-        tries: how often a request is made before `EmbeddingError`.
+        tries: how often a request is made before `EmbeddingError`, 429 apart.
+        backoff_seconds: first pause after a failure; doubles with each, up to a minute, with jitter. `Retry-After` is
+            honoured.
+        outage_seconds: how long a request may be put off with 429, or asked to wait, before `EmbeddingError`.
     """
 
     base_url: str
@@ -97,6 +109,8 @@ class EndpointConfig(Settings):
     batch: Count = 256
     timeout_seconds: Seconds = 300.0
     tries: Count = 4
+    backoff_seconds: Seconds = 0.5
+    outage_seconds: Seconds = 3600.0
 
 
 class EndpointEmbedder:
@@ -110,6 +124,8 @@ class EndpointEmbedder:
         self.name = config.model
         self._passing = (openai.RateLimitError, openai.APIConnectionError, openai.InternalServerError)
         self._refused = openai.OpenAIError
+        self._jitter = random.Random()  # pauses change no vector
+        self._paused_until = 0.0
         self._client = openai.AsyncOpenAI(
             base_url=config.base_url,
             api_key=config.api_key,
@@ -131,13 +147,14 @@ class EndpointEmbedder:
         return without_keys(str(error).encode(), {"Authorization": self.config.api_key}).decode()
 
     async def _batch(self, texts: list[str]) -> list[list[float]]:
-        where, problem = f"{self.config.base_url}: {self.name}", ""
-        for attempt in range(self.config.tries):
+        where, trouble = f"{self.config.base_url}: {self.name}", _Trouble(time.monotonic())
+        while True:
+            while (pause := self._paused_until - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
             try:
                 given = await self._client.embeddings.create(model=self.name, input=texts, encoding_format="float")
             except self._passing as error:
-                problem = self._shown(error)
-                await asyncio.sleep(min(30.0, 0.5 * 2**attempt))
+                await asyncio.sleep(self._pause(trouble, error))
                 continue
             except self._refused as error:
                 raise EmbeddingError(f"{where} refused the request: {self._shown(error)}") from None
@@ -145,7 +162,43 @@ class EndpointEmbedder:
             if len(rows) != len(texts):
                 raise EmbeddingError(f"{where} gave {len(rows)} vectors for {len(texts)} texts")
             return rows
-        raise EmbeddingError(f"{where} gave no embeddings in {self.config.tries} tries: {problem}")
+
+    def _pause(self, trouble: _Trouble, error: Exception) -> float:
+        """How long to wait after one more failure of a request, in seconds; `Retry-After` holds for all of them.
+
+        Raises:
+            EmbeddingError: it has failed for too often or too long, or is too large for any minute.
+        """
+        where, problem, config = f"{self.config.base_url}: {self.name}", self._shown(error), self.config
+        response = getattr(error, "response", None)  # none, where the connection failed
+        status = None if response is None else response.status_code
+        about = too_many(response.content) if response is not None and status == 429 else "busy"
+        if about == "request":
+            raise EmbeddingError(f"{where} refused the request: {problem}; give a smaller batch")
+        trouble.failures, trouble.faults = trouble.failures + 1, trouble.faults + (status != 429)
+        if trouble.faults >= config.tries:
+            raise EmbeddingError(f"{where} gave no embeddings in {trouble.faults} tries: {problem}")
+        wait = retry_after(None if response is None else response.headers.get("Retry-After")) or 0.0
+        put_off, longest, remedy = time.monotonic() - trouble.began, config.outage_seconds, "see to the endpoint"
+        if about == "account":
+            longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "see to the account behind the key"
+        if max(put_off, wait) > longest:
+            asked = f" and asks to wait for {wait:,.0f} s" if wait else ""
+            raise EmbeddingError(
+                f"{where} has given no embeddings for {put_off:,.0f} s{asked}: {problem}; {remedy}, and run the same "
+                "command again to go on"
+            )
+        self._paused_until = max(self._paused_until, time.monotonic() + wait)
+        return backoff(trouble.failures, first=config.backoff_seconds, longest=_LONGEST_PAUSE, rng=self._jitter)
+
+
+@dataclass
+class _Trouble:
+    """Of one request: since when, how often it failed, and how often of these not for being one of too many."""
+
+    began: float
+    failures: int = 0
+    faults: int = 0
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from synthesis.core.endpoint import EndpointReply
+from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.rate_limits import Spent
 from synthesis.core.stages import Rejected, rng_for
 

@@ -21,6 +21,7 @@ import msgspec
 
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
+from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
 from synthesis.core.openai_messages import read_reply, to_openai
 from synthesis.core.progress import say_beside_bars
@@ -298,11 +299,11 @@ class OpenAITeacher:
     ) -> AssistantTurn:
         """See `Teacher.act`: OpenAI's messages and tools, for which the served model has a chat template of its own.
 
-        A turn that the endpoint cut off is asked for again, as is one with a call that cannot be read; when tries run
-        out, the latter is returned as it is.
+        A turn that the token limit cut off, or a filter or an error broke off, is asked for again, as is one with a
+        call that cannot be read; when tries run out, the latter is returned as it is.
 
         Raises:
-            TeacherError: all turns were cut off, or the endpoint refused the request.
+            TeacherError: all turns were cut or broken off, or the endpoint refused the request.
             Stopped: as `ask`.
         """
         config, served = self._model("agent")
@@ -323,6 +324,7 @@ class OpenAITeacher:
     async def _turn(self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int) -> bytes:
         """A turn as the endpoint sent it."""
         unreadable: bytes | None = None
+        problems: dict[str, None] = {}
         for number in range(config.tries):
             seeded = {"seed": (seed + number) % 2**31} if "seed" in body else {}
             request = msgspec.json.encode({**body, **seeded})
@@ -332,14 +334,14 @@ class OpenAITeacher:
                 )
             except RequestRefused as error:
                 raise TeacherError(f"a turn of the agent: {error}") from None
-            if reply.truncated:
+            if problem := _cut(reply, config):
+                problems[problem] = None
                 continue
             unreadable = bytes(reply.sent)
             if not any(isinstance(call, MalformedCall) for call in read_reply(reply.message).calls):
                 return unreadable
         if unreadable is None:
-            problem = f"cut off at max_tokens={config.max_tokens} in all of {config.tries} tries"
-            raise TeacherError(f"a turn of the agent: {problem}")
+            raise TeacherError(f"a turn of the agent: {' or '.join(problems)} in all of {config.tries} tries")
         return unreadable
 
     async def close(self) -> None:
@@ -360,8 +362,8 @@ class OpenAITeacher:
                 reply = await served.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
             except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
-            if reply.truncated:
-                problem = f"the answer was cut off at max_tokens={config.max_tokens}"
+            if cut := _cut(reply, config):
+                problem = f"the answer was {cut}"
                 continue
             try:
                 return read_answer(reply.text, answer)
@@ -444,6 +446,13 @@ def _door(config: OpenAITeacherConfig) -> str:
     plain = OpenAITeacherConfig(config.base_url, config.model)
     own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
     return repr(replace(config, **{name: getattr(plain, name) for name in own}))
+
+
+def _cut(reply: EndpointReply, config: OpenAITeacherConfig) -> str:
+    """Why an answer is not whole; "" where it is."""
+    if reply.truncated:
+        return f"cut off at max_tokens={config.max_tokens}"
+    return f"broken off by the endpoint (finish_reason={reply.finish_reason!r:.80})" if reply.broken_off else ""
 
 
 def _described(config: OpenAITeacherConfig) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from benchmark_world import program
 
-from benchmarks import rows
 from launch.flags.cli import UsageError
 
 cost = program("benchmarks.cost")
@@ -26,7 +25,7 @@ def test_the_page_is_what_the_script_writes() -> None:
 
 def test_each_figure_says_what_it_is(works) -> None:
     """TPUs' go by a row of compiled cycles, GPUs' by arithmetic, and are bounds."""
-    plans = [row for row in rows.read("plans") if row.get("expected")]
+    plans = [row for kind in KINDS for row in cost.fitting_plans(kind) if row.get("expected")]
     for (_, kind), one in works.items():
         assert one.is_bound == kind.startswith("h")
         named = [row for row in plans if one.source.endswith(row["topology"]) and row["mfu"] == one.mfu]
@@ -36,7 +35,7 @@ def test_each_figure_says_what_it_is(works) -> None:
 
 def test_training_is_as_fast_as_the_plan_nearest_in_size_then_in_length(monkeypatch) -> None:
     def plan(size: str, tokens: int, date: str, mfu: float) -> dict:
-        return {"job": "sft", "topology": "v6e:4x4", "expected": True} | locals()
+        return {"job": "sft", "topology": "v6e:4x4", "expected": True, "fits": True} | locals()
 
     known = [plan("14b", 20_480, "1", 0.3), plan("14b", 74_752, "1", 0.4), plan("0.6b", 20_480, "2", 0.1)]
     known += [plan("30b-a3b", 20_480, "3", 0.2), plan("14b", 20_480, "0", 0.5)]
@@ -49,12 +48,47 @@ def test_training_is_as_fast_as_the_plan_nearest_in_size_then_in_length(monkeypa
     assert cost.training_mfu("14b", "v6e", 18_000, "grpo")[0] == 0.3
 
 
+def test_only_the_newest_row_of_each_plan_counts_and_only_if_it_fits(monkeypatch) -> None:
+    def plan(date: str, topology: str, mfu: float, fits: bool) -> dict:
+        return {"job": "grpo", "size": "14b", "tokens": 74_752, "chips": mfu * 100, "expected": True} | locals()
+
+    known = [plan("1", "v6e:2x2", 0.04, True), plan("2", "v6e:4x4", 0.16, True), plan("1", "v6e:4x4", 0.3, True)]
+    known += [plan("3", "v6e:2x2", 0.04, False)]  # as the step is now
+    monkeypatch.setattr(cost.rows, "read", lambda name: known)
+    assert cost.planned_slice("14b", "v6e")[0] == "v6e:4x4"
+    assert cost.training_mfu("14b", "v6e", 74_752, "grpo")[0] == 0.16
+
+
+def test_decoding_reaches_the_median_of_its_programs(monkeypatch) -> None:
+    """The first and the last row are of one program."""
+    decoded = {"model": "4b", "topology": "v6e:2x2", "mesh": {}, "length": 4096, "steps": 32, "date": "1"}
+    known = [decoded | {"slots": slots, "share": share} for slots, share in ((1, 0.5), (16, 0.7), (4, 0.8))]
+    known.append(known[0] | {"stored": "none", "date": "2", "share": 0.6})
+    monkeypatch.setattr(cost.rows, "read", lambda name: known)
+    assert cost.decode_share.__wrapped__() == 0.7
+    monkeypatch.setattr(cost.rows, "read", lambda name: known[1:])
+    assert cost.decode_share.__wrapped__() == 0.7
+    monkeypatch.setattr(cost.rows, "read", lambda name: [known[0], known[3], known[2]])
+    assert cost.decode_share.__wrapped__() == pytest.approx(0.7)  # of two their mean
+
+
 def test_training_is_its_arithmetic_over_its_rate(works) -> None:
-    """By hand: 14B has 13.99 billion parameters in its matmuls and 40 layers of 40 heads of 128."""
-    one = works["14b", "v5p"]
-    each = 6 * 13.99e9 + 6 * 40 * 40 * 128 * ASSUMED.conversation
-    by_hand = 54_885 * 2 * ASSUMED.conversation * each / (459e12 * one.mfu) / 3600
-    assert one.sft == pytest.approx(by_hand, rel=0.02)
+    """By hand: 14B has 13.99 billion parameters in its matmuls and 40 layers of 40 heads of 128. On TPUs attention
+    visits whole rows of 20,480 tokens, on GPUs conversations."""
+    for kind, peak, length in (("v5p", 459e12, 20_480), ("h200", 989e12, ASSUMED.conversation)):
+        one = works["14b", kind]
+        each = 6 * 13.99e9 + 6 * 40 * 40 * 128 * length
+        by_hand = 54_885 * 2 * ASSUMED.conversation * each / (peak * one.mfu) / 3600
+        assert one.sft == pytest.approx(by_hand, rel=0.02)
+
+
+def test_what_was_planned_costs_what_its_plan_says(works) -> None:
+    """By tokens a second: a packed row takes a TPU as long as one of a single document."""
+    plans = {(row["job"], row["size"], row["tokens"]): row for row in cost.fitting_plans("v6e")}
+    one = works["14b", "v6e"]
+    sft, grpo = (plans[key]["tokens_per_second_per_chip"] for key in (("sft", "14b", 20_480), ("grpo", "14b", 74_752)))
+    assert one.sft == pytest.approx(54_885 * 2 * ASSUMED.conversation / sft / 3600)
+    assert one.update == pytest.approx(140 * 256 * 8 * ASSUMED.episode / grpo / 3600)
 
 
 def test_rollouts_and_updates_grow_with_what_makes_them(works) -> None:

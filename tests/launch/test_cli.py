@@ -93,6 +93,20 @@ def test_adapters_of_random_weights_are_refused(config) -> None:
     assert overridden(config, [("grpo.lora.rank", "4")]).grpo.lora.rank == 4
 
 
+@pytest.mark.parametrize("part", ["grpo", "evaluation"])
+def test_an_engine_that_holds_no_whole_episode_is_refused_before_hours_of_training(part: str) -> None:
+    config = PROFILES["pretrained"]()
+    longer = [(f"{part}.episode.max_response_tokens", "800")]
+    with pytest.raises(UsageError, match=f"engine.max_length is 1536, and an episode of {part} has up to 1952 tokens"):
+        overridden(config, longer)
+    assert overridden(config, [*longer, ("engine.max_length", "1952")]).engine.max_length == 1952
+    beyond = [(f"{part}.episode.max_response_tokens", "880"), ("engine.max_length", "2432")]
+    with pytest.raises(
+        UsageError, match=f"model.max_positions is 2000, and an episode of {part} has up to 2032 tokens"
+    ):
+        overridden(config, [*beyond, ("model.max_positions", "2000")])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -238,7 +252,9 @@ def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() 
         file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
         source = file.read_text(encoding="utf-8")
         assert ("keep_programs" in source or "flags import cli, policies" in source) == (program in computing)
-        assert (f'cli.with_cpu_environment("{program}"' in source) == (program in computing), program
+        assert (f'cli.with_cpu_environment("{program}", large=' in source) == (program in computing), program
+        # Of any model: with a small one's malloc a large one's memory grows with each checkpoint.
+        assert (f'("{program}", large=True)' in source) == (program in computing - {"launch.quickstart"}), program
 
 
 def test_a_preset_of_the_paper_is_what_the_paper_says_and_stands_beside_its_table(capsys) -> None:

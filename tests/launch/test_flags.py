@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import pytest
 from absl import flags
 from programs_world import ended
+from sft_world import make_dataset, trajectories
 
 from launch.flags.meshes import axis_sizes
 from launch.flags.numbers import NumberParser, number_flag, numbers_of
@@ -211,13 +212,37 @@ def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message
 
 
 @pytest.mark.parametrize(
-    ("argument", "code", "said"),
-    [("--version", 0, "astra_jax "), ("--help", 0, "From a bare machine"), ("tset", 2, "error: ")],
+    ("arguments", "message"),
+    [
+        (["launch.grpo", "--publish_dir=W"], "--publish_dir is for servers: give --rollout_url too"),
+        (["launch.grpo", "--rollout_sync=direct"], "--rollout_sync is for servers: give --rollout_url too"),
+        (["launch.grpo", "--rollout_stall_seconds=9"], "--rollout_stall_seconds is for servers"),
+        (["launch.sft", "--bench=1", "--data=W"], "--data is not for --bench, which makes its data up"),
+        (["launch.sft", "--bench=1", "--preview=1"], "--preview is not for --bench"),
+        (["launch.sft", "--bench=1", "--profile_steps=1:2"], "--profile_steps is not for --bench"),
+        (["launch.sft", "--data=DATASET", "--skip_bad"], "--skip_bad is for the rows of files"),
+        (["launch.astra_rl", "--from=DATASET", "--to=W", "--calls_per_answer=9"], "--calls_per_answer is of an import"),
+        (["launch.astra_rl", "--from=DATASET", "--to=W", "--sandbox_url=http://a"], "--sandbox_url is of an import"),
+        (["launch.astra_rl", "--from=FILE", "--to=W", "--seed=3"], "--seed is of an export; leave it out"),
+        (["launch.astra_sft", "--from=DATASET", "--to=W", "--accept=bad"], "--accept is of an import; leave it out"),
+        (["launch.plan", "--config=sft:0.6b", "--topology=v5e:2x2", "--compiles=2"], "--compiles is for --search"),
+        (["launch.environments", "--workdir=W", "--preview=1", "--replace"], "--replace is not for --preview"),
+        (["launch.trajectories", "--workdir=W", "--preview=1", "--metrics_port=0"], "--metrics_port is not for"),
+    ],
 )
-def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, said: str) -> None:
-    command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
+def test_what_nothing_would_read_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """A forgotten --rollout_url had a run train on the embedded engine, in silence."""
+    dataset, file = make_dataset(tmp_path / "dataset", trajectories(1)), tmp_path / "rows.jsonl"
+    file.write_text("{}\n")
+    places = {"W": tmp_path / "w", "DATASET": dataset, "FILE": file}
+    program, *given = (re.sub(r"=(W|DATASET|FILE)$", lambda name: f"={places[name[1]]}", one) for one in arguments)
+    if program in ("launch.grpo", "launch.sft"):
+        given += [f"--workdir={places['W']}", f"--weights={places['W']}", f"--config={program[7:]}:0.6b"]
+    if program == "launch.grpo":
+        given += [f"--environments={places['W']}"]
+    result = ended(program, *given)
+    assert message in one_line([result.code, result.out, result.errors])
+    assert not (tmp_path / "w").exists()
 
 
 @pytest.mark.parametrize("asked", ["--help_config", "--help"])

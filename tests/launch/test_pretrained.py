@@ -25,7 +25,6 @@ from astra_jax.models import hf_checkpoint
 from astra_jax.run import frozen, weights
 from astra_jax.tokenizer import ChatTokenizer, padded
 from configs.quickstart import PROFILES, SMOLLM2, QuickstartConfig
-from launch import bootstrap
 from launch.flags import cli
 from launch.quickstart import pretrained
 from launch.quickstart.ledger import read_json
@@ -285,21 +284,6 @@ def test_the_profile_s_model_is_that_of_the_package() -> None:
     gguf_world.smollm2()  # skips where it is not installed
     pretrained.check(PROFILES["pretrained"]())
     assert pretrained.file_of(SMOLLM2).name == gguf_world.SMOLLM2
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "extras"),
-    [
-        ("test", [], ["test", "demo"]),
-        ("quickstart", [], ["demo"]),
-        ("quickstart", ["--profile=ci"], ["demo"]),
-        ("quickstart", ["--profile=pretrained", "--seed=1"], ["smollm2", "demo"]),
-        ("quickstart", ["--profile", "pretrained"], ["smollm2", "demo"]),
-        ("quickstart", ["--profile=pretrained", "--profile=quick"], ["demo"]),
-    ],
-)
-def test_bootstrap_installs_what_a_profile_needs(command: str, arguments: list[str], extras: list[str]) -> None:
-    assert bootstrap.extras_of(command, arguments) == extras
 
 
 HELD = """

@@ -23,7 +23,7 @@ from printed_commands import printed, started
 from programs_world import Programs, as_users, programs
 
 from astra_jax.cpu.environment import cpu_environment
-from launch.quickstart.ledger import read_json
+from launch.quickstart.ledger import Ledger, read_json
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.matching import fold
 from synthesis.core.records import StdioExecution, ToolEnvironment, ToolServer, Trajectory
@@ -418,6 +418,12 @@ def test_a_folder_with_other_things_is_refused(refused, tmp_path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert "empty folder" in refused(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_run_that_was_killed_as_it_began_begins_again(tmp_path) -> None:
+    (tmp_path / "run.json.partial").write_text("{")
+    Ledger(tmp_path, {"seed": 1}).close()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"seed": 1}
 
 
 @pytest.mark.slow

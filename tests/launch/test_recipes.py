@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,17 @@ def test_a_command_that_was_stopped_and_saved_is_to_be_started_again(child: int,
     assert started.stdout is not None and started.stdout.readline() == "up\n"
     os.kill(started.pid, signal.SIGTERM)
     assert started.wait(20) == code
+
+
+def test_a_ctrl_c_has_the_command_save() -> None:
+    """A terminal sends it to all that run in front; the command had it too, which saves nothing then."""
+    trainer = """import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+print("up", flush=True); time.sleep(60)"""
+    started = in_bash(f"exec ./until_done.sh {sys.executable} -c {shlex.quote(trainer)}")
+    assert started.stdout is not None and started.stdout.readline() == "up\n"
+    os.killpg(started.pid, signal.SIGINT)
+    assert started.wait(20) == 75
 
 
 @pytest.mark.parametrize(("line", "codes"), [("child=$!;", {75}), ('"$@" &', {75, 143})])

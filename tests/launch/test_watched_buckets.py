@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import socket
@@ -129,6 +130,54 @@ def test_what_is_large_is_left_where_it_is_and_named(
     assert watcher.look().trainings[0].step == 40
     copied = {str(path.relative_to(watcher.workdir)) for path in watcher.workdir.rglob("*") if path.is_file()}
     assert copied == {"run.json", "metrics/metrics.jsonl", "samples/00000040.txt", "episodes/update_00040.html"}
+
+
+class FlatClient:
+    """A bucket's client: objects are called by any text. The emulator keeps them in folders, and has no such names."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects = objects
+
+    def ls(self, above: str, detail: bool) -> list[dict[str, object]]:
+        assert detail
+        below = [name.removeprefix(f"{above}/") for name in self.objects if name.startswith(f"{above}/")]
+        files = [{"name": f"{above}/{name}", "type": "file", "size": 1} for name in below if "/" not in name]
+        folders = {name.partition("/")[0] for name in below if "/" in name}
+        return [*files, *({"name": f"{above}/{name}", "type": "directory"} for name in folders)]
+
+    def open(self, address: str, mode: str) -> io.BytesIO:
+        assert mode == "rb"
+        return io.BytesIO(self.objects[address])
+
+
+def test_names_that_lead_elsewhere_are_left_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such objects were written over files of this machine."""
+    tempfile_folder, victim = tmp_path / "copies", tmp_path / "victim"
+    tempfile_folder.mkdir()
+    victim.mkdir()
+    monkeypatch.setattr(workdirs.tempfile, "tempdir", str(tempfile_folder))
+    names = ["run.json", "../../victim/summary.json", "../run.json", "..", "sft\\..\\run.json", "sft/./run.json"]
+    client = FlatClient({f"bucket/run/{name}": b"{}" for name in names})
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda name, **_: (client, "bucket/run"))
+    run = workdirs.InBucket(location("gs://bucket/run"))
+    assert [path.relative_to(run.files) for path in tmp_path.rglob("*") if path.is_file()] == [Path("run.json")]
+    assert run.look() == [
+        f"'bucket/run/{name}' is no name of a file; it is left there"
+        for name in ("..", "sft/.", "sft\\\\..\\\\run.json")
+    ]
+
+
+def test_a_service_that_is_away_is_named_until_it_is_back(bucket: Storage, monkeypatch, tmp_path: Path) -> None:
+    """Not by the one look that failed alone, of four between two looks into the bucket."""
+    watcher = watcher_of(sent(grpo_workdir(tmp_path / "run"), bucket, "away"))
+    monkeypatch.setattr(workdirs, "LOOK_SECONDS", 3_600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(workdirs.InBucket, "_copy", lambda self: (_ for _ in ()).throw(OSError("no network")))
+        patch.setattr(workdirs.time, "monotonic", lambda: float(10**9))
+        assert watcher.look().unread == ["gs://bucket/away: no network"]
+        assert watcher.look().unread == ["gs://bucket/away: no network"]
+    monkeypatch.setattr(workdirs.time, "monotonic", lambda: float(10**10))
+    assert watcher.look().unread == [] and watcher.look().trainings[0].step == 40
 
 
 def test_the_program_shows_one_and_refuses_what_is_none(bucket: Storage, tmp_path: Path) -> None:

@@ -157,6 +157,29 @@ def take_memory_slowly():
         hoard.append(bytearray(1 << 20))
 
 
+def leave_shared_memory():
+    """A limit of address space counts mappings, and pages of shared memory stay where a mapping has shrunk."""
+    import mmap
+
+    hoard, chunk = [], b"x" * (1 << 20)
+    for _ in range(64):
+        hoard.append(mmap.mmap(-1, 100 << 20))
+        for _ in range(100):
+            hoard[-1].write(chunk)
+        hoard[-1].resize(4096)
+    return "took 6 GiB"
+
+
+def share_by_system_calls():
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    for flags in (0x21, 0x23):  # MAP_ANONYMOUS with MAP_SHARED, and with MAP_SHARED_VALIDATE
+        if libc.mmap(None, ctypes.c_size_t(1 << 20), 3, flags, -1, ctypes.c_long(0)) != ctypes.c_void_p(-1).value:
+            return f"mapped with flags {flags:#x}"
+    private = libc.mmap(None, ctypes.c_size_t(1 << 20), 3, 0x22, -1, ctypes.c_long(0))
+    return "mapped nothing at all" if private == ctypes.c_void_p(-1).value else None
+
+
 def recurse():
     sys.setrecursionlimit(10**9)
 
@@ -332,7 +355,8 @@ def foreign_abi():
     import mmap
 
     code = bytes.fromhex("b814000000cd80c3")  # mov eax, 20 (i386 getpid); int 0x80; ret
-    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    prot = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=prot)
     memory.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return f"i386 getpid says {ctypes.CFUNCTYPE(ctypes.c_int)(address)()}"

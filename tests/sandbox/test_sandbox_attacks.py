@@ -32,6 +32,8 @@ ATTACKS: dict[str, set[Outcome]] = {
     "sleep_for_ever": {Outcome.OK},
     "take_memory_at_once": {Outcome.TOOL_ERROR},
     "take_memory_slowly": {Outcome.TOOL_ERROR, Outcome.CPU_TIMEOUT},  # whichever limit comes first
+    "leave_shared_memory": {Outcome.TOOL_ERROR},
+    "share_by_system_calls": {Outcome.OK},
     "recurse": {Outcome.TOOL_ERROR, Outcome.CRASH, Outcome.CPU_TIMEOUT},
     "endless_generator": {Outcome.TOOL_ERROR, Outcome.CPU_TIMEOUT},
     "print_without_end": {Outcome.OK},

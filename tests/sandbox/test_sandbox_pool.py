@@ -321,6 +321,19 @@ async def test_a_zygote_whose_slots_end_before_it_loses_no_call() -> None:
         assert (pool.stats.retried, pool.stats.infrastructure, pool.stats.zygotes) == (1, 0, 2)
 
 
+async def test_more_new_environments_than_the_zygote_takes_orders_for_wait() -> None:
+    """Some 170 orders fill its socket. That was read as its end, and it was ended with all environments."""
+    async with SandboxPool(SandboxConfig(max_slots=260, concurrency=260, spare_slots=0)) as pool:
+        assert (await pool.call(TOOL, "add", {"left": 1, "right": 2})).value == {"sum": 3}
+        os.kill(pool._zygote.pid, signal.SIGSTOP)
+        code = "def number():\n    return {}\n"
+        calls = [asyncio.create_task(pool.call(code.format(one), "number", {})) for one in range(250)]
+        await asyncio.sleep(0.5)
+        os.kill(pool._zygote.pid, signal.SIGCONT)
+        assert [(await one).value for one in calls] == list(range(250))
+        assert (pool.stats.zygotes, pool.stats.retried, pool.stats.infrastructure) == (1, 0, 0)
+
+
 async def test_closing_during_a_call_ends_it_as_env_died() -> None:
     """That which runs, that which waits for a permit, and that whose environment is being opened."""
     pool = SandboxPool(SandboxConfig(max_slots=2, concurrency=2, spare_slots=0, limits=Limits(cpu_seconds=30)))

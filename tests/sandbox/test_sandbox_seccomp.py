@@ -94,7 +94,7 @@ def test_exactly_the_listed_calls_are_allowed(machine: str, allow_open: bool) ->
     table, arch = TABLES[machine], AUDIT_ARCH[machine]
     program = call_program(allow_open=allow_open, machine=machine)
     listed = {table[name] for name in allowed_names(allow_open=allow_open) if name in table}
-    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "futex", "madvise", "prlimit64")}
+    special = {table[name] for name in ("ioctl", "clone", "clone3", "fcntl", "futex", "madvise", "mmap", "prlimit64")}
     special |= {table[name] for name in ("open", "openat") if name in table and allow_open}
     for number in LINUX_CALLS:
         if number not in special:
@@ -136,6 +136,9 @@ def test_special_calls_look_at_their_arguments(machine: str) -> None:
         assert answer(waiting, table["futex"], arch, (0, operation)) == of_waiting
     for name in {"ppoll", "pselect6", "epoll_pwait", "pipe2", "clock_nanosleep", "membarrier"}:
         assert (answer(program, table[name], arch), answer(waiting, table[name], arch)) == (ERRNO | 1, ALLOW)
+    for flags, expected in {0x22: ALLOW, 0x4022: ALLOW, 0x21: ERRNO | 1, 0x01: ERRNO | 1, 0x23: ERRNO | 1}.items():
+        assert answer(program, table["mmap"], arch, (0, 0, 3, flags)) == expected
+        assert answer(waiting, table["mmap"], arch, (0, 0, 3, flags)) == expected
     for advice, expected in {4: ALLOW, 8: ALLOW, 12: ERRNO | 1, 20: ERRNO | 1, 21: ERRNO | 1}.items():
         assert answer(program, table["madvise"], arch, (0, 0, advice)) == expected
     reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_PATH | os.O_NONBLOCK

@@ -119,6 +119,12 @@ UNFIT = {
     "ctypes": (tool("return x", head="import ctypes"), Reason.DISALLOWED_IMPORT, "imports ctypes"),
     "subprocess": (tool("from subprocess import run", "return x"), Reason.DISALLOWED_IMPORT, "imports subprocess"),
     "third party": (tool("return x", head="import numpy"), Reason.DISALLOWED_IMPORT, "imports numpy"),
+    # Every prefix of every such name was written down: minutes, in the host's process.
+    "imports of long names": (
+        tool("return x", head=f"from {'.'.join(['a'] * 3_000)} import {', '.join(f'b{n}' for n in range(3_000))}"),
+        Reason.DISALLOWED_IMPORT,
+        "imports a.a",
+    ),
     "relative": (tool("return x", head="from . import tables"), Reason.DISALLOWED_IMPORT, "imports ."),
     "hidden import": (tool("return str(__import__('o' + 's'))"), Reason.DISALLOWED_IMPORT, "imports os"),
     "raises": (tool("raise KeyError(x)"), Reason.FAILS, "KeyError: 1"),

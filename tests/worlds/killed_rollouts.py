@@ -8,6 +8,7 @@ from rollout_world import ScriptedPolicy, call, make_environment
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.rollout.policy import RequestFailed
 from sandbox import CallResult, Outcome
 
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=600, max_response_tokens=300, distractors_per_band=1)
@@ -41,17 +42,20 @@ class Sampler(ScriptedPolicy):
 
     Attributes:
         draws: (version, session, place in the sequence) of each that ended, in all processes.
+        fail_at: the draw of this process that a server gives up.
     """
 
     def __init__(self, tokenizer, kill_at: int = 10**9) -> None:
         super().__init__(tokenizer, by_seed)
-        self.kill_at, self.asked = kill_at, 0
+        self.kill_at, self.fail_at, self.asked = kill_at, 0, 0
         self.draws: list[tuple[int, str, int]] = []
 
     async def generate(self, token_ids, sampling, *, session=""):
         self.asked += 1
         if self.asked == self.kill_at:
             raise Killed
+        if self.asked == self.fail_at:
+            raise RequestFailed("the server closed the connection")
         ended = list(token_ids).count(self.tokenizer.eos_id)
         self.turns[session] = (ended - 2) // 2  # the system's and the user's end, and those of a turn and its results
         await asyncio.sleep(0)
@@ -61,7 +65,7 @@ class Sampler(ScriptedPolicy):
 
     def like(self, kill_at: int) -> Sampler:
         other = Sampler(self.tokenizer, kill_at)
-        other.draws = self.draws
+        other.draws, other.script = self.draws, self.script
         return other
 
 

@@ -136,7 +136,7 @@ def _problem(message: Any) -> tuple[str, str] | None:
     for call in message.tool_calls or []:
         try:
             arguments = json.loads(call.function.arguments, parse_constant=_no_json)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return "malformed_call", f"{call.function.name}: the arguments are not JSON: {error}"
         if not isinstance(arguments, dict) or not isinstance(call.function.name, str):
             return "malformed_call", f"{call.function.name}: a call is a name and an object, not {arguments!r:.200}"

@@ -251,6 +251,12 @@ async def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
         assert await agent_of(served).act() is None
 
 
+async def test_a_turn_that_a_filter_broke_off_is_no_evidence() -> None:
+    async with Scripted(lambda body: Say("I think", finish="content_filter")) as served:
+        with pytest.raises(Transient, match="broken off .finish_reason='content_filter'"):
+            await agent_of(served).act()
+
+
 @pytest.mark.parametrize(
     ("said", "own_fault"),
     [

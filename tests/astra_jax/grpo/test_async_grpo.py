@@ -8,6 +8,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
@@ -178,12 +179,14 @@ def test_a_token_counts_as_it_would_online_and_is_measured_by_its_age(model, par
 def test_a_checkpoint_of_before_has_its_tokens_versions() -> None:
     buffer = GroupBuffer(2, delta=0.0, max_age=1)
     buffer.groups = groups_of([4])
-    state = buffer.state()
-    for group in state["groups"]:
+    groups = msgspec.to_builtins(buffer.groups)
+    again = GroupBuffer(2, delta=0.0, max_age=1)
+    again.load({"groups": groups, "counts": {}})
+    assert again.groups == buffer.groups
+    for group in groups:
         for episode in group["episodes"]:
             episode["versions"] = [4]  # of its one turn
-    again = GroupBuffer(2, delta=0.0, max_age=1)
-    again.load({"groups": state["groups"], "counts": {}})
+    again.load({"groups": groups, "counts": {}})
     assert again.groups == buffer.groups
 
 

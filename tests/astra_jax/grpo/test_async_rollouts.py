@@ -9,11 +9,12 @@ import json
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
 
@@ -49,6 +50,12 @@ class Disk:
     checkpoints: list[tuple[int, str, str]] = field(default_factory=lambda: [(0, "w", "")])
     trained: dict[int, tuple[str, list[Group]]] = field(default_factory=dict)
     batches: dict[int, GroupBatch] = field(default_factory=dict)
+    lost: int = 0
+
+    def lose_checkpoint(self, lost: bool) -> None:
+        """The newest one; behind the one before it nothing is there to go on from."""
+        if lost and self.checkpoints[-1][0] > self.lost:
+            self.lost = self.checkpoints.pop()[0]
 
     async def live(self, policy: Unsteady, *, saves: int, journaled: bool = True) -> dict:
         """Train from the last checkpoint to the end, or die of it; returns the last state."""
@@ -82,16 +89,19 @@ class Disk:
             await rollouts.close()
 
 
-def lives(tokenizer, disk: Disk, kills: list[int], saves: int) -> tuple[dict, Unsteady]:
-    """The last state of a run over so many kills, and every draw that ended."""
+def lives(tokenizer, disk: Disk, kills: list[int], saves: int, damaged: Collection[int] = ()) -> tuple[dict, Unsteady]:
+    """The last state of a run over so many kills, and every draw that ended. Before the `damaged` lives the newest
+    checkpoint is lost, of which there are two."""
 
     async def live() -> tuple[dict, Unsteady]:
         first = Unsteady(tokenizer)
-        for kill_at in kills:
+        for life, kill_at in enumerate(kills):
+            disk.lose_checkpoint(life in damaged)
             try:
                 return await disk.live(first.like(kill_at), saves=saves), first
             except Killed:
                 pass
+        disk.lose_checkpoint(len(kills) in damaged)
         return await disk.live(first.like(10**9), saves=saves), first
 
     return asyncio.run(live())
@@ -101,12 +111,15 @@ def lives(tokenizer, disk: Disk, kills: list[int], saves: int) -> tuple[dict, Un
 @given(
     k=st.integers(1, 3),
     kills=st.lists(st.integers(1, 90), max_size=4),
-    saves=st.sampled_from([1, 3, 10]),
+    saves=st.sampled_from([1, 2, 3, 10]),
+    damaged=st.sets(st.integers(1, 4)),
 )
-def test_a_run_goes_on_over_any_kills(chat_tokenizer, k, kills, saves) -> None:
+@example(k=1, kills=[58, 9], saves=2, damaged={2})
+@example(k=2, kills=[60, 12], saves=2, damaged={2})
+def test_a_run_goes_on_over_any_kills(chat_tokenizer, k, kills, saves, damaged) -> None:
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder), k)
-        state, policy = lives(chat_tokenizer, disk, kills, saves)
+        state, policy = lives(chat_tokenizer, disk, kills, saves, damaged)
     trained = [(update, group) for update in range(UPDATES) for group in disk.trained[update][1]]
     indices = {group.index for _, group in trained}
     assert len(indices) == len(trained) == UPDATES * CONFIG.batch_size

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import random
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,6 +239,8 @@ def test_at_the_deadline_slow_groups_are_replaced():
     """All that run are stuck: without new ones the batch would never be full."""
     entered, counts, ended, cut = filled_by(0.2, [NEVER] * 3, size=2, concurrent=16)
     assert entered[:2] == [3, 4] and counts.cancelled == cut == 3
+    entered, counts, ended, cut = filled_by(0.2, [NEVER] * 3, size=2, concurrent=3)
+    assert entered[:2] == [3, 4] and counts.cancelled == cut == 3, "as many as may be under way are stuck"
     # What is valid is found among the new ones too.
     entered, counts, _, _ = filled_by(0.2, [NEVER] * 3, size=2, concurrent=16, valid=lambda i: i % 2 == 0)
     assert set(entered) >= {4, 6} and counts.wasted_episodes > 0
@@ -252,5 +257,23 @@ def test_state_round_trip():
     buffer.add(group(0, [0.0, 1.0]))
     buffer.add(group(1, [0.0, 0.3]))
     again = GroupBuffer(1, delta=0.0, max_age=1)
-    again.load(buffer.state())
+    again.load(json.loads(json.dumps(buffer.state())))
     assert again.groups == buffer.groups and again.counts == buffer.counts
+
+
+def test_a_checkpoint_has_what_training_computes_with_in_few_bytes():
+    rng = np.random.default_rng(0)
+    drawn = (np.arange(6000) % 300 > 200).tolist()
+    logprobs = [-float(rng.random()) if one else 0.0 for one in drawn]
+    versions = [7 if one and at < 4000 else 8 * one for at, one in enumerate(drawn)]
+    ids = rng.integers(0, 151_000, len(drawn)).tolist()
+    long = msgspec.structs.replace(
+        episode(1.0), token_ids=ids, loss_mask=[*map(int, drawn)], logprobs=logprobs, versions=versions
+    )
+    buffer, again = (GroupBuffer(1, delta=0.0, max_age=1) for _ in range(2))
+    buffer.groups = [Group(3, "e", 7, [long, episode(0.0)])]
+    state = json.dumps(buffer.state())
+    assert len(state) < 9 * len(drawn)
+    again.load(json.loads(state))
+    rounded = msgspec.structs.replace(long, logprobs=np.asarray(logprobs, np.float32).tolist())
+    assert again.groups == [Group(3, "e", 7, [rounded, episode(0.0)])]

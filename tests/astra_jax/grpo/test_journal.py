@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,15 +22,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
+from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables, by_seed
 from rollout_world import tiny_model
 from sft_world import starting
 
 from astra_jax.grpo import rollouts
+from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.journal import BatchJournal, BatchKey, Journals
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import FinishedTurn
+from astra_jax.rollout.filling import Group
 from astra_jax.run.identity import run_id
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.environment import CallRecord
@@ -40,6 +46,20 @@ async def one_life(policy, folder: Path, *, weights: str = "w", identity: str = 
     await sampling.follow(0, weights)
     await sampling.fill(0)
     return sampling.take()
+
+
+async def two_updates(policy, folder: Path, trained: dict[int, list[Group]], **changes) -> None:
+    """From the start, or die of it; what was trained on in an earlier life is trained on again."""
+    config = dataclasses.replace(CONFIG, **changes)
+    sampling = Rollouts(policy, Tables(), ENVIRONMENTS, policy.tokenizer, config, Journals(folder, "run", "i"))
+    weights = "w"
+    for update in range(2):
+        policy.version = update
+        await sampling.follow(update, weights)
+        await sampling.fill(update)
+        batch = sampling.take()
+        assert trained.setdefault(update, batch.groups) == batch.groups
+        weights = hashlib.sha256(repr((weights, batch.groups)).encode()).hexdigest()
 
 
 def lives(tokenizer, folder: Path, kills: list[int], torn: random.Random | None = None):
@@ -78,6 +98,51 @@ def test_a_batch_is_the_same_over_any_kills(chat_tokenizer, kills, seed) -> None
         assert set(first.draws) == set(sampler.draws) and len(set(first.draws)) == len(first.draws)
         drawn, needed = (Counter(session for _, session, _ in one.draws) for one in (sampler, first))
         assert all(drawn[session] <= needed[session] + len(kills) for session in drawn)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kills=st.lists(st.integers(1, 60), max_size=4),
+    fail_at=st.integers(0, 25),
+    concurrent=st.lists(st.integers(1, 4), min_size=5, max_size=5),
+    deadline=st.sampled_from([None, 1e-6]),
+)
+def test_what_was_trained_on_is_trained_on_again(chat_tokenizer, kills, fail_at, concurrent, deadline) -> None:
+    """Though an episode was voided, the deadline had passed, or other numbers of groups are begun at once now: none of
+    it is tried again once an update had its batch."""
+
+    async def live(folder: Path) -> None:
+        first, trained = Sampler(chat_tokenizer), {}
+        for life, kill_at in enumerate([*kills, 10**9]):
+            policy = first.like(kill_at)
+            policy.fail_at = 0 if life else fail_at
+            known, before = set(trained), len(first.draws)
+            changes = dict(concurrent_groups=concurrent[life], deadline_seconds=deadline)
+            with contextlib.suppress(Killed):
+                await two_updates(policy, folder, trained, **changes)
+            assert not known & {version for version, _, _ in first.draws[before:]}
+        assert set(trained) == {0, 1}
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(live(Path(folder)))
+
+
+@pytest.mark.parametrize("k", [0, 1])
+async def test_who_gave_a_batch_up_samples_others_the_next_time(chat_tokenizer, tmp_path, k) -> None:
+    """From the same checkpoint: it had been saved before the rollouts, and is not saved again."""
+    config = dataclasses.replace(CONFIG, async_steps=k, max_groups_per_step=4)
+    first, kind = Sampler(chat_tokenizer), AsyncRollouts if k else Rollouts
+    first.script = lambda session, turn, seed: by_seed(session, turn, seed if session.startswith("group9.") else 0)
+    found, before = [], 0
+    for _ in range(4):
+        sampling = kind(first.like(10**9), Tables(), ENVIRONMENTS, chat_tokenizer, config, Journals(tmp_path, "r", "i"))
+        await sampling.follow(0, "w")
+        await sampling.fill(0)
+        batch = sampling.take()
+        await sampling.close()
+        groups = {int(session.removeprefix("group").partition(".")[0]) for _, session, _ in first.draws[before:]}
+        found, before = [*found, (sorted(groups), batch)], len(first.draws)
+    assert found == [([0, 1, 2, 3], None), ([4, 5, 6, 7], None), ([8, 9, 10, 11], None), ([12, 13, 14, 15], None)]
 
 
 PROCESS = """
@@ -236,3 +301,38 @@ async def test_a_run_that_dies_in_its_rollouts_draws_nothing_again(pool, chat_to
     assert all(row["filling/journal_episodes"] > 0 and row["filling/journal_dropped"] == 0 for row in rows)
     assert all(row["filling/journal_groups"] >= 2 for row in rows[:2])
     assert not list((tmp_path / "killed" / "rollouts").iterdir())
+
+
+class Stopped(Sampler):
+    """Asks its process to stop, in the rollouts of a version."""
+
+    stop_in = 2
+
+    async def generate(self, *arguments, **options):
+        if self.version == self.stop_in and not self.asked_to_stop:
+            self.asked_to_stop = True
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+        return await super().generate(*arguments, **options)
+
+    asked_to_stop = False
+
+
+async def test_a_stop_forgets_nothing_before_its_checkpoint_is_whole(pool, chat_tokenizer, tmp_path) -> None:
+    """It saves a step that is being saved already; where that one does not get whole, all is there to go on from the
+    one before."""
+    model = tiny_model(chat_tokenizer.vocab_size, 1024)
+    params = model.init(jax.random.key(1))
+    config = dataclasses.replace(CONFIG, checkpoint_every=2)
+
+    async def run(policy: Sampler):
+        arguments = (config, model, starting(params), ENVIRONMENTS, chat_tokenizer, pool, tmp_path)
+        return await train(*arguments, policy=policy, progress=False)
+
+    result = await run(Stopped(chat_tokenizer))
+    assert (result.stopped, result.steps) == ("preempted", 2)
+    shutil.rmtree(tmp_path / "checkpoints" / "states" / "2")
+    again = Sampler(chat_tokenizer)
+    result = await run(again)
+    assert result.stopped == "finished" and {version for version, _, _ in again.draws} == {2}
+    assert [row["filling/journal_episodes"] > 0 for row in result.history[:2]] == [True, True]

@@ -130,17 +130,49 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
     never = await play(Away(), chat_tokenizer, *said)
     assert never.voided and never.turns == 0 and never.token_ids == list(never.token_ids[: never.prompt_tokens])
     with pytest.raises(InputError, match="away cannot be begun: the server is away"):
-        await check_environments([Away()], chat_tokenizer, None, EPISODE, seed=0)
+        await check_environments([Away()], chat_tokenizer, None, EPISODE)
+
+
+async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
+    warehouse, chat_tokenizer, monkeypatch, caplog
+) -> None:
+    """The run waited for it for ever, and said nothing."""
+    bolts = warehouse[0]
+
+    class HangsAtLast(type(bolts.subject)):
+        def score(self, episode) -> float:
+            monkeypatch.setattr(sessions, "MOST_SECONDS", 0.01)  # of what comes behind it
+            return 1.0
+
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    class HangsAtFirst:
+        id, subject, answer = "away", None, None
+        prompt, tools = bolts.prompt, bolts.tools
+
+        async def begin(self):
+            await asyncio.Event().wait()
+
+    with caplog.at_level("WARNING"):
+        ended = await play(OwnEnvironment(HangsAtLast("bolts", 40)), chat_tokenizer, "40.")
+        assert not ended.voided and "close did not end in 0.01 s" in caplog.text
+        never = await play(HangsAtFirst(), chat_tokenizer, "40.")
+    assert never.voided and never.turns == 0
+    assert "an episode of away has not begun after 0.01 s" in caplog.text
+    assert "an episode of away is masked: begin did not end in 0.24 s" in caplog.text
+    with pytest.raises(InputError, match=r"away cannot be begun: begin did not end in 0\.24 s"):
+        await check_environments([HangsAtFirst()], chat_tokenizer, None, EPISODE)
 
 
 async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) -> None:
-    await check_environments(warehouse, chat_tokenizer, None, EPISODE, seed=0)
+    await check_environments(warehouse, chat_tokenizer, None, EPISODE)
     with pytest.raises(InputError, match="reward f1 counts sub-tasks"):
-        await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig(), seed=0)
+        await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig())
     with pytest.raises(InputError, match="has no recorded solve rate"):
         select_environments(warehouse, GRPOConfig(solve_rates=(0.1, 0.9)))
     with pytest.raises(InputError, match="warehouse has no terse; it has Warehouse, warehouses, brief"):
-        await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig(reward="warehouse:terse"), seed=0)
+        await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig(reward="warehouse:terse"))
 
 
 async def test_an_open_episode_goes_on_by_its_calls(warehouse, chat_tokenizer) -> None:
@@ -158,7 +190,7 @@ async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -
     """`score` is F1 of the ones and what the others say."""
     mixed = [make_environment(), *warehouse]
     config = EpisodeConfig(max_turns=4, max_prompt_tokens=1_500, distractors_per_band=0, reward="score")
-    await check_environments(mixed, chat_tokenizer, pool, config, seed=0)
+    await check_environments(mixed, chat_tokenizer, pool, config)
     policy = ScriptedPolicy(chat_tokenizer, lambda *given: [call("capital_of", country="France"), "40."][given[1]])
     task = make_task(mixed[0], chat_tokenizer, config, seed=0)
     episode = await run_episode(policy, pool, task, chat_tokenizer, config, seed=0, session="s")

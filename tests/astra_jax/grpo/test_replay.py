@@ -18,11 +18,11 @@ from sft_world import starting
 
 from astra_jax.grpo import dump
 from astra_jax.grpo.dump import FOLDER, DumpedBatches, DumpedGroup, shard_folder
-from astra_jax.grpo.packed import compact, expanded
 from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.step import update_step
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import Episode
+from astra_jax.rollout.packed import compact, expanded
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.datasets import CARD_FILE, RECORDS_FILE, DatasetError, read_card, read_dataset
 from synthesis.core.refusals import Refusal

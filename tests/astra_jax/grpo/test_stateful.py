@@ -52,14 +52,14 @@ async def test_calls_of_one_turn_come_in_their_order(pool, chat_tokenizer):
 
 
 async def test_what_a_world_cannot_be_trained_on_is_refused_at_the_start(pool, chat_tokenizer):
-    await check_environments([bank(), make_environment()], chat_tokenizer, pool, EPISODE, seed=0)
+    await check_environments([bank(), make_environment()], chat_tokenizer, pool, EPISODE)
     never = bank(check="def check(before, after):\n    return False")
     with pytest.raises(InputError, match=r"sub-questions \[3\] unsolved"):
-        await check_environments([never], chat_tokenizer, pool, EPISODE, seed=0)
+        await check_environments([never], chat_tokenizer, pool, EPISODE)
     blamed = bank()
     blamed = msgspec.structs.replace(blamed, world=msgspec.structs.replace(blamed.world, changes=[]))
     with pytest.raises(InputError, match="1 rows otherwise"):
-        await check_environments([blamed], chat_tokenizer, pool, EPISODE, seed=0)
+        await check_environments([blamed], chat_tokenizer, pool, EPISODE)
 
 
 async def test_an_open_episode_of_a_world_goes_on_from_its_calls(pool, chat_tokenizer):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 import pytest
 
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.cycles import count_cycles
-from astra_jax.planner.hlo import read_hlo
+from astra_jax.planner.hlo import Module, read_hlo
 from astra_jax.planner.kernels import work_of
 from astra_jax.planner.network import Torus
 from astra_jax.planner.schedule import schedule_of
@@ -72,6 +73,10 @@ SHARD = 64 * 8 * 2
 MESH = {"data": 1, "fsdp": 8}
 
 
+def often(module: Module) -> Mapping[str, float]:
+    return module.runs(lambda computation: len(computation.instructions))
+
+
 def test_what_follows_a_kernels_metadata_is_read() -> None:
     """Its JSON has lines of its own, and the line that ends it begins with braces."""
     module = read_hlo(WINDOWED)
@@ -82,7 +87,7 @@ def test_what_follows_a_kernels_metadata_is_read() -> None:
 
 def test_unsigned_loops_that_count_by_twos_run_half_as_often() -> None:
     module = read_hlo(WINDOWED)
-    assert module.runs["windowed_dot_general_body_ag"] == 4 and not module.unknown_loops
+    assert often(module)["windowed_dot_general_body_ag"] == 4 and not module.unknown_loops
     assert bytes_by_axis(WINDOWED, MESH) == {"fsdp": 4 * 2 * SHARD}
 
 
@@ -108,13 +113,56 @@ def test_trips_are_counted_or_said_to_be_unknown(changes: dict[str, str], trips:
     main = module.computations["main"]
     assert module.trips(main, main.by_name["while"]) == trips
     assert module.unknown_loops == ([] if trips else ["while"])
-    assert module.runs["windowed_dot_general_body_ag"] == (trips or 1)
+    assert often(module)["windowed_dot_general_body_ag"] == (trips or 1)
 
 
 def test_cycles_are_those_of_what_runs_times_the_trips() -> None:
     counted = count_cycles(read_hlo(WINDOWED))
     assert counted.by_category == {"matmul": 4 * 1000, "elementwise": 300}  # not the 77 inside the fusion
     assert counted.kernels == {"splash_mha_fwd_segmented_residuals": 1} and not counted.unestimated
+
+
+BRANCHES = """HloModule jit_step, num_partitions=4
+
+%short (a: f32[16]) -> f32[64] {
+  %a = f32[16]{0} parameter(0)
+  %work = f32[16]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"700"}
+  ROOT %wide = f32[64]{0} all-gather(%work), replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%long (b: f32[16]) -> f32[64] {
+  %b = f32[16]{0} parameter(0)
+  %thin = bf16[16]{0} fusion(%b), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"100"}
+  %gathered = bf16[64]{0} all-gather(%thin), replica_groups={{0,1,2,3}}, dimensions={0}
+  %t = (s32[], bf16[64]{0}) tuple(%zero, %gathered)
+  %loop = (s32[], bf16[64]{0}) while(%t), condition=%until, body=%again, backend_config=\
+{"known_trip_count":{"n":"5"}}
+  ROOT %last = f32[64]{0} fusion(%loop), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"100"}
+}
+
+%again (c: (s32[], bf16[64])) -> (s32[], bf16[64]) {
+  ROOT %c = (s32[], bf16[64]{0}) parameter(0)
+  %turn = bf16[64]{0} fusion(%c), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"200"}
+}
+
+ENTRY %main (i: s32[], x: f32[16]) -> f32[64] {
+  %i = s32[] parameter(0)
+  %x = f32[16]{0} parameter(1)
+  ROOT %either = f32[64]{0} conditional(%i, %x, %x), BOTH
+}
+""".replace("\\\n", "")
+
+
+@pytest.mark.parametrize(
+    "both",
+    ["branch_computations={%short, %long, %short}", "true_computation=%short, false_computation=%long"],
+    ids=["switch", "choice"],
+)
+def test_of_a_conditionals_branches_the_one_counts_that_has_most_of_what_is_counted(both: str) -> None:
+    """The one sends float32, the other works longer, by its loop."""
+    text = BRANCHES.replace("BOTH", both)
+    assert bytes_by_axis(text, {"fsdp": 4}) == {"fsdp": 3 * 16 * 4}
+    assert count_cycles(read_hlo(text)).by_category == {"elementwise": 100 + 5 * 200 + 100}
 
 
 def test_a_kernels_work_is_that_of_the_blocks_it_visits() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
-from astra_jax.planner.collectives import Collective
-from astra_jax.planner.network import Torus
+from astra_jax.mesh import AXES, make_mesh
+from astra_jax.planner.collectives import Collective, gathered
+from astra_jax.planner.hardware import Slice
+from astra_jax.planner.network import Hosts, Torus
+from astra_jax.planner.search import least_seconds
+from configs.training import MODELS
 
 LINK, NETWORK = 90e9, 6.25e9
 BYTES = 7e9
@@ -67,3 +72,57 @@ def test_permutations_take_what_the_most_crossed_link_carries() -> None:
     assert slice_of("16x16").seconds(collective("collective-permute", (0, 15), (1, 14))) == pytest.approx(
         2 * BYTES / LINK  # the short way, over the end
     )
+
+
+HOSTS = Hosts.of(Slice.parse("h200:2x8"))
+NVLINK, ADAPTER = 450e9, 50e9
+
+
+def over(*axes: str, **sizes: int) -> Collective:
+    return gathered({axis: sizes.get(axis, 1) for axis in AXES}, axes, BYTES)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device as far as a mesh is made of it."""
+
+    id: int
+    slice_index: int
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H200"
+
+
+def test_a_mesh_of_gpus_is_filled_host_by_host() -> None:
+    """So what `Hosts` says of partitions holds of a run: its mesh has the devices in their order."""
+    gpus = [Gpu(at, at // 8) for at in range(16)]
+    mesh = make_mesh(fsdp=2, context=2, tensor=4, devices=gpus[8:] + gpus[:8])
+    assert [one.id for one in mesh.devices.flat] == list(range(16))
+
+
+def test_what_stays_in_a_host_takes_its_links_and_what_does_not_the_adapters_of_all() -> None:
+    """At least: of a gather over 2 x 8 GPUs a host lacks a half, which comes once, in eighths."""
+    assert HOSTS.seconds([(over("tensor", fsdp=2, tensor=8), 1.0)]) == BYTES / NVLINK
+    assert HOSTS.seconds([(over("fsdp", fsdp=2, tensor=8), 1.0)]) == BYTES / ADAPTER
+    assert HOSTS.seconds([(over("fsdp", fsdp=16), 1.0)]) == pytest.approx(BYTES / (NVLINK + ADAPTER))
+    two = over("fsdp", fsdp=4, tensor=4)  # two of a host: what it lacks comes over two adapters
+    assert HOSTS.seconds([(two, 1.0)]) == pytest.approx(BYTES * (4 - 2) / (4 - 1) / 2 / ADAPTER)
+    assert HOSTS.seconds([(two, 2.0), (over("tensor", fsdp=2, tensor=8), 3.0)]) == pytest.approx(
+        max(2 * BYTES / 3 / ADAPTER, 3 * BYTES / NVLINK, 5 * BYTES / (NVLINK + ADAPTER))
+    )
+    every = Collective("all-to-all", two.groups, BYTES, ())  # nobody else wants it
+    assert HOSTS.seconds([(every, 1.0)]) == pytest.approx(BYTES * 2 / 3 / ADAPTER)
+    ring = Collective("collective-permute", tuple((at, at + 1) for at in range(15)), BYTES, ())
+    assert HOSTS.seconds([(ring, 1.0)]) == pytest.approx(max(BYTES / 8 / ADAPTER, BYTES / (NVLINK + ADAPTER)))
+    assert Hosts.of(Slice.parse("h200:8")).seconds([(over("fsdp", fsdp=8), 1.0)]) == BYTES / NVLINK
+
+
+def test_a_search_on_several_hosts_charges_each_axis_for_where_it_goes() -> None:
+    model, step = MODELS["32b"].in_training_precision(), 32 * 32_768
+    sent = {
+        where: least_seconds(
+            model, 32_768, 1, step, Slice.parse(where), dict.fromkeys(AXES, 1) | {"fsdp": 2, "tensor": 8}, "full"
+        )[1]
+        for where in ("h200:2x8", "h200:16")
+    }
+    sums = 16 * 7 / 8 * step / 2 * model.n_layers * model.d_model
+    assert sent["h200:2x8"] == pytest.approx(sums / NVLINK) and sums / NVLINK < sent["h200:16"] < 2 * sums / NVLINK

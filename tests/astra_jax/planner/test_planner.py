@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shlex
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +19,20 @@ from tpu_world import needs_libtpu
 
 from astra_jax.attention.splash import BLOCK
 from astra_jax.mesh import AXES, make_mesh
+from astra_jax.models.adapters import abstract_trained
+from astra_jax.models.decoder import Decoder
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import parameters
 from astra_jax.models.qwen3.presets import PRESETS as MODELS
 from astra_jax.models.remat import REMATS
 from astra_jax.planner.collectives import bytes_by_axis
 from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mesh_sizes
-from astra_jax.planner.jobs import executed_flops_per_token, job_on, longest
+from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, least_traffic, longest
+from astra_jax.planner.plan import flags_of, row_length
 from astra_jax.planner.programs import refused
 from configs.training import MODELS as ALL_MODELS
 from configs.training import PRESETS
-from launch.flags.cli import load_config
+from launch.flags.cli import load_config, overridden
 
 needs_cuda_compiler = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"compiling for GPUs needs {INSTALL_GPU}"
@@ -54,6 +59,23 @@ def test_collectives_count_by_axis_and_as_often_as_their_loop_runs() -> None:
     local, whole = 32 * 32 * 4, 64 * 32 * 4
     expected = {"tensor": 5 * local * 2 * 3 / 4, "fsdp": whole / 2, "fsdp+tensor": whole * 2 * 7 / 8}
     assert counted == pytest.approx(expected)
+
+
+def test_rows_that_may_be_cut_count_by_the_longest() -> None:
+    """As `row_buckets` do: the program has a branch for each length, a batch takes one."""
+    mesh = make_mesh(fsdp=8)
+
+    def counted(lengths: tuple[int, ...]) -> dict[str, float]:
+        def cut(length: int):
+            return lambda w, x: jnp.sin(x[:, :length] @ jax.lax.all_gather(w, "fsdp", tiled=True)[:length]).sum()
+
+        def f(w, x):
+            which = jnp.int32(x[0, 0]) % len(lengths)
+            return jax.lax.psum(jax.lax.switch(which, [cut(length) for length in lengths], w, x), "fsdp")
+
+        return bytes_by_axis(compiled_text(f, mesh, (P("fsdp"), P()), (256, 16), (4, 256)), dict(mesh.shape))
+
+    assert counted((64, 128, 256)) == counted((256,)) == {"fsdp": pytest.approx(4 * 256 * 16 * 7 / 8, rel=0.01)}
 
 
 def test_scatters_and_permutations_count() -> None:
@@ -142,6 +164,62 @@ def test_under_adapters_no_gradient_of_the_weights_is_computed() -> None:
         assert whole - thin == 2 * (layers + head) - times * adapters
 
 
+def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None:
+    """By hand; a bound may count nothing that a run could do without."""
+    model, weights = MODELS["14b"].in_training_precision(), parameters(MODELS["14b"])
+    layers, head = model.matmul_parameters()
+    run = load_config("grpo:14b").grpo
+    alone, mesh = dict.fromkeys(AXES, 1), dict.fromkeys(AXES, 1) | {"fsdp": 4, "tensor": 2}
+
+    def of(model: Decoder = model, sizes: dict[str, int] = alone, micro_batches: int = 3, **changes: Any) -> float:
+        return least_traffic(model, dataclasses.replace(run, **changes), sizes, micro_batches)
+
+    assert of(remat="full") == 28 * weights + 3 * 2 * (4 * layers + 3 * head)
+    assert of(remat="none") == 28 * weights + 3 * 2 * 3 * (layers + head)
+    assert of(sizes=mesh) == 28 * weights / 8 + 3 * 2 * (5 * layers + 4 * head) / 2  # gathers are written
+    narrow = dataclasses.replace(model, param_dtype="bfloat16")
+    assert of(narrow, remat="none", moments="bfloat16") == 14 * weights + 3 * 2 * 3 * (layers + head)
+    assert of(optimizer_memory="host", remat="none") == 12 * weights + 3 * 2 * 3 * (layers + head)
+    thin = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, LoRA(rank=16))))
+    assert of(lora=LoRA(rank=16), remat="none") == 28 * thin + 3 * 2 * 2 * (layers + head)
+    assert of(lora=LoRA(rank=16, stored="int8"), remat="none") == 28 * thin + 3 * 2 * (layers + 2 * head)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "tokens", "changes"),
+    [
+        ("sft:14b", "v6e:4x4", 74_752, {}),
+        ("sft:14b", "v6e:4x4", None, {}),
+        ("sft:14b", "h200:4", 16_384, {"row_buckets": "[16384]", "batch_size": "16"}),  # none of them is shorter
+        ("sft:qwen2.5-0.5b", "v5e:2x2", 120_000, {"lora.rank": "16", "lora.alpha": "8", "lora.targets": '["q_proj"]'}),
+        ("grpo:14b", "v6e:4x4", 32_768, {}),
+        ("grpo:14b", "v6e:4x4", 120_000, {"moments": "bfloat16"}),
+        ("grpo:smollm2-135m", "h200:2x8", 4_096, {}),
+    ],
+)
+def test_the_flags_of_a_plan_make_the_run_that_was_planned(
+    name: str, topology: str, tokens: int | None, changes: dict[str, str]
+) -> None:
+    """Split as a shell does, and taken as the training program takes them."""
+    kind, slice_ = name.partition(":")[0], Slice.parse(topology)
+    run = overridden(load_config(name), [(f"{kind}.{setting}", value) for setting, value in changes.items()])
+    given = getattr(run, kind)
+    sizes = mesh_sizes(slice_, tokens or longest(given))
+    mesh = AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
+    model, config = run.model, given
+    if tokens is not None:
+        model, config = for_tokens(model, config, tokens, row_length(config, tokens, mesh.shape["context"]))
+    job = job_on(model, config, mesh, blocks=BLOCK)
+
+    flags = shlex.split(" ".join(flags_of(job, mesh.shape, run.model, given)))
+    overrides = [flag.removeprefix("--config.").partition("=") for flag in flags if not flag.startswith("--mesh=")]
+    started = overridden(run, [(setting, value) for setting, _, value in overrides])
+    assert job_on(started.model, getattr(started, kind), mesh, blocks=BLOCK) == job
+    assert any(flag.startswith("--mesh=") for flag in flags) == (mesh.size > 1)
+    if tokens is None:
+        assert not any("model" in flag for flag in flags)
+
+
 @needs_libtpu
 @pytest.mark.slow
 def test_a_run_of_adapters_is_planned_with_their_state_alone(plan, planned) -> None:
@@ -188,7 +266,7 @@ def test_slices_are_checked() -> None:
     with pytest.raises(PlanError, match="'4by4' is no shape; write for example v6e:2x4"):
         Slice.parse("v6e:4by4")
     gpus = Slice.parse("h200:2x8")
-    assert gpus.chips == 16 and gpus.link_bandwidth == 50e9 and Slice.parse("h200:8").link_bandwidth == 450e9
+    assert gpus.chips == 16 and gpus.hosts == 2 and Slice.parse("h200:8").hosts == Slice.parse("v6e:4x4").hosts == 1
     with pytest.raises(PlanError, match="'1x2x8' is no shape; write for example h200:2"):
         Slice.parse("h200:1x2x8")
     for name, chip in CHIPS.items():

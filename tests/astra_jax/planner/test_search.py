@@ -13,6 +13,7 @@ from astra_jax.mesh import BATCH
 from astra_jax.planner import search as searching
 from astra_jax.planner.hardware import PlanError, Slice
 from astra_jax.planner.plan import Plan
+from astra_jax.planner.programs import refused
 from astra_jax.planner.search import Way, search
 from configs.training import grpo_run, sft_run
 
@@ -26,25 +27,35 @@ def ways(slice_: Slice) -> list[Way]:
     return list(EVERY(RUN.model, RUN.sft, slice_, 20_480))
 
 
-def planned(one: Any, where: Slice, *, fits: bool, seconds: float) -> Plan:
-    names = {field.name for field in dataclasses.fields(Plan)}
-    values: dict[str, Any] = dict.fromkeys(names) | {"fits": fits, "step_seconds": seconds, "topology": where.name}
+def planned(one: Any, where: Slice, *, peak: float, seconds: float, refusal: str = "") -> Plan:
+    names, room = {field.name for field in dataclasses.fields(Plan)}, where.chip.hbm_bytes
+    values: dict[str, Any] = dict.fromkeys(names) | {"step_seconds": seconds, "topology": where.name}
+    values |= {"peak_bytes_per_chip": peak, "hbm_bytes_per_chip": room, "refusal": refusal}
+    values["fits"] = not refusal and peak <= room
     return Plan(**values | {"mesh": dict(one.mesh), "remat": one.config.remat})
 
 
 class Compiler:
-    """In place of `make_plan`: remembers what was asked, and answers by a rule."""
+    """In place of `make_plan`: remembers what was asked, and answers by a rule; the first may be refused for want of
+    VMEM."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, room: float, slower: float = 1.2) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, room: float, slower: float = 1.2, refused_first: bool = False
+    ) -> None:
         self.asked: list[Way] = []
-        self._room, self._slower = room, slower
+        self._room, self._slower, self._refused_first = room, slower, refused_first
         monkeypatch.setattr(searching, "make_plan", self.plan)
         monkeypatch.setattr(searching, "candidates", lambda model, config, slice_, tokens: ways(slice_))
 
     def plan(self, model: Any, config: Any, where: Slice, *, mesh: dict[str, int], **options: Any) -> Plan:
         same = [one for one in ways(where) if (one.mesh, one.config) == (mesh, config)]
         self.asked.append(same[0])
-        return planned(same[0], where, fits=same[0].holds <= self._room, seconds=self._slower * same[0].takes)
+        seconds = self._slower * same[0].takes
+        if self._refused_first and len(self.asked) == 1:
+            wanted, why = refused("Ran out of memory in memory space vmem. Used 72.00M of 16.00M vmem.")
+            return planned(same[0], where, peak=wanted, seconds=seconds, refusal=why)
+        peak = same[0].holds if same[0].holds <= self._room else where.chip.hbm_bytes + 1
+        return planned(same[0], where, peak=peak, seconds=seconds)
 
 
 def test_candidates_would_start_and_could_fit() -> None:
@@ -95,6 +106,17 @@ def test_compiles_are_bounded_and_what_holds_more_than_a_refused_one_is_left_out
     refused = [one for one in here if one.holds > every[0]]
     assert refused and all(b.holds < a.holds for a, b in zip(refused, refused[1:], strict=False))
     assert here[-1].holds == every[0] and found.fastest is not None  # the last try is the easiest to hold
+
+
+def test_a_refusal_for_want_of_vmem_leaves_out_only_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels' blocks that are too large say nothing of what others hold."""
+    compiler = Compiler(monkeypatch, room=math.inf, refused_first=True)
+    easiest = sorted(ways(SLICE), key=lambda one: one.holds)
+    three = [dataclasses.replace(one, takes=0.0, guess=float(at)) for at, one in enumerate(easiest[:30:10])]
+    monkeypatch.setattr(searching, "candidates", lambda *asked: three if SLICE in asked else [])
+    found = search(RUN.model, RUN.sft, SLICE, tokens=20_480)
+    assert [one.config for one in compiler.asked] == [one.config for one in three]
+    assert found.tried[0].refusal == "wants 72.0 MiB of vmem, which has 16.0" and found.fastest in found.tried[1:]
 
 
 def test_the_smallest_slice_is_found_beside_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:

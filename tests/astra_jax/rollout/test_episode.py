@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
-from rollout_world import ScriptedPolicy, call
+from rollout_world import ScriptedPolicy, call, make_environment, table_tool
 
+from astra_jax.evaluation.episodes import EvalConfig, evaluate
+from astra_jax.grpo.environments import check_environments
 from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
 from astra_jax.rollout.policy import RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chatml import QWEN3
+from synthesis.core.records import CodeTool, ToolEnvironment
+from synthesis.core.refusals import InputError
 
 CONFIG = EpisodeConfig(max_turns=4, max_prompt_tokens=4_000, max_response_tokens=2_000)
 
@@ -218,3 +224,30 @@ def test_tasks_are_seeded_and_bounded(environment, chat_tokenizer):
     assert set(names(1, distractors_per_band=0)) == {"capital_of", "population_of"}
     with pytest.raises(ValueError, match="max_prompt_tokens is 20"):
         make_task(environment, chat_tokenizer, EpisodeConfig(max_prompt_tokens=20), seed=0)
+
+
+async def test_irrelevant_tools_that_only_some_group_draws_are_looked_at_too(pool, chat_tokenizer) -> None:
+    """A run ended at the first group that drew them, and could not go on."""
+    config = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)
+    without = dataclasses.replace(config, distractors_per_band=0)
+
+    def refused(environment: ToolEnvironment, seed: int) -> bool:
+        try:
+            make_task(environment, chat_tokenizer, config, seed=seed)
+        except InputError:
+            return True
+        return False
+
+    high = [table_tool(f"tool_{letter}", "x", {"a": 1}) for letter in "abcd"]
+    long = msgspec.structs.replace(high[3].spec, description="Looks a thing up. " * 30)
+    for band, message in (
+        ([*high[:3], CodeTool(long, high[3].code)], "environment france: its prompt has .* tokens"),
+        ([*high[:3], make_environment().tools[0]], "environment france: two tools have one name"),
+    ):
+        environment = msgspec.structs.replace(make_environment(), distractors={"high": band})
+        assert {refused(environment, seed) for seed in range(20)} == {True, False}
+        with pytest.raises(InputError, match=message):
+            await check_environments([environment], chat_tokenizer, pool, config)
+        with pytest.raises(InputError, match=message):
+            await evaluate(None, [environment], chat_tokenizer, pool, config=EvalConfig(episode=config))
+        await check_environments([environment], chat_tokenizer, pool, without)

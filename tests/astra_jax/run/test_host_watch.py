@@ -268,6 +268,25 @@ def test_a_checkpoint_that_one_host_cannot_read_is_left_out_by_all(tmp_path) -> 
     assert "step 3 cannot be read: host 1 of 2 failed: DamagedError: " in ended[0][0]
 
 
+TOLD = """
+import sys
+import jax
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from astra_jax.run import hosts
+hosts._PIECE = 7
+for length in (0, 1, 7, 14, 30):
+    said = bytes(range(1, 1 + length))
+    assert hosts.from_first(said if sys.argv[2] == "0" else b"no") == said, length
+"""
+
+
+@pytest.mark.slow
+def test_what_the_first_host_says_comes_in_pieces() -> None:
+    """A batch of 2 GiB was too long for one length."""
+    ended = of_two_hosts(TOLD)
+    assert [code for _, code in ended] == [0, 0], ended
+
+
 @pytest.mark.slow
 def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
     ended = of_two_hosts(HUNG)

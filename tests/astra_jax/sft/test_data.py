@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace as replaced
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
 
 from astra_jax.run.batch import PackedBatch
-from astra_jax.sft.data import BatchIterator, DataConfig, scan, steps_for_epochs, tokenise
+from astra_jax.sft.data import BatchIterator, DataConfig, DataStats, scan, steps_for_epochs, tokenise
 from astra_jax.tokenizer import SPECIAL_TOKENS
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import DatasetError, write_dataset
@@ -198,6 +199,18 @@ def test_steps_for_epochs_is_what_the_iterator_needs(dataset, tokenizer):
     seen = sum(len(documents(next(batches))) for _ in range(steps))
     assert 0.9 * 2 * COUNT <= seen <= 1.2 * 2 * COUNT
     assert abs(steps_for_epochs(stats, CONFIG, ROWS, 0.5) - steps / 4) <= 1
+
+
+def test_steps_are_counted_without_the_datasets_tokens_in_memory():
+    """Of 16 million tokens and masks those of the open rows are there."""
+    stats = DataStats(lengths=(4_096,) * 4_000, trainable=0, dropped={}, cut=0)
+    config = replace(CONFIG, seq_len=4_096)
+    tracemalloc.start()
+    try:
+        assert steps_for_epochs(stats, config, 32, 1) == 4_000 // 32
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20 < 8 * stats.tokens / 4
+    finally:
+        tracemalloc.stop()
 
 
 def drawn(batches: BatchIterator, count: int) -> list[bytes]:

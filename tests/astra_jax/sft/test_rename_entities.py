@@ -40,6 +40,12 @@ def test_new_names_are_used_consistently():
         assert [len(country), len(city), len(timezone)] == [5, 6, 13]
 
 
+def test_an_output_that_is_nested_too_deep_is_no_document():
+    first, call, _, *rest = TWO_HOPS.messages
+    deep = conversation(first, call, Message("tool", "[" * 3_000 + "]" * 3_000, tool_call_id="1"), *rest)
+    assert len(rename_entities(deep, np.random.default_rng(0)).messages[2].content) == 6_000
+
+
 def test_tools_and_enums_stay():
     renamed = rename_entities(TWO_HOPS, np.random.default_rng(0))
     assert renamed.tools == TWO_HOPS.tools

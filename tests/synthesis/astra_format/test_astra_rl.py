@@ -390,6 +390,25 @@ async def test_the_search_is_bounded(pool: SandboxPool) -> None:
         SearchConfig(calls_per_answer=0)
 
 
+@pytest.mark.parametrize(
+    "extra", ["X = 0 and " + "-" * 10_000 + "1\n", "Y = '" + "[" * 3_000 + "'\n", "Z = 0 and " + "-" * 900 + "1\n"]
+)
+async def test_what_is_nested_too_deep_costs_its_own_row_alone(pool: SandboxPool, tmp_path: Path, extra: str) -> None:
+    """The parser ends with MemoryError, JSON with RecursionError; the whole import ended, as of a bug."""
+    good: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": QUESTION}],
+        "tool_schema": json.dumps([PRICE]),
+        "tool_dict": json.dumps({"get_price": PRICES}),
+        "sub_qa_dict": json.dumps({"get_price": ["24.5"]}),
+    }
+    rows = [good, good | {"tool_dict": json.dumps({"get_price": PRICES + extra})}, good]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        imported = await import_dataset(file, pool, journal)
+    assert {"astra-rl-0", "astra-rl-2"} <= {one.id for one in imported.records}
+
+
 @pytest.mark.slow
 async def test_a_tool_that_never_ends_does_not_hold_the_import(pool: SandboxPool) -> None:
     given = price("1", code="def get_price(item):\n    while True:\n        pass\n")

@@ -110,6 +110,21 @@ def test_each_form_is_the_same_conversation(tmp_path: Path, form: str) -> None:
     assert result.tool_call_id == call.id
 
 
+@pytest.mark.parametrize("form", ROWS)
+def test_a_system_column_is_the_system_message_in_each_form(tmp_path: Path, form: str) -> None:
+    """LLaMA-Factory's, and of rows that were made of a template: without it the model learns to answer nobody."""
+    own = {"role": "system", "content": "Be brief."}
+    column = "conversations" if "conversations" in ROWS[form] else "messages"
+    rows = [{**ROWS[form], "system": "Be brief."}]
+    if "prompt" not in ROWS[form]:
+        first = own if "role" in ROWS[form][column][0] else {"from": "system", "value": "Be brief."}
+        rows += [{**rows[0], column: [first, *ROWS[form][column]]}]
+    read = read_dataset(kept_dataset([written(tmp_path / "own.jsonl", *rows)], tmp_path / "cache"), Trajectory)
+    assert len(read) == len(rows)
+    for one in read:
+        assert without_ids(one.messages) == without_ids([Message("system", "Be brief."), *EXPECTED])
+
+
 def test_what_columnar_files_fill_up_is_taken_out(tmp_path: Path) -> None:
     """In a .parquet file of objects all rows have the fields of all: arguments and schemas get nulls."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -193,6 +208,11 @@ BAD: list[tuple[Any, str]] = [
     ({"conversations": [{"from": "oracle", "value": "a"}]}, "turn 0: .*from is 'oracle'"),
     ({"conversations": [{"from": "gpt", "value": "<tool_call>{}"}]}, "turn 0: <tool_call> without </tool_call>"),
     ({"conversations": [{"from": "function_call", "value": "{"}]}, "turn 0: a call that is no JSON"),
+    (
+        tampered(system="Be long.", messages=[{"role": "system", "content": "Be brief."}, *OPENAI]),
+        "column system: it is 'Be long.', and the conversation's own is 'Be brief.'",
+    ),
+    (tampered(system=["Be brief."]), "column system: wants a text, and is"),
     ([1], "no record"),
 ]
 

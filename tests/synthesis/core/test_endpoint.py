@@ -11,6 +11,8 @@ import json
 import random
 import selectors
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +24,15 @@ from aiohttp import web
 from flaky_endpoint import Flaky, completion
 
 import synthesis.pipeline.prompts
-from synthesis.core.endpoint import EndpointDown, EndpointUnusable, RequestRefused
-from synthesis.core.rate_limits import BudgetSpent, TokenBucket, Usage, retry_after
+from synthesis.core.endpoint import Endpoint, EndpointDown, EndpointUnusable, RequestRefused
+from synthesis.core.endpoint_limits import AnswerLengths, OwnLimits, Permit, TokenEstimate
+from synthesis.core.journal import StoreError
+from synthesis.core.rate_limits import Budget, BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.stages import Journal, Rejected, StageResult, run_stage
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, _identity
+
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 class DrawnAnswer(msgspec.Struct, frozen=True):
@@ -138,16 +144,20 @@ async def test_a_reply_has_the_whole_message() -> None:
     counted = {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
     cut = {"choices": [{"message": {"role": "assistant", "content": "abcd" * 5}, "finish_reason": "length"}]}
     bare = {"choices": [{"message": {"content": ""}}]}
-    given = [counted, cut, bare]
+    of_parts = [{"type": "text", "text": "ab"}, {"type": "image_url"}, {"type": "text", "text": "c"}]
+    parts = {"choices": [{"message": {"content": of_parts}, "finish_reason": "eos"}]}
+    parts["usage"] = {"prompt_tokens": 7.0, "completion_tokens": 3.0}  # type: ignore[assignment]
+    given = [counted, cut, bare, parts]
     async with Scripted(lambda number, body: web.json_response(given[number])) as url:
         endpoint = teacher_of(url).endpoints[0]
         request = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "Where?"}]})
-        called, long, empty = [await endpoint.complete("agent", request, random.Random(0)) for _ in given]
+        called, long, empty, listed = [await endpoint.complete("agent", request, random.Random(0)) for _ in given]
     assert called.message == message and called.usage == Usage(7, 3)
     assert (called.text, called.finish_reason, called.truncated) == ("", "tool_calls", False)
     assert (long.text, long.finish_reason, long.truncated) == ("abcd" * 5, "length", True)
     assert long.usage == Usage(len(request) // 4, 5)  # not counted by the endpoint: estimated
     assert (empty.message, empty.finish_reason) == ({"content": ""}, "")
+    assert (listed.text, listed.usage, listed.broken_off) == ("abc", Usage(7, 3), False)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +165,7 @@ async def test_a_reply_has_the_whole_message() -> None:
     [
         (completion("I do not know."), "the answer is not JSON"),
         (completion('{"value": 1, "note": ""}', "length"), "the answer was cut off at max_tokens=16384"),
+        (completion('{"value": 1, "note": ""}', "error"), "broken off by the endpoint (finish_reason='error')"),
         (completion('{"value": 1, "no'), "the answer is not JSON"),
         (completion('{"value": "one", "note": ""}'), "does not fit its schema: Expected `int`, got `str`"),
         (completion('{"value": 1, "note": ""} or {"value": 2, "note": ""}'), "two different JSON objects"),
@@ -212,6 +223,30 @@ async def test_retry_after_is_honoured_by_all_requests() -> None:
     assert min(times[1:]) - times[0] >= 0.95
 
 
+def test_a_pause_holds_for_those_that_wait_for_their_rate_too() -> None:
+    """They waited behind it, and then came one after another as if nobody had asked them to wait; nor do they come all
+    at once when it is over."""
+    begun: list[float] = []
+
+    async def scene(loop: Leaping) -> None:
+        endpoint = teacher_of("http://h/v1", requests_per_minute=300).endpoints[0]
+        limits = OwnLimits(endpoint.config, Budget(tokens=None, money=None), AnswerLengths(16))
+
+        async def one() -> None:
+            await limits.take(Permit(TokenEstimate("answer", 1, Usage, "")))
+            begun.append(loop.time())
+
+        waiting = [asyncio.create_task(one()) for _ in range(30)]
+        await asyncio.sleep(0.5)
+        limits.pause(2.0)
+        await asyncio.gather(*waiting)
+
+    with contextlib.closing(Leaping()) as loop:
+        loop.run_until_complete(scene(loop))
+    assert sum(at <= 0.5 for at in begun) in (7, 8) and not any(0.5 < at < 2.5 for at in begun)
+    assert sum(at < 3.5 for at in begun) <= 8 + 5 + 6 and max(begun) > 5.0
+
+
 async def test_a_wait_beyond_the_outage_stops_the_run() -> None:
     async with Scripted(lambda number, body: status(429, **{"Retry-After": "7200"})) as url:
         with pytest.raises(EndpointDown, match="asks to wait for 7,200 s"):
@@ -227,6 +262,87 @@ def test_retry_after_as_rfc_9110_writes_it() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Refusals
+
+
+def too_many(message: str, **more: str) -> web.Response:
+    return web.json_response({"error": {"message": message, **more}}, status=429)
+
+
+EMPTY = {"type": "insufficient_quota", "code": "insufficient_quota"}
+TOO_LARGE = "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 41000."
+
+
+async def test_an_empty_account_stops_the_run_though_its_status_says_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "EMPTY_SECONDS", 0.1)
+    said = "You exceeded your current quota, please check your plan and billing details."
+    async with Scripted(lambda number, body: too_many(said, **EMPTY) if number else None) as url:
+        teacher = teacher_of(url, longest_backoff_seconds=0.05)
+        await ask(teacher, 0)
+        with pytest.raises(
+            EndpointUnusable, match="refuses every request with status 429: .*quota.*see to the account"
+        ):
+            await ask(teacher, 1)
+        with pytest.raises(EndpointUnusable, match="see to the account"):  # nobody asks any more
+            await ask(teacher, 2)
+
+
+async def test_a_quota_that_comes_back_within_a_minute_is_waited_for() -> None:
+    """Some services say of a minute's tokens what others say of money."""
+    async with Scripted(lambda number, body: too_many("quota", **EMPTY) if number < 3 else None) as url:
+        assert (await ask(teacher_of(url))).note
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (lambda: too_many(TOO_LARGE, type="tokens", code="rate_limit_exceeded"), 1),
+        (lambda: too_many("Rate limit reached: Limit 30,000, Used 9, Requested 30,001. Try again"), 1),
+        (lambda: web.json_response([{"error": {"message": TOO_LARGE}}], status=429), 1),
+        (lambda: too_many("Rate limit reached: Limit 30000, Used 25000, Requested 8000. Try again in 6s"), 2),
+        (lambda: web.json_response({"error": "busy", "code": 7}, status=429), 2),
+        (lambda: web.json_response([[]], status=429), 2),
+        (lambda: web.Response(body=b"\xff{", status=429), 2),
+    ],
+)
+async def test_a_request_that_is_too_large_for_a_minute_is_not_asked_for_ever(answer: Any, asked: int) -> None:
+    poisoned: list[int] = []
+
+    def script(number: int, body: Any) -> web.Response | None:
+        if "large" in body["messages"][0]["content"]:
+            poisoned.append(number)
+            return answer() if len(poisoned) == 1 else None
+        return None
+
+    async with Scripted(script) as url:
+        teacher = teacher_of(url)
+        await ask(teacher, "bread")
+        if asked == 1:
+            with pytest.raises(TeacherError, match="refused the request with status 429"):
+                await ask(teacher, "large")
+        else:
+            await ask(teacher, "large")
+        await ask(teacher, "bread")
+    assert len(poisoned) == asked
+
+
+async def test_a_request_that_is_put_off_for_as_long_as_an_outage_may_last_is_refused_alone() -> None:
+    def script(number: int, body: Any) -> web.Response | None:
+        return status(429) if "poison" in body["messages"][0]["content"] else None
+
+    async with Scripted(script) as url:
+        teacher = teacher_of(url, outage_seconds=0.4, longest_backoff_seconds=0.02)
+
+        async def others() -> None:
+            while True:
+                await ask(teacher, "bread")
+
+        asking = asyncio.create_task(others())
+        with pytest.raises(
+            TeacherError, match=r"answered other requests for .* put this one off \d+ times: status 429"
+        ):
+            await ask(teacher, "poison")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 class Guarded(Flaky):
@@ -522,3 +638,63 @@ async def test_a_recorded_answer_that_no_longer_fits_is_asked_again_and_never_wh
         assert not endpoint.requests
         given = await ask(old)
         assert len(endpoint.requests) == 1 and await ask(teacher_of(url, recording, "replay")) == given
+
+
+SPENDER = """
+import sys
+from synthesis.core.rate_limits import Usage
+from synthesis.core.recording import Recording
+recording = Recording(sys.argv[1])
+spent, staged = recording.spent("m"), recording.spent_by_stage("m")
+print(spent.tokens, flush=True)
+for line in sys.stdin:
+    spent.add(Usage(int(line), 0), 1.0)
+    recording.keep(line.encode(), "answer")
+    recording.commit()
+    print(spent.tokens, flush=True)
+recording.close()
+"""
+
+
+def test_runs_that_share_a_recording_count_what_all_of_them_spent(tmp_path: Path) -> None:
+    """Each wrote its own totals over the other's: spending was lost, and a budget of both was overrun."""
+    path = tmp_path / "teacher.sqlite"
+    command = [sys.executable, "-c", SPENDER, str(path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:
+
+        def said(process: Any, line: str = "") -> str:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        assert said(one) == said(other) == "0"
+        assert [said(one, "1000\n"), said(other, "500\n"), said(one, "1\n")] == ["1000", "1500", "1501"]
+        one.communicate()
+        other.communicate()
+    recording = Recording(path)
+    assert (recording.spent("m").tokens, recording.spent("m").requests) == (1501, 3)
+    assert all(recording.answer(line) == ("answer", "") for line in (b"1000\n", b"500\n", b"1\n"))
+    recording.close()
+
+
+def test_a_recording_that_another_process_holds_is_named(tmp_path: Path) -> None:
+    """And nothing is lost or counted twice by the try."""
+    recording = Recording(tmp_path / "teacher.sqlite")
+    recording._db.execute("PRAGMA busy_timeout=50")
+    spent = recording.spent("m")
+    spent.add(Usage(7, 0), 0.0)
+    with contextlib.closing(sqlite3.connect(recording.path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        recording.keep(b"a", "one")
+        for _ in range(2):
+            with pytest.raises(
+                StoreError, match=r"teacher.sqlite could not be written \(database is locked\); .*no other"
+            ):
+                recording.commit()
+        assert recording.answer(b"a") == ("one", "")
+        holder.execute("ROLLBACK")
+    recording.close()
+    again = Recording(recording.path)
+    assert again.answer(b"a") == ("one", "") and again.spent("m").tokens == 7
+    again.close()

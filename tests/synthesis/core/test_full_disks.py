@@ -70,3 +70,28 @@ def test_a_file_that_is_no_journal_still_is_none(tmp_path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no SQLite at all" * 100)
     with pytest.raises(InputError, match="is not a journal .file is not a database.; delete it to synthesise anew"):
         Journal(tmp_path / "journal.sqlite")
+
+
+AT_EXIT = """
+import sys
+from pathlib import Path
+from synthesis.core.journal import Journal
+folder = Path(sys.argv[1])
+made = [Journal(folder / f"{name}.sqlite") for name in "abcde"]
+for one in made:
+    one.COMMIT_SECONDS = 1e9
+    one.add("stage", "key", b"[]")
+made[2].commit()
+made[2]._db.execute("PRAGMA query_only=1")
+made[2]._flush = lambda: made[2]._db.execute("DELETE FROM done")
+"""
+
+
+def test_one_store_that_cannot_be_written_keeps_no_other_from_it_at_exit(tmp_path) -> None:
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert f"{tmp_path}/c.sqlite could not be written (attempt to write a readonly database)" in done.stderr
+    for name in "abcde":
+        with Journal(tmp_path / f"{name}.sqlite") as journal:
+            assert journal.load("stage").keys() == {"key"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from synthesis.pipeline.embedding import (
     SentenceEmbedder,
     document_text,
 )
+from synthesis.pipeline.kept_embeddings import KeptEmbedder
 
 ALL = dict.fromkeys(BANDS, 10_000)
 
@@ -200,13 +203,20 @@ def test_sentence_embeddings_depend_on_the_text_alone() -> None:
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Any]:
     """A real HTTP server of OpenAI's embeddings API; `answers` are the statuses to give first."""
-    state: dict[str, Any] = {"answers": [], "asked": [], "value": lambda text: [float(len(text)), 1.0]}
+    state: dict[str, Any] = {
+        "answers": [],
+        "asked": [],
+        "times": [],
+        "headers": {},
+        "value": lambda text: [float(len(text)), 1.0],
+    }
 
     async def embeddings(request: web.Request) -> web.Response:
         body = await request.json()
         state["asked"].append((body, request.headers["Authorization"]))
+        state["times"].append(time.monotonic())
         if state["answers"]:
-            there = {"Location": "/v1/embeddings"}  # where a redirect would be answered
+            there = {"Location": "/v1/embeddings", **state["headers"]}  # where a redirect would be answered
             return web.json_response({"error": {"message": "not now"}}, status=state["answers"].pop(0), headers=there)
         data = [
             {"object": "embedding", "index": i, "embedding": state["value"](t)} for i, t in enumerate(body["input"])
@@ -232,6 +242,44 @@ async def test_an_endpoint_is_asked_in_batches_and_again_when_it_is_busy(endpoin
     assert np.allclose(vectors, expected / np.linalg.norm(expected, axis=1, keepdims=True))
     assert [body["input"] for body, _ in endpoint["asked"]] == [["a", "bbb"], ["a", "bbb"], ["cc"]]
     assert {key for _, key in endpoint["asked"]} == {"Bearer k"} and embedder.name == "e"
+
+
+async def test_what_an_endpoint_has_embedded_it_is_not_asked_for_again(endpoint: Any, tmp_path: Path) -> None:
+    """Not by a run that goes on either, and the vectors are the same to the bit."""
+    asked = EndpointEmbedder(EndpointConfig(endpoint["url"], "e", batch=2, tries=1))
+    with contextlib.closing(KeptEmbedder(asked, tmp_path)) as embedder:
+        assert not (await embedder.embed([])).size and not list(tmp_path.iterdir())
+        first = await embedder.embed(["a", "bbb", "a"])
+        endpoint["answers"] = [500]
+        with pytest.raises(EmbeddingError):
+            await embedder.embed(["bbb", "cc"])
+    with contextlib.closing(KeptEmbedder(asked, tmp_path)) as embedder:
+        again = await embedder.embed(["a", "bbb", "a", "cc"])
+    assert [body["input"] for body, _ in endpoint["asked"]] == [["a", "bbb"], ["cc"], ["cc"]]
+    assert again.dtype == np.float32 and (again[:3] == first).all()
+    assert (again == await asked.embed(["a", "bbb", "a", "cc"])).all()
+    endpoint["value"] = lambda text: [1.0, 1.0, 1.0]
+    words = "different widths; serve one model, and delete .*embeddings.sqlite"
+    with contextlib.closing(KeptEmbedder(asked, tmp_path)) as embedder, pytest.raises(EmbeddingError, match=words):
+        await embedder.embed(["a", "dddd"])
+
+
+async def test_an_endpoint_that_is_busy_is_waited_for_and_as_long_as_it_asks(endpoint: Any) -> None:
+    """Four times within seconds were all, and the run ended."""
+    endpoint["answers"] = [429] * 12
+    config = EndpointConfig(endpoint["url"], "e", tries=2, backoff_seconds=0.001)
+    assert (await EndpointEmbedder(config).embed(["a"])).shape == (1, 2) and len(endpoint["asked"]) == 13
+    endpoint |= {"answers": [429], "times": [], "headers": {"Retry-After": "1"}}
+    embedder = EndpointEmbedder(config)
+    first = asyncio.create_task(embedder.embed(["a"]))
+    while endpoint["answers"]:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    await asyncio.gather(first, embedder.embed(["b"]))
+    assert min(endpoint["times"][1:]) - endpoint["times"][0] >= 0.95
+    endpoint |= {"answers": [429], "headers": {"Retry-After": "7200"}}
+    with pytest.raises(EmbeddingError, match="asks to wait for 7,200 s: .*run the same command again"):
+        await embedder.embed(["a"])
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,28 @@ async def test_a_turn_that_was_cut_off_is_no_turn():
             await act(teacher)
 
 
+@pytest.mark.parametrize("word", ["content_filter", "error", "abort", "SAFETY", "insufficient_system_resource"])
+async def test_a_turn_that_was_broken_off_is_no_turn(word):
+    """What is left of it would be trained on, as an answer that ends in the middle of a sentence."""
+    half = (word, {"content": "To reset your router, first unplug the"})
+    async with served(half, {"content": "Whole."}) as (teacher, bodies):
+        assert (await act(teacher)).content == "Whole." and [body["seed"] for body in bodies] == [7, 8]
+    async with served(half, tries=3) as (teacher, _):
+        with pytest.raises(TeacherError, match=rf"broken off .*\(finish_reason='{word}'\) in all of 3 tries"):
+            await act(teacher)
+    async with served(("length", {"content": "Half"}), half, tries=2) as (teacher, _):
+        with pytest.raises(TeacherError, match="cut off at max_tokens=16384 or broken off by the endpoint"):
+            await act(teacher)
+
+
+@pytest.mark.parametrize(
+    "word", ["stop", "tool_calls", "function_call", "stop_sequence", "eos_token", "STOP", "", None]
+)
+async def test_a_turn_that_its_model_ended_is_whole(word):
+    async with served((word, {"content": "Whole."})) as (teacher, bodies):
+        assert (await act(teacher)).content == "Whole." and len(bodies) == 1
+
+
 async def test_the_agents_settings_are_those_of_its_role():
     own = RoleSettings(temperature=0.2, max_tokens=99, extra_body={"top_k": 3, "seed": None}, tries=2)
     roles = {"agent": (own,)}

@@ -1,0 +1,102 @@
+"""The README's two commands, before the program that they start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch import bootstrap
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "said"),
+    [("--version", 0, "astra_jax "), ("--help", 0, "From a bare machine"), ("tset", 2, "error: ")],
+)
+def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, said: str) -> None:
+    command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "extras"),
+    [
+        ("test", [], ["test", "demo"]),
+        ("quickstart", [], ["demo"]),
+        ("quickstart", ["--profile=ci"], ["demo"]),
+        ("quickstart", ["--profile=pretrained", "--seed=1"], ["smollm2", "demo"]),
+        ("quickstart", ["--profile", "pretrained"], ["smollm2", "demo"]),
+        ("quickstart", ["--profile=pretrained", "--profile=quick"], ["demo"]),
+    ],
+)
+def test_bootstrap_installs_what_a_profile_needs(command: str, arguments: list[str], extras: list[str]) -> None:
+    assert bootstrap.extras_of(command, arguments) == extras
+
+
+BOOTSTRAPPED = """
+import sys
+from pathlib import Path
+from launch import bootstrap
+
+bootstrap.environment = lambda: Path(sys.argv[1])
+bootstrap.install = lambda *_, **__: None
+bootstrap.main(["quickstart"])
+"""
+
+
+@pytest.mark.parametrize(("number", "to"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)])
+def test_a_signal_to_bootstrap_is_the_programs(
+    tmp_path, number: signal.Signals, to: Callable[[int, int], None]
+) -> None:
+    """It was killed a quarter of a second after a Ctrl-C, while it saved, and went on after a SIGTERM to its parent."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"""#!{sys.executable}
+import signal, time
+
+def stopped(*_):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    raise SystemExit(7)
+
+signal.signal(signal.SIGINT, stopped)
+signal.signal(signal.SIGTERM, stopped)
+print("up", flush=True)
+time.sleep(60)
+"""
+    )
+    program.chmod(0o755)
+    command = [sys.executable, "-c", BOOTSTRAPPED, str(program)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None and started.stdout.readline() == "up\n"
+        to(started.pid, number)
+        assert started.communicate(timeout=30)[0] == "saved\n"
+        assert started.returncode == 7
+
+
+def test_bootstrap_leaves_what_an_environment_without_pip_holds(tmp_path, monkeypatch) -> None:
+    """uv makes such ones; all that was installed into it was deleted."""
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(tmp_path / ".venv")
+    installed = tmp_path / ".venv" / "installed"
+    installed.touch()
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    python = bootstrap.environment()
+    assert installed.exists() and bootstrap.has_pip(python) and python.is_relative_to(tmp_path)
+
+
+def test_bootstrap_names_a_folder_that_it_cannot_write_to(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    (tmp_path / ".venv").write_text("in the way")
+    assert bootstrap.main(["quickstart"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
