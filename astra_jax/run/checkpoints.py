@@ -418,8 +418,8 @@ class CheckpointManager(ocp.CheckpointManager):
 
 
 def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[CheckpointManager, list[int]]]) -> None:
-    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told. Nor is it
-    where the folder is another run's by then, which the next save says."""
+    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told. Nor is
+    it where the folder is another run's by then, which the next save says."""
     try:
         for manager in saved:
             manager.wait_until_finished()
