@@ -10,6 +10,7 @@ where they differ, or where a token's part depends on its whole episode, is ther
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,9 @@ Array = jax.Array
 Sums = tuple[ObjectiveSums, Array, RouterSums | None]
 """Of the objective's metrics, of the tokens' entropies, and of the router (None if dense)."""
 
+_AHEAD = 2
+"""Micro-batches that devices have before them while the result of another one is waited for: they never stand idle."""
+
 
 def update_step(
     params: Params,
@@ -53,6 +57,7 @@ def update_step(
     update: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
     before: Callable[[str], None] = lambda program: None,
+    on_result: Callable[[], None] | None = None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """Train on a batch of valid groups; `params` and `opt_state` are donated.
 
@@ -62,6 +67,8 @@ def update_step(
         update: how many came before: the version of `params`, to which tokens' ages are relative.
         on_rows: told of the segment ids of each micro-batch that is trained on.
         before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
+        on_result: called for each micro-batch of each pass, once the devices have computed it; None: nobody waits for
+            that.
 
     Returns:
         (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches). Where
@@ -69,15 +76,29 @@ def update_step(
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
+    under_way: deque[Array] = deque()
+
+    def told(result: Array | None, most: int = _AHEAD) -> None:
+        """Wait for all but so many results, and tell of them."""
+        if on_result is None:
+            return
+        if result is not None:
+            under_way.append(result)
+        while len(under_way) > most:
+            under_way.popleft().block_until_ready()
+            on_result()
+
+    def prepared(batch: PolicyBatch) -> PolicyBatch:
+        batch = with_old_logps(policy(params), batch, **options)
+        told(batch.old_logps_bt)
+        return batch
+
     size = len(groups) // config.mini_batches
     mini_batches = [
         lay_out(groups[start : start + size], model, config, update, mesh=mesh) for start in range(0, len(groups), size)
     ]
     if config.mini_batches > 1 or config.objective.corrects_episodes:
-        mini_batches = [
-            ([with_old_logps(policy(params), batch, **options) for batch in batches], total)
-            for batches, total in mini_batches
-        ]
+        mini_batches = [([prepared(batch) for batch in batches], total) for batches, total in mini_batches]
 
     rate = learning_rate(config, config.steps)(update)
     loss, parts, taken = 0.0, None, []
@@ -90,6 +111,7 @@ def update_step(
             batch = to_device(batch, mesh)
             before(f"accumulate {batch.tokens_bt.shape[1]}")
             gradients, (part, sums) = accumulate(params, gradients, batch, base=base, **options)
+            told(part)
             loss += part / total
             parts = sums if parts is None else add(parts, sums)
         before("take_step")
@@ -97,6 +119,7 @@ def update_step(
         params, opt_state, said = take_step(params, opt_state, *given, config=config, mesh=mesh)
         taken.append(said)
 
+    told(None, most=0)
     (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
     of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]

@@ -26,6 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -55,7 +56,7 @@ from astra_jax.run.batch import on_mesh
 from astra_jax.run.compiler import CompiledAhead, check_options
 from astra_jax.run.digests import digest_of_json
 from astra_jax.run.frozen import Origin
-from astra_jax.run.hosts import awaited, failure_of_any, is_first
+from astra_jax.run.hosts import awaited, failure_of_any, is_first, reached
 from astra_jax.run.identity import model_settings, run_id, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.shell import Stopped, TrainingRun
@@ -299,6 +300,8 @@ async def train(
                     update=step,
                     on_rows=run.meter.add,
                     before=ahead.wait,
+                    # It may take hours, in which hosts wait for one another: they see that each goes on.
+                    on_result=partial(reached, step + 1) if jax.process_count() > 1 else None,
                 )
             speed, seconds_of_update = run.meter.read(), time.perf_counter() - start_of_update
             step += 1

@@ -9,15 +9,20 @@ Beside the arrays of each lies a digest of every one, which is compared when the
 
 A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
 marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
+Either folder may be the slower one, so older steps go only when the new one is whole in both: whenever a run is killed,
+the step that it could be resumed from before is there, or the next one is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,13 +31,14 @@ from absl import logging
 from etils import epath
 
 from astra_jax.run.digests import digest_of_json, digests_of
-from astra_jax.run.hosts import meet_unless_failed
+from astra_jax.run.hosts import failure_of_any, from_first, meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import Refusal
 
 PyTree = Any
+T = TypeVar("T")
 
 SAVED = "_CHECKPOINT_METADATA"
 """A file of each step, which says when it was saved."""
@@ -49,6 +55,12 @@ class DamagedError(CheckpointError):
     """A checkpoint cannot be read, or holds something else than was saved; the message names the step and the array."""
 
 
+class BucketError(CheckpointError):
+    """The bucket of checkpoints does not take or give them now; what lies there is whole."""
+
+    away = True
+
+
 class Checkpointer:
     """Saves and restores a training run's weights and state under one folder.
 
@@ -56,7 +68,7 @@ class Checkpointer:
         dir: made if it is not there; left-overs of interrupted saves in it are removed.
         reading: nothing is written, made or removed there, where a run may be saving.
         keep_states: so many of the newest full states are kept, at least 1.
-        keep_params: so many of the newest weights are kept; None keeps all. Never fewer than `keep_states`.
+        keep_params: so many of the newest weights are kept; None keeps all. Those of a state that is kept stay too.
     """
 
     def __init__(
@@ -65,13 +77,14 @@ class Checkpointer:
         if keep_states < 1:
             raise SettingError(f"keep_states is {keep_states}; a run that can resume keeps at least 1")
         self.dir = location(dir)
-        if keep_params is not None:
-            keep_params = max(keep_params, keep_states)
+        self._keep_states, self._keep_params = keep_states, keep_params
         arrays, json = ocp.StandardCheckpointHandler, ocp.JsonCheckpointHandler
         for_params = {"params": arrays(), _DIGESTS: json()}
         for_states = {"state": arrays(), "extra": json(), _DIGESTS: json()}
-        self._params = CheckpointManager(self.dir / "params", "params", keep_params, for_params, reading=reading)
-        self._states = CheckpointManager(self.dir / "states", "states", keep_states, for_states, reading=reading)
+        self._params = CheckpointManager(self.dir / "params", "params", None, for_params, reading=reading)
+        self._states = CheckpointManager(self.dir / "states", "states", None, for_states, reading=reading)
+        self._remover = ThreadPoolExecutor(1, thread_name_prefix="older checkpoints")
+        self._removed: Future[None] | None = None
 
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
@@ -89,7 +102,8 @@ class Checkpointer:
 
         Raises:
             ValueError: `extra` without `state`.
-            CheckpointError: this or the save before could not be written; what was saved earlier is whole.
+            CheckpointError: this or the save before could not be written; what was saved earlier is whole. In a
+                bucket it is a `BucketError`.
             LeaseError: another process has taken over the run's folder in a bucket.
         """
         if extra is not None and state is None:
@@ -101,6 +115,7 @@ class Checkpointer:
         return time.perf_counter() - started
 
     def _save(self, step: int, params: PyTree, state: PyTree | None, extra: dict[str, Any] | None) -> None:
+        self._wait()
         for manager in (self._states, self._params):
             if step in manager.all_steps():  # from a run that died after it, before its next full state
                 manager.wait_until_finished()
@@ -113,6 +128,16 @@ class Checkpointer:
             digests = ocp.args.JsonSave(digests_of(named(state)) | {_EXTRA: digest_of_json(extra)})
             items = {"state": ocp.args.StandardSave(state), "extra": ocp.args.JsonSave(extra), _DIGESTS: digests}
             self._states.save(step, args=ocp.args.Composite(**items), force=True)
+        saved = [self._params] if state is None else [self._params, self._states]
+        self._removed = self._remover.submit(_remove, saved, self._outdated())
+
+    def _outdated(self) -> list[tuple[CheckpointManager, list[int]]]:
+        """What goes once the newest step is whole, by the order in which steps were saved."""
+        params, states = self._params.all_steps(), self._states.all_steps()
+        kept = [step for step in states if step in params][-self._keep_states :]
+        weights = params if self._keep_params is None else [*params[-self._keep_params :], *kept]
+        old = (self._params, params, weights), (self._states, states, kept)
+        return [(manager, [step for step in steps if step not in keep]) for manager, steps, keep in old]
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -122,16 +147,21 @@ class Checkpointer:
         except Exception as error:
             if not may_be_storage(error, self.dir):
                 raise
-            remedy = "see to the bucket" if in_bucket(self.dir) else "make room there"
-            raise CheckpointError(
+            far = in_bucket(self.dir)
+            remedy = "see to the bucket" if far else "make room there"
+            raise (BucketError if far else CheckpointError)(
                 f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
                 "command again: it goes on from the last whole one"
             ) from error
 
     def latest(self) -> int | None:
         """The newest step that can be resumed from, or None. Waits for saves under way."""
+        return max(self._whole(), default=None)
+
+    def _whole(self) -> list[int]:
+        """The steps that are in both folders, ascending."""
         self.wait()
-        return max(set(self._params.all_steps()) & set(self._states.all_steps()), default=None)
+        return sorted(set(self._params.all_steps()) & set(self._states.all_steps()))
 
     def params_steps(self) -> list[int]:
         """The steps whose weights are there, ascending. Waits for saves under way."""
@@ -149,19 +179,21 @@ class Checkpointer:
         Returns:
             `(params, state, extra)`.
 
+        Each host reads its part, and all must call it: what one of them fails of is raised on all.
+
         Raises:
             CheckpointError: the step is not there, or differs from `like` in structure, shape or type.
             DamagedError: it cannot be read, or is not what was saved.
+            BucketError: its bucket does not answer.
         """
         params_like, state_like = like
         params = self.restore_params(step, params_like)
-        self._require(self._states, step, "full state")
         return params, self._arrays(self._states, step, "state", state_like), self.read_extra(step)
 
     def restore_latest(
         self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
     ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
-        """The newest full state that can be read; one that cannot is left out, with a warning that names it.
+        """The newest full state that every host can read; one that cannot be is left out, with a warning that names it.
 
         Args:
             like: as for `restore`.
@@ -171,11 +203,20 @@ class Checkpointer:
             (step, params, state, extra), or None: there is no checkpoint.
 
         Raises:
-            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read.
+            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read, or there are
+                weights and states, and none of the same step.
         """
         self.wait()
-        steps = sorted(set(self._params.all_steps()) & set(self._states.all_steps()), reverse=True)
-        for step in steps:
+        there = [sorted(one.all_steps()) for one in (self._params, self._states)]
+        weights, states = json.loads(from_first(json.dumps(there).encode()))
+        steps = sorted({*weights} & {*states})
+        if weights and states and not steps:
+            raise CheckpointError(
+                f"{self.dir}: there are weights of steps {_listed(weights)} and full states of steps "
+                f"{_listed(states)}, and none of the same step: nothing can be gone on from. Copy there what is "
+                "missing, or take another workdir, to which --weights may give these weights"
+            )
+        for step in reversed(steps):
             try:
                 extra = self.read_extra(step)
             except DamagedError as error:
@@ -187,9 +228,7 @@ class Checkpointer:
             except DamagedError as error:
                 logging.warning("%s; it is left out", error)
         if steps:
-            raise CheckpointError(
-                f"{self.dir}: none of the checkpoints there can be read: {', '.join(map(str, steps))}"
-            )
+            raise CheckpointError(f"{self.dir}: none of the checkpoints there can be read: {_listed(steps[::-1])}")
         return None
 
     def read_extra(self, step: int) -> dict[str, Any]:
@@ -199,12 +238,16 @@ class Checkpointer:
             CheckpointError: the step has no full state.
             DamagedError: it cannot be read, or is not what was saved.
         """
-        self._require(self._states, step, "full state")
-        with self._reading(step):
-            extra = self._states.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
-        saved = self._digests(self._states, step)
-        self._compare(self._states, step, {_EXTRA: digest_of_json(extra)}, {_EXTRA: saved[_EXTRA]} if saved else {})
-        return extra
+
+        def read() -> dict[str, Any]:
+            self._require(self._states, step, "full state")
+            extra = self._states.read(step, extra=ocp.args.JsonRestore())
+            saved = self._digests(self._states, step)
+            found = {_EXTRA: digest_of_json(extra)}
+            self._compare(self._states, step, found, {_EXTRA: saved[_EXTRA]} if saved else {})
+            return extra
+
+        return self._on_all(step, read)
 
     def params_dtypes(self, step: int) -> dict[str, str]:
         """In which types the weights of a step were saved, by their names.
@@ -220,32 +263,48 @@ class Checkpointer:
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """The weights of a step; `like` and the errors as for `restore`."""
-        self._require(self._params, step, "weights")
         return self._arrays(self._params, step, "params", like)
 
-    def _arrays(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
+    def _arrays(self, manager: CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
         """The arrays of a step's item, as they were saved."""
-        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(like))})
-        with self._reading(step):
+
+        def read() -> tuple[PyTree, dict[str, str]]:
+            self._require(manager, step, "weights" if manager is self._params else "full state")
             self._check(manager, step, item, like)
-            restored = manager.restore(step, args=args)[item]
-        saved = self._digests(manager, step)
+            return manager.read(step, **{item: ocp.args.StandardRestore(_abstract(like))}), self._digests(manager, step)
+
+        restored, saved = self._on_all(step, read)
         self._compare(manager, step, digests_of(named(restored)), {k: v for k, v in saved.items() if k != _EXTRA})
         return restored
 
-    def _digests(self, manager: ocp.CheckpointManager, step: int) -> dict[str, str]:
+    def _digests(self, manager: CheckpointManager, step: int) -> dict[str, str]:
         """What was saved beside a step's arrays; nothing where an earlier version saved them."""
         if not (epath.Path(manager.directory) / str(step) / _DIGESTS).exists():
             return {}
-        with self._reading(step):
-            return manager.restore(step, args=ocp.args.Composite(**{_DIGESTS: ocp.args.JsonRestore()}))[_DIGESTS]
+        return manager.read(step, **{_DIGESTS: ocp.args.JsonRestore()})
 
-    def _compare(self, manager: ocp.CheckpointManager, step: int, found: dict[str, str], saved: dict[str, str]) -> None:
+    def _compare(self, manager: CheckpointManager, step: int, found: dict[str, str], saved: dict[str, str]) -> None:
         if wrong := [name for name in found.keys() | saved.keys() if saved and found.get(name) != saved.get(name)]:
             raise DamagedError(
                 f"{manager.directory}: step {step} cannot be read: {min(wrong)!r} is not what was saved, its files are "
                 "damaged. Copy it again from where it is whole, or take an older step"
             )
+
+    def _on_all(self, step: int, read: Callable[[], T]) -> T:
+        """What each host reads by itself. Where that fails on one it fails on all, and of the same kind: a host that
+        went on to another step would do so alone."""
+        failure: CheckpointError | None = None
+        try:
+            with self._reading(step):
+                found = read()
+        except CheckpointError as error:
+            failure = error
+        damaged = isinstance(failure, DamagedError)
+        if (told := failure_of_any(None if damaged else failure)) is not None:
+            raise told
+        if (told := failure_of_any(failure)) is not None:
+            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
+        return found
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
@@ -255,6 +314,11 @@ class Checkpointer:
         except CheckpointError:
             raise
         except Exception as error:
+            if in_bucket(self.dir) and _is_away(error):
+                raise BucketError(
+                    f"{self.dir}: step {step} could not be read ({first_line(error)}); see to the bucket and run the "
+                    "same command again"
+                ) from error
             raise DamagedError(
                 f"{self.dir}: step {step} cannot be read: {type(error).__name__}: {first_line(error)}. Copy it again "
                 "from where it is whole, or take an older step"
@@ -262,26 +326,37 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when no save is under way any more. Raises `CheckpointError` if one could not be written."""
-        self._both(ocp.CheckpointManager.wait_until_finished)
+        with self._writing():
+            self._wait()
 
     def close(self) -> None:
         """Wait, and free the background threads. Raises as `wait` does."""
-        self._both(ocp.CheckpointManager.close)
+        try:
+            with self._writing():
+                self._both(ocp.CheckpointManager.close)
+        finally:
+            self._remover.shutdown()
+
+    def _wait(self) -> None:
+        self._both(ocp.CheckpointManager.wait_until_finished)
 
     def _both(self, end: Callable[[ocp.CheckpointManager], None]) -> None:
         """The second one too where the first one fails: threads that still save as Python ends print tracebacks, or
         wait for each other for ever."""
-        with self._writing(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for manager in (self._states, self._params):  # the last one is ended first
                 stack.callback(end, manager)
+            if (removed := self._removed) is not None:
+                self._removed = None
+                stack.callback(removed.result)
 
-    def _require(self, manager: ocp.CheckpointManager, step: int, what: str) -> None:
+    def _require(self, manager: CheckpointManager, step: int, what: str) -> None:
         self.wait()
         if step not in manager.all_steps():
             there = ", ".join(map(str, sorted(manager.all_steps()))) or "none"
             raise CheckpointError(f"{manager.directory}: there is no {what} of step {step}; steps there: {there}")
 
-    def _check(self, manager: ocp.CheckpointManager, step: int, item: str, like: PyTree) -> None:
+    def _check(self, manager: CheckpointManager, step: int, item: str, like: PyTree) -> None:
         saved, wanted = _leaves(manager.item_metadata(step)[item].tree), _leaves(like)
         where = f"{manager.directory}, step {step}"
         remedy = "it is of another model or optimizer config: use that config, or another workdir"
@@ -326,6 +401,23 @@ class CheckpointManager(ocp.CheckpointManager):
             async_options=ocp.AsyncOptions(barrier_sync_fn=partial(_meet, name)),
         )
         super().__init__(dir, options=options, item_handlers=handlers)
+        me = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+        self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers), multiprocessing_options=alone)
+
+    def read(self, step: int, **item: ocp.args.CheckpointArgs) -> Any:
+        """An item of a step, as this host sees it; sharded arrays' parts of other hosts are theirs to read.
+
+        Unlike `restore` it meets nobody: after a read that failed on one host only, that one would never come.
+        """
+        (name,) = item
+        return self._reader.restore(self.directory / str(step), args=ocp.args.Composite(**item))[name]
+
+    def remove(self, steps: Sequence[int]) -> None:
+        """`delete` without its meeting of all hosts, a collective, which no thread beside the training may have. Each
+        host calls it; the first one deletes."""
+        self._checkpoints.delete_if(lambda info: info.step in steps)
+        self._checkpoint_deleter.delete_steps(steps)
 
     def reached_preemption(self, step: int) -> bool:
         """Never: the run asks by its own count (`Preemption`), and JAX's service has one count for all who ask.
@@ -335,6 +427,34 @@ class CheckpointManager(ocp.CheckpointManager):
         """
         del step
         return False
+
+
+def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[CheckpointManager, list[int]]]) -> None:
+    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told. Nor is
+    it where the folder is another run's by then, which the next save says."""
+    try:
+        for manager in saved:
+            manager.wait_until_finished()
+            check_held(manager.directory)
+    except Exception:
+        return
+    for manager, steps in outdated:
+        manager.remove(steps)
+
+
+_AWAY = re.compile(
+    r"(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE"
+    r"|UNKNOWN): "
+)
+"""With which tensorstore's messages begin where the bucket is what is wrong."""
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether it is the bucket that fails, and not what an object there holds. Rather too often: a run that ends may be
+    started again, one that leaves a whole checkpoint out deletes it when it comes to that step once more."""
+    if isinstance(error, ValueError):  # tensorstore's, or of JSON
+        return _AWAY.match(str(error)) is not None
+    return not isinstance(error, (FileNotFoundError, LookupError, TypeError))
 
 
 def _meet(name: str, *, key: str, timeout_ms: int) -> None:
@@ -367,6 +487,10 @@ def _key(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def _show(leaf: tuple[tuple[int, ...], str]) -> str:

@@ -89,7 +89,8 @@ class TrainingConfig(Settings):
             (`astra_jax.run.chips`) of that name, and NAME= leaves that to the compiler.
         checkpoint_every: steps between checkpoints; the last step is always saved.
         keep_states: full training states that are kept (paper: the last one or two).
-        keep_params: weights that are kept; None keeps all (paper: weights at high frequency).
+        keep_params: weights that are kept, beside those of full states; None keeps all (paper: weights at high
+            frequency).
         max_faults: starts in a row that may end with a fault and without progress; the next one is refused, so that
             whatever starts the run again gives it up. 0: any number.
         log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.

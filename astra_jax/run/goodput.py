@@ -13,7 +13,7 @@ class Goodput:
     Args:
         rows: that the run has kept, of its starts before this one.
         now: seconds of a clock that all starts share (`time.time`), when this one begins with its first step.
-        began: when this process was started.
+        began: when the first process of the run was started that is known of, for where no row says it.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], now: float, began: float) -> None:

@@ -21,6 +21,7 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
+from astra_jax.run.starts import is_fault
 from synthesis.core.files import first_line
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import say
@@ -33,6 +34,8 @@ _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _PREEMPTED = "RECEIVED_PREEMPTION_NOTICE"  # kPreemptionNoticeKey of XLA's preemption_sync_manager.cc
 _SAID = 500
 """Bytes of an error that other hosts are told."""
+_FAULT = "!"
+"""With which it begins where the run may go well when it is started again."""
 _PIECE = 128 << 20
 """Bytes that the first host tells the others at once: each of its devices has a copy, and lengths are int32."""
 _PULSE_SECONDS = 1.0
@@ -92,15 +95,29 @@ def _put_where_all_meet(key: str) -> str | None:
         raise
 
 
+class HostError(Refusal):
+    """Another host has failed; the message says which one, and of what. To start again would not help."""
+
+
+class HostFaultError(HostError):
+    """Another host has failed of what may go well when the run is started again."""
+
+    away = True
+
+
 def failure_of_any(error: Exception | None) -> Exception | None:
-    """This host's error, or a `Refusal` that says which host failed and of what; on several hosts all must call it."""
+    """This host's error, or a `HostError` that says which host failed and of what; on several hosts all must call it.
+
+    It is a `HostFaultError` where the one that failed ends with a fault: what starts a run again asks any of them.
+    """
     if jax.process_count() == 1:
         return error
-    said = b"" if error is None else f"{type(error).__name__}: {first_line(error)}".encode()[:_SAID]
-    every = from_every(said, _SAID)
+    said = "" if error is None else f"{_FAULT if is_fault(error) else ' '}{type(error).__name__}: {first_line(error)}"
+    every = from_every(said.encode()[:_SAID], _SAID)
     for host, line in enumerate(every):
         if error is None and (text := line.decode(errors="replace")):
-            return Refusal(f"host {host} of {len(every)} failed: {text}")
+            kind = HostFaultError if text[0] == _FAULT else HostError
+            return kind(f"host {host} of {len(every)} failed: {text[1:]}")
     return error
 
 
@@ -161,7 +178,8 @@ _place = _Place()
 
 
 def reached(step: int) -> None:
-    """Say where the main thread is. Every host calls this as often, at the same places."""
+    """Say where the main thread is. Every host calls this as often, at the same places; also amid what takes long, of
+    which others cannot tell that it goes on (`HostWatch`)."""
     _place.marks, _place.step, _place.pulse = _place.marks + 1, step, 0
 
 
@@ -257,7 +275,8 @@ class HostWatch:
 
     Args:
         deadline: seconds; longer than anything that may stop all of a process's threads.
-        step_deadline: seconds; longer than anything that one host does alone while the others wait.
+        step_deadline: seconds; longer than anything that one host does alone while the others wait, and than half of
+            what all do together from one place to the next.
     """
 
     def __init__(self, deadline: float = 60.0, step_deadline: float = 1800.0) -> None:

@@ -132,7 +132,8 @@ def apply_gradients(
     optimizer: optax.GradientTransformationExtraArgs,
     rounding: Literal["nearest", "stochastic"],
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
-    """One optimizer step; where a gradient is not finite, weights and state stay as they are.
+    """One optimizer step; where a gradient is not finite, weights and state stay as they are, but for the place on the
+    schedule of the learning rate: that goes by the run's steps, of which this is one.
 
     Whether the new weights are finite is known only when they are there, in the place of the old ones: to keep both
     would take a float32 copy of all weights more. So a step from finite gradients that breaks a weight is told, and
@@ -156,10 +157,16 @@ def apply_gradients(
     def unless_broken(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(norm), x, y), new, old)
 
+    def scheduled(x: Any) -> bool:
+        return isinstance(x, optax.ScaleByScheduleState)
+
+    def unless_scheduled(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda x, y: x if scheduled(x) else unless_broken(x, y), new, old, is_leaf=scheduled)
+
     def step(params: Any, state: Any, gradients: Any, keys: Any, part: Any) -> tuple[Any, Any]:
         updates, new_state = optimizer.update(divided(gradients), state, params, norm=norm, part=part)
         new_params = _added(params, updates, keys, rounding)
-        return unless_broken(new_params, params), unless_broken(new_state, state)
+        return unless_broken(new_params, params), unless_scheduled(new_state, state)
 
     params, opt_state = moments.stepped(step, params, opt_state, gradients, _keys(params, steps))
     return params, opt_state, {"gradient_norm": norm, "weights_finite": all_finite(params)}

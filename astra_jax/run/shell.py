@@ -76,7 +76,8 @@ class TrainingRun:
         origin: where the weights to start from come from; with adapters it is kept beside the checkpoints.
         kept: how much is done since the last checkpoint that survives a fault, in whatever unit; looked at at the
             start.
-        profile: first and last step of a trace for TensorBoard or Perfetto.
+        profile: first and last step of a trace for TensorBoard or Perfetto; a run that goes on amid them traces the
+            rest.
         progress: whether to show a bar.
 
     Attributes:
@@ -84,7 +85,8 @@ class TrainingRun:
         history: the rows of metrics that this process logged.
         stopped: why the loop is to end; None while it goes on.
         saved: the step of the newest checkpoint, if there is one.
-        skipped: steps that changed nothing, since their loss or gradient was not finite.
+        skipped: steps that changed nothing, since their loss or gradient was not finite; of the starts before, as the
+            first host knows them from the metrics.
 
     Raises:
         WorkdirError: `workdir` has a checkpoint of another run, or another process works in it.
@@ -200,9 +202,13 @@ class TrainingRun:
             folder = self.folder / "metrics"
             shown = json.loads(json.dumps(dataclasses.asdict(self.config)))
             self.writer = MetricWriter(folder, trackers.opened(self.config.log_to, folder, shown))
+            rows = read_metrics(folder)
             self.writer.truncate(step)
-            kept = [row for row in read_metrics(folder) if row["step"] <= step]
-            self._goodput = Goodput(kept, time.time(), self._started)
+            kept = [row for row in rows if row["step"] <= step]
+            self.skipped = int((kept[-1].get("skipped_steps") if kept else None) or 0)
+            # Of rows that are forgotten, too: of a start that came to nothing there may be no others.
+            began = next((row["goodput/began"] for row in rows if row.get("goodput/began")), self._started)
+            self._goodput = Goodput(kept, time.time(), began)
         self.bar = progress_bar(
             total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
         )
@@ -282,7 +288,7 @@ class TrainingRun:
     def traced(self, step: int) -> Iterator[None]:
         """Around a step: a trace, if it is one of those to be traced; and other hosts see that it is begun and over."""
         reached(step)
-        if self._profile is not None and not self._tracing and step == self._profile[0]:
+        if self._profile is not None and not self._tracing and self._profile[0] <= step <= self._profile[1]:
             jax.profiler.start_trace(str(self._trace_folder))
             self._tracing = True
         yield

@@ -55,13 +55,13 @@ class Starts:
         """
         last = self._read()
         faults = last.faults if last is not None and (step, kept) <= (last.step, last.kept) else 0
-        self._before = _Stand(step, kept, faults)
         if self._most and faults >= self._most:
-            self._write(_Stand(step, kept, 0))
+            self._write(_Stand(step, kept, 0))  # and stays so: a start that is refused here has nothing to take back
             raise FaultsError(
                 f"{faults} starts in a row have ended with a fault and without progress, after step {step}: see what "
                 "their logs end with, and mend it; the same command then tries as often again (max_faults)"
             )
+        self._before = _Stand(step, kept, faults)
         self._write(_Stand(step, kept, faults + 1))
 
     def take_back(self) -> None:

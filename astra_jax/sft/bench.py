@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from astra_jax.models.model import Model, Params
-from astra_jax.run.hosts import is_first
+from astra_jax.run.hosts import failure_of_any, is_first
 from astra_jax.run.record import start_of_run
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.train import train
@@ -49,10 +49,16 @@ def run(
         `workdir/bench.jsonl`.
     """
     folder = workdir / "bench"
-    if is_first():
-        shutil.rmtree(folder, ignore_errors=True)
-        tokens = config.data.seq_len * config.batch_size
-        write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
+    failure: Exception | None = None
+    try:
+        if is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+            tokens = config.data.seq_len * config.batch_size
+            write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
+    except Exception as error:
+        failure = error
+    if (failure := failure_of_any(failure)) is not None:  # others wait here for what they are to read
+        raise failure
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, log_every=1, sample_every=0)
     result = train(changed, model, start, folder / "data", tokenizer, folder, mesh=mesh, checkpoints=False)
     rows = result.history[_WARM_UP:]

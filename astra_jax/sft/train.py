@@ -137,7 +137,10 @@ def train(
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     card = read_card(dataset_path)
     digest = card["digest"]
-    if len(stats.lengths) + sum(stats.dropped.values()) == card["count"]:
+    read = [(stats, card)]
+    if rehearsal is not None and rehearsed is not None:
+        read.append((rehearsed, read_card(rehearsal)))
+    if all(len(one.lengths) + sum(one.dropped.values()) == of["count"] for one, of in read):
         # No user speaks twice: rounds apart are rounds together, and runs of before there was a choice go on.
         settings["data"] = {**settings["data"], "rounds": "together"}
     anchor = {}

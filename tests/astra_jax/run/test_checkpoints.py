@@ -18,9 +18,11 @@ import optax
 import pytest
 from checkpoint_world import cut_in_half, in_its_own_process
 
-from astra_jax.run.checkpoints import Checkpointer, CheckpointError, DamagedError
+from astra_jax.run import checkpoints
+from astra_jax.run.checkpoints import BucketError, Checkpointer, CheckpointError, DamagedError
 from astra_jax.run.digests import digests_of
 from astra_jax.run.metrics import MetricWriter, read_metrics
+from astra_jax.run.starts import is_fault
 
 
 def make_params(seed: int = 0, width: int = 8) -> dict:
@@ -85,6 +87,46 @@ def test_keep_params_is_never_less_than_keep_states(tmp_path):
         checkpointer.save(step, params=params, state=make_state(params))
     assert checkpointer.params_steps() == [2, 3]
     checkpointer.close()
+
+
+def test_weights_of_a_state_that_is_kept_are_kept(tmp_path):
+    params = make_params()
+    checkpointer = Checkpointer(tmp_path, keep_states=2, keep_params=2)
+    for step in range(1, 7):
+        checkpointer.save(step, params=params, state=make_state(params) if step in (1, 2, 6) else None)
+        kept = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4], 5: [1, 2, 4, 5], 6: [2, 5, 6]}[step]
+        assert checkpointer.params_steps() == kept and checkpointer.latest() == (step if step in (1, 2, 6) else 2)
+    checkpointer.close()
+    assert sorted(int(path.name) for path in (tmp_path / "states").iterdir()) == [2, 6]
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+import jax, jax.numpy as jnp
+from astra_jax.run.checkpoints import Checkpointer
+folder, slow = Path(sys.argv[1]), sys.argv[2]
+large, small = {"x": jax.random.normal(jax.random.key(0), (1500, 10_000))}, {"x": jnp.zeros(10)}
+params, state = (large, small) if slow == "params" else (small, large)
+checkpointer = Checkpointer(folder, keep_states=1, keep_params=1)
+checkpointer.save(1, params=params, state=state, extra={})
+checkpointer.wait()
+checkpointer.save(2, params=params, state=state, extra={})
+halves, quick = [folder / "params", folder / "states"], folder / ("states" if slow == "params" else "params")
+until = time.monotonic() + 100
+while (quick / "1").exists() and not all((half / "2").exists() for half in halves) and time.monotonic() < until:
+    time.sleep(0.001)
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("slow", ["params", "states"])
+def test_a_kill_between_the_halves_of_a_step_leaves_one_to_go_on_from(tmp_path, slow):
+    """With one state kept: as soon as the old one goes, the new one has to be whole in both folders."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path, slow], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 9, ended.stderr
+    with contextlib.closing(Checkpointer(tmp_path, reading=True)) as checkpointer:
+        assert checkpointer.latest() is not None
 
 
 def test_weights_alone_are_not_a_step_to_resume_from(checkpointer):
@@ -328,6 +370,21 @@ def test_when_no_checkpoint_can_be_read_nothing_is_begun_anew(tmp_path):
         checkpointer.restore_latest((params, make_state(params)))
 
 
+def test_weights_and_states_of_different_steps_are_no_new_beginning(tmp_path):
+    params = make_params()
+    like = (params, make_state(params))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        checkpointer.save(1, params=params)  # as a first save leaves it that was killed
+        assert checkpointer.restore_latest(like) is None
+        checkpointer.save(2, params=params, state=make_state(params), extra={})
+    shutil.rmtree(tmp_path / "params" / "2")
+    with (
+        contextlib.closing(Checkpointer(tmp_path)) as checkpointer,
+        pytest.raises(CheckpointError, match="weights of steps 1 and full states of steps 2, and none of the"),
+    ):
+        checkpointer.restore_latest(like)
+
+
 def test_what_the_caller_refuses_is_refused(checkpointer):
     params = make_params()
     checkpointer.save(1, params=params, state=make_state(params), extra={"identity": "other"})
@@ -337,6 +394,37 @@ def test_what_the_caller_refuses_is_refused(checkpointer):
 
     with pytest.raises(KeyError, match="other"):
         checkpointer.restore_latest((params, make_state(params)), check)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("UNAVAILABLE: Error reading: HTTP response code: 503"), TimeoutError(), OSError("connection reset")],
+)
+def test_a_bucket_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, caplog, error):
+    """The same command may go well; to leave the step out would train what is there again."""
+
+    def no_answer(*arguments, **options):
+        raise error
+
+    params = make_params()
+    like = (params, make_state(params))
+    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, params=params, state=make_state(params), extra={"step": step})
+        checkpointer.wait()
+        monkeypatch.setattr(checkpoints, "in_bucket", lambda path: True)
+        for name, call, said in (
+            ("read", lambda: checkpointer.restore_latest(like), "step 2 could not be read"),
+            ("save", lambda: checkpointer.save(3, params=params), "a checkpoint could not be written"),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoints.CheckpointManager, name, no_answer)
+                with pytest.raises(BucketError, match=f"{said} .*see to the bucket") as raised:
+                    call()
+                assert raised.value.away and is_fault(raised.value)
+        cut_in_half(tmp_path / "params" / "2")  # damage is damage there too
+        with caplog.at_level("WARNING"):
+            assert checkpointer.restore_latest(like)[0] == 1
 
 
 def test_disks_that_are_full() -> None:

@@ -8,13 +8,25 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import numpy as np
 import pytest
+from episodes_world import MODEL, make_episode
 from jax.errors import JaxRuntimeError
 from two_hosts_world import free_port, of_two_hosts
 
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.step import grpo_optimizer, update_step
+from astra_jax.rollout.filling import Group
+from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run import hosts
 from astra_jax.run.hosts import Roll, awaited, failure_of_any, reached
 from astra_jax.run.meeting import MeetingError, meet
+from astra_jax.run.optimizers import initial_state
+from astra_jax.run.starts import is_fault
+from astra_jax.sft import bench
+from astra_jax.sft.config import SFTConfig
+from synthesis.core.refusals import InputError, Refusal
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 
@@ -98,6 +110,30 @@ def test_all_that_wait_for_one_another_end_some_time() -> None:
     )
 
 
+def test_an_update_of_hours_is_none_of_them() -> None:
+    """Nobody gives signs of its own in it, but the result of each micro-batch takes all hosts a place further."""
+    told = Told()
+    for micro_batch in range(30):
+        places = [(9 + micro_batch, 0)] * 3
+        assert told.hear(150, *places) is None
+    assert "all 3 hosts have waited for one another" in str(told.hear(100, *places))
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_an_update_tells_of_each_micro_batch(mini_batches: int) -> None:
+    """With several mini-batches there is a pass for the old logprobs before."""
+    rng = np.random.default_rng(0)
+    groups = [Group(i, "e", 0, [make_episode(rng, float(score), 40) for score in (0, 1)]) for i in range(4)]
+    rows = {"row_buckets": (64, 74_752), "micro_batch_size": 1, "mini_batches": mini_batches}
+    config = GRPOConfig(steps=1, batch_size=4, group_size=2, **rows)
+    said, trained = list[int](), list[np.ndarray]()
+    state = initial_state(MODEL.init(jax.random.key(0)), grpo_optimizer(config))
+    told = {"on_result": lambda: said.append(len(trained)), "on_rows": trained.append}
+    update_step(*state, groups, MODEL, config, **told)
+    assert len(said) == mini_batches * len(trained) and len(trained) > 4
+    assert said[-len(trained) :] == [*range(3, len(trained) + 1), len(trained), len(trained)], "two are under way"
+
+
 def test_a_host_that_is_gone_or_failed_is_named() -> None:
     assert Told().hear(12, (2, 0), (2, 0), None) == "host 2 of 3 has given no sign of life for 10 s"
     failed = ("running", "failed: InputError: no such file", "running")
@@ -124,6 +160,36 @@ async def test_what_is_awaited_shows_that_the_main_thread_is_well(monkeypatch) -
     assert await awaited(work()) == "done" and hosts._place == hosts._Place(marks, 7, 0)
     error = ValueError("it failed")
     assert failure_of_any(error) is error and failure_of_any(None) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [(Unreachable("no server is there"), True), (InputError("no such file"), False), (OSError("it broke"), True)],
+)
+def test_what_one_host_fails_of_ends_the_others_in_the_same_way(monkeypatch, error: Exception, away: bool) -> None:
+    """Whatever starts a run again asks any of them whether that may help."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    said: list[bytes] = []
+
+    def from_every(value: bytes, most: int) -> list[bytes]:
+        said.append(value)
+        return [said[0], b""]
+
+    monkeypatch.setattr(hosts, "from_every", from_every)
+    assert failure_of_any(error) is error
+    other = failure_of_any(None)
+    assert isinstance(other, Refusal) and other.away is away is is_fault(error)
+    assert str(other) == f"host 0 of 2 failed: {type(error).__name__}: {error}"
+
+
+def test_a_bench_on_several_hosts_waits_for_its_data(monkeypatch, tmp_path) -> None:
+    """Which the first one writes, and may fail to."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(hosts, "from_every", lambda value, most: [b"!OSError: the disk is full", value])
+    with pytest.raises(Refusal, match="host 0 of 2 failed: OSError: the disk is full"):
+        bench.run(SFTConfig(), MODEL, lambda: pytest.fail("it trains"), None, tmp_path, None, steps=1)
+    assert not list(tmp_path.iterdir())
 
 
 HUNG = """
@@ -160,6 +226,46 @@ with HostWatch(3.0, 300.0):
     except CheckpointError as error:
         raise failure_of_any(error) from None
 """
+
+
+DAMAGED = """
+import sys
+from pathlib import Path
+import jax
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from astra_jax.mesh import make_mesh
+from astra_jax.run.checkpoints import Checkpointer
+from astra_jax.run.hosts import HostWatch, reached
+halves = NamedSharding(make_mesh(fsdp=2), PartitionSpec("fsdp"))
+def weights(seed):
+    return {"w": jax.jit(lambda: jax.random.normal(jax.random.key(seed), (512, 64)), out_shardings=halves)()}
+with HostWatch(3.0, 60.0):
+    reached(1)
+    checkpointer = Checkpointer(sys.argv[3], keep_states=3)
+    for step in (1, 2, 3):
+        checkpointer.save(step, params=weights(step), state=weights(step + 10), extra={"step": step})
+    checkpointer.close()
+    if sys.argv[2] == "1":  # what this host wrote, and will read
+        for step, kind in ((2, "states"), (3, "params")):
+            for file in (Path(sys.argv[3]) / kind / str(step)).rglob("ocdbt.process_1/d/*"):
+                file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    multihost_utils.sync_global_devices("damaged")
+    checkpointer = Checkpointer(sys.argv[3], keep_states=3)
+    step, params, state, extra = checkpointer.restore_latest((weights(0), weights(0)))
+    same = [bool((found["w"] == weights(seed)["w"]).all()) for found, seed in ((params, 1), (state, 11))]
+    print("went on from", step, extra, same, file=sys.stderr)
+    checkpointer.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_host_cannot_read_is_left_out_by_all(tmp_path) -> None:
+    ended = of_two_hosts(DAMAGED, str(tmp_path))
+    said = ("went on from 1 {'step': 1} [True, True]", "step 2 cannot be read: ", "step 3 cannot be read: ")
+    assert all(all(one in errors for one in said) and code == 0 for errors, code in ended), ended
+    assert "step 3 cannot be read: host 1 of 2 failed: DamagedError: " in ended[0][0]
 
 
 TOLD = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,9 @@ import optax
 import pytest
 
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.run import moments
 from astra_jax.run.config import TrainingConfig
-from astra_jax.run.optimizers import apply_updates, make_optimizer
+from astra_jax.run.optimizers import apply_gradients, apply_updates, learning_rate, make_optimizer
 
 CONFIG = Qwen3Config(
     vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, tie_embeddings=True
@@ -86,6 +89,25 @@ def test_a_step_is_optaxs_to_the_bit() -> None:
     expected, state = reference.update(gradients, reference.init(params), params)
     updates, own = ours.update(gradients, ours.init(params), params, norm=optax.tree.norm(gradients))
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves((updates, own)), jax.tree.leaves((expected, state)))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_that_is_left_out_takes_its_place_on_the_schedule(name) -> None:
+    """Which is that of the run's steps: what is logged, and where it ends."""
+    config = settings(name, b1=0.0, b2=0.0, eps=1e-30, weight_decay=0.0, max_grad_norm=1e9)
+    config = dataclasses.replace(config, steps=6, warmup_fraction=0.2, final_fraction=0.0)
+    schedule = learning_rate(config, 6)
+    optimizer = make_optimizer(config, schedule)
+    params = {"w": jnp.zeros(())}
+    state, taken = optimizer.init(params), []
+    for gradient in (1.0, math.nan, math.inf, 1.0, 1.0, 1.0):
+        before, gradients = params["w"], {"w": jnp.float32(gradient)}
+        options = {"optimizer": optimizer, "rounding": "nearest"}
+        params, state, _ = apply_gradients(params, state, gradients, jnp.float32(1), **options)
+        taken.append(float(before - params["w"]))
+    rates = [float(schedule(step)) for step in range(6)]
+    assert taken == pytest.approx([rates[0], 0.0, 0.0, *rates[3:]], abs=1e-6)
+    assert int(moments.steps_of(state)) == 4, "Adam's means have seen as many gradients"
 
 
 def test_an_unknown_name_is_an_error() -> None:

@@ -214,6 +214,36 @@ def test_broken_steps_can_be_left_out_and_are_counted(run_sft, huge, tmp_path) -
     check_same(huge, result.params)
 
 
+def killed_at(last: int):
+    """An `on_step` that ends the run when a step is logged, before it is saved."""
+
+    def on_step(step, row) -> None:
+        if step == last:
+            raise RuntimeError("killed")
+
+    return on_step
+
+
+def test_a_run_that_goes_on_counts_all_that_it_left_out_and_traces_the_rest(run_sft, huge, tmp_path) -> None:
+    config = dataclasses.replace(SFT, on_nonfinite="skip")
+    with pytest.raises(RuntimeError, match="killed"):
+        run_sft(config, start=huge, on_step=killed_at(2))
+    rows = run_sft(config, start=huge, profile=(1, 2)).history
+    assert [(row["step"], row["skipped_steps"]) for row in rows] == [(2, 2), (3, 3)]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb")), "from step 2, as the first step was taken before"
+
+
+def test_a_start_that_saved_nothing_counts_in_goodput(run_sft, tmp_path) -> None:
+    config = dataclasses.replace(SFT, steps=2, checkpoint_every=100)
+    began = []
+    for last in (2, 1):
+        with pytest.raises(RuntimeError, match="killed"):
+            run_sft(config, on_step=killed_at(last))
+        began += [row["goodput/began"] for row in read_metrics(tmp_path / "metrics")]
+    began += [row["goodput/began"] for row in run_sft(config).history]
+    assert began == began[:1] * 5
+
+
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_weights_that_are_broken_are_no_start(run_sft, params, tmp_path, on_nonfinite) -> None:
     """Also where no token reads them: they would be in every checkpoint."""

@@ -104,3 +104,18 @@ def test_a_run_that_is_given_up_has_read_no_weights(tmp_path) -> None:
         TrainingRun("GRPO", CONFIG, MODEL, tmp_path, steps=3, identity={}, progress=False) as run,
     ):
         run.begin(lambda: pytest.fail("weights were read"), grpo_optimizer(CONFIG), None)
+
+
+def test_a_run_that_was_given_up_tries_as_often_again(tmp_path) -> None:
+    """The refusal itself is no fault, and what takes itself back must not bring the faults before it back."""
+
+    def start() -> None:
+        with TrainingRun("GRPO", CONFIG, MODEL, tmp_path, steps=3, identity={}, progress=False) as run:
+            run.begin(full_disk, grpo_optimizer(CONFIG), None)
+
+    for _ in range(2):
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                start()
+        with pytest.raises(FaultsError):
+            start()

@@ -345,3 +345,13 @@ def test_a_run_goes_on_with_its_own_rehearsal_alone(model, params, tokenizer, da
     with pytest.raises(WorkdirError, match="rehearsal is '"):
         train(config, *arguments, rehearsal=other, progress=False)
     assert train(config, *arguments, rehearsal=talks, progress=False).steps == 1
+    # Nobody speaks twice, neither in the data nor in the rehearsal: rounds apart are rounds together.
+    together = replace(config, data=replace(DATA, rounds="together"))
+    assert train(together, *arguments, rehearsal=talks, progress=False).steps == 1
+    rounds = tmp_path / "rounds"
+    twice = msgspec.structs.replace(talk(100), messages=[*talk(100).messages, *talk(101).messages])
+    write_dataset(rounds, Trajectory, [talk(102), twice], card={})
+    arguments = (*arguments[:-1], tmp_path / "of_rounds")
+    train(config, *arguments, rehearsal=rounds, progress=False)
+    with pytest.raises(WorkdirError, match="sft.data.rounds is 'apart' there, 'together' here"):
+        train(together, *arguments, rehearsal=rounds, progress=False)
