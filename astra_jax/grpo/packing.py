@@ -183,6 +183,29 @@ class _Layouts:
         return self._work(row) * one.length(self._lengths) / row
 
 
+def layout(
+    episodes: Sequence[Episode],
+    *,
+    row_buckets: Sequence[int],
+    rows: int,
+    groups: Sequence[int] | None,
+    work: RowWork = lambda length: (length, False),
+) -> tuple[_Rows, bool]:
+    """What `pack` lays where: what lies in each row, by the rows' length; and whether prompts lie there once.
+
+    Raises:
+        InputError: an episode is longer than any row.
+    """
+    length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
+    whole = _Layouts(episodes, None, rows, lambda length: work(length)[0])
+    found = whole.best([length], row_buckets)
+    if groups is None:
+        return found, False
+    together = _Layouts(episodes, groups, rows, lambda length: work(length)[0])
+    best = together.best([one for one in sorted(row_buckets) if one >= length], row_buckets)
+    return (best, True) if together.work_of(best) <= WORTH * whole.work_of(found) else (found, False)
+
+
 def pack(
     episodes: Sequence[Episode],
     advantages: Sequence[float],
@@ -206,7 +229,7 @@ def pack(
         advantages: one for each.
         row_buckets: the allowed row lengths: as many programs are compiled as are used.
         rows: of a micro-batch; None is one.
-        packed: False gives each episode a row of its own (the reference in tests).
+        packed: False gives each whole episode a row of its own (the reference in tests).
         groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
             its episodes go on from (`attention.documents`), where that is worth it (`WORTH`). None: each episode is
             whole.
@@ -217,19 +240,15 @@ def pack(
         Micro-batches (NumPy), the longest rows first; the last one of each length is filled up with padding rows.
     """
     rows, go_on = rows or 1, False
-    length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
-    layout: _Rows = {length: [[_Together((i,), 0)] for i in range(len(episodes))]}
     if packed:
-        layout = _Layouts(episodes, None, rows, lambda length: work(length)[0]).best([length], row_buckets)
-    if groups is not None:
-        together = _Layouts(episodes, groups, rows, lambda length: work(length)[0])
-        best = together.best([one for one in sorted(row_buckets) if one >= length], row_buckets)
-        if together.work_of(best) <= WORTH * together.work_of(layout):
-            layout, go_on = best, True
+        placed_in, go_on = layout(episodes, row_buckets=row_buckets, rows=rows, groups=groups, work=work)
+    else:
+        longest = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
+        placed_in = {longest: [[_Together((i,), 0)] for i in range(len(episodes))]}
     batches = []
     of_batches = [
         (length, placed[start : start + rows])
-        for length, placed in sorted(layout.items(), reverse=True)
+        for length, placed in sorted(placed_in.items(), reverse=True)
         for start in range(0, len(placed), rows)
     ]
     for length, placed in of_batches:

@@ -256,10 +256,13 @@ class Checkpointer:
             CheckpointError: the step is not there.
             DamagedError: it cannot be read.
         """
-        self._require(self._params, step, "weights")
-        with self._reading(step):
+
+        def read() -> dict[str, str]:
+            self._require(self._params, step, "weights")
             saved = _leaves(self._params.item_metadata(step)["params"].tree)
-        return {name: dtype for name, (_, dtype) in saved.items()}
+            return {name: dtype for name, (_, dtype) in saved.items()}
+
+        return self._on_all(step, read)
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """The weights of a step; `like` and the errors as for `restore`."""
