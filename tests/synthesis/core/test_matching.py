@@ -97,6 +97,7 @@ YES: list[tuple[Any, Answer, str]] = [
     ("Fri, 01 May 2026 10:00:00 GMT", A("2026-05-01"), "date"),
     ("2026-05-01 23:30:00+08:00", A("2026-05-01"), "date"), ("日期是2026-05-01", A("2026-05-01"), "date"),
     ("二〇二六年五月一日", A("2026-05-01"), "date"), ("２０２６－０５－０１", A("2026-05-01"), "date"),
+    ("2026-03-04T08:00:00Z/2026-03-29T08:00:00Z", A("2026-03-29"), "date"),
     ("25/12/2026", A("2026-12-25"), "date"), ("12/25/2026", A("2026-12-25"), "date"),
     ("05.05.2026", A("2026-05-05"), "date"), ("2026.5.1", A("2026-05-01"), "date"),
     ({"day": "2026-05-01"}, A("May 1, 2026"), "date"), ("2024-02-29", A("February 29, 2024"), "date"),
@@ -188,6 +189,8 @@ NO: list[tuple[Any, Answer]] = [
     # dates and times
     ("02/03/2026", A("2026-03-02")), ("2026-02-30", A("2026-03-02")), ("2026-05-011", A("2026-05-01")),
     ("12026-05-01", A("2026-05-01")), ("2026-05-01-7", A("2026-05-01")), ("May 2026", A("2026-05-01")),
+    ("2026-01-05T10:00:00Z/2026-01-15T12:00:00Z", A("2026-01-01")),
+    ("id,start,end\n7,2026-03-04T08:00:00Z,2026-03-29T08:00:00Z\n", A("2026-03-02")),
     ("5月1日", A("2026-05-01")), ("May 1, 2025", A("2026-05-01")), (20260501, A("2026-05-01")),
     ("2:30 AM", A("14:30")), ("14:31", A("14:30")), ("14:30:45", A("14:30")), ("25:30", A("1:30")),
     ("9:00-17:00", A("09:00")), ("59°54′N", A(59)),
@@ -324,6 +327,16 @@ def test_a_day_is_found_in_every_notation(day: datetime.date, notation: str) -> 
     assert match(f"on {written} they met", A(day.isoformat())) in ("date", "string")
     if day > datetime.date.min:
         assert not contains(f"on {written} they met", A((day - datetime.timedelta(1)).isoformat()))
+
+
+@given(st.dates(datetime.date(2026, 1, 1), datetime.date(2026, 12, 31)), st.integers(0, 60), st.booleans())
+def test_days_are_read_whole_however_far_they_are_from_another_of_their_year(
+    day: datetime.date, distance: int, year_last: bool
+) -> None:
+    """Long outputs are searched near the year alone; a day that the edge of that cuts is no other day."""
+    written = f"{day:%d %B %Y}" if year_last else day.isoformat()
+    said = Reading(f"2026 {'x' * distance} {written}.").texts[0].days(2026)
+    assert said == {day}
 
 
 @given(st.text() | JSON, st.sampled_from([answer for _, answer, _ in YES]))
