@@ -28,7 +28,8 @@ _DATE = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _CHINESE_DATE_PART = re.compile(r"[零〇一二三四五六七八九十]{1,4}(?=[年月日号])")
-_LONGEST_DATE = 30
+_LONGEST_DATE = 26
+"""Of `30th of september., 2026`, and the two characters behind it that are looked at."""
 
 
 def digits_in_dates(text: str) -> str:
@@ -46,7 +47,7 @@ def dates_of_year(text: str, year: int) -> set[datetime.date]:
     at = text.find(f"{year:04}")
     while at >= 0:
         behind = at + _LONGEST_DATE // 2
-        for one in _DATE.finditer(text, max(0, at - _LONGEST_DATE), behind + _LONGEST_DATE):
+        for one in _DATE.finditer(text, max(0, at - _LONGEST_DATE + 4), behind + _LONGEST_DATE):
             if one.start() >= behind:
                 break
             found.update(_days(one))
