@@ -273,18 +273,19 @@ def typed_answer(value: Value) -> Answer:
         return Answer(value)
     if number.end() > _LONGEST_NUMBER:
         return Answer(value)
-    rest = number.string[number.end() :].strip()
+    digits = number[0].replace(",", "")
+    written: int | float = float(digits) if number[1] or number[2] else int(digits)
+    rest, times = number.string[number.end() :].strip(), 1.0
     if rest:
         found = quantities(text)
         # One word after it, all of which is a unit: "450 km", not "450 km long" and not "5 May".
         if unit is not None or len(found) != 1 or not found[0].unit or not re.fullmatch(r"[^\W\d]+[23²³]?|[%°]", rest):
             return Answer(value)
         unit = found[0].unit
-    digits = number[0].replace(",", "")
-    if not number[1] and not number[2]:
-        return Answer(int(digits), unit=unit or "")
-    tolerance = 0.5 * 10.0 ** -len(number[1]) if not number[2] else 0.0
-    return Answer(float(digits), unit=unit or "", tolerance=tolerance)
+        times = found[0].value / written if written else 1.0  # 10,000 of 5万元
+        written = found[0].value
+    tolerance = 0.5 * 10.0 ** -len(number[1]) * times if number[1] and not number[2] else 0.0
+    return Answer(written, unit=unit or "", tolerance=tolerance)
 
 
 def spec_of(schema: Any) -> ToolSpec:

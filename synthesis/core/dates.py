@@ -28,7 +28,8 @@ _DATE = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _CHINESE_DATE_PART = re.compile(r"[零〇一二三四五六七八九十]{1,4}(?=[年月日号])")
-_LONGEST_DATE = 30
+_LONGEST_DATE = 26
+"""Of `30th of september., 2026`, and the two characters behind it that are looked at."""
 
 
 def digits_in_dates(text: str) -> str:
@@ -41,12 +42,16 @@ def digits_in_dates(text: str) -> str:
 def dates_of_year(text: str, year: int) -> set[datetime.date]:
     """Every calendar day of a year that a text, which `digits_in_dates` made, names in full."""
     found: set[datetime.date] = set()
-    # Only the surroundings of the year are read: an output may be long.
+    # Only the surroundings of the year are read: an output may be long. To a pattern the end of what it reads is the
+    # text's, where 2026-01-15 may be cut to 2026-01-1. So it reads on from where no date counts any more.
     at = text.find(f"{year:04}")
     while at >= 0:
-        for one in _DATE.finditer(text, max(0, at - _LONGEST_DATE), at + _LONGEST_DATE):
+        behind = at + _LONGEST_DATE // 2
+        for one in _DATE.finditer(text, max(0, at - _LONGEST_DATE + 4), behind + _LONGEST_DATE):
+            if one.start() >= behind:
+                break
             found.update(_days(one))
-        at = text.find(f"{year:04}", at + _LONGEST_DATE // 2)
+        at = text.find(f"{year:04}", behind)
     return found
 
 

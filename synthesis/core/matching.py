@@ -10,15 +10,17 @@ Rules, by the answer's type:
   number    equal within `tolerance`; thousands separators, signs, full-width and Chinese numerals, multipliers
             (million, k, 万, 亿), powers of ten, currencies before and after, and units that convert ("1.5 km" is
             1500 m, 68 °F is 20 °C). "5" is not in "15", "A5", "5G", "5-10", "5th", nor in a date, time, version or
-            telephone number.
+            telephone number, and 2 h is not in "2 h 30 min", which is 150 min. Units and multipliers of keys count.
   date      an ISO date answer equals the same day in another notation ("5 January 2026", "2026年1月5日"). Where day and
             month could change places (05/01/2026) nothing matches.
   time      an answer such as "14:30" equals the same time in another notation ("2:30 PM", "14点30分").
   boolean   JSON booleans and the words for them, alone or as a part ("Yes, it is"). An output that says both true and
-            false says neither.
+            false says neither. A "no" says false as a whole value, where a line begins with it ("No, it is not") or
+            after a colon; "NO" beside other values, {"symbol": "No"} and the heading "No,Name" are codes and names.
   string    equal after folding width, case, spaces, quotes, brackets, accents, "&", a leading "the" and final
             punctuation. Identifiers stay whole: "Guinea" is not in "Guinea-Bissau", nor "Mexico" in "New Mexico", and
-            "02" is not 2. A Latin answer of up to three letters keeps its case in a text: "NO" is not "no".
+            "02" is not 2. A Latin answer of up to three letters keeps its case in a text: "NO" is not "no". Numbers
+            and times are not cut: "234 km" is not in "1,234 km", "5" not in "5 million", "12:30" not in "10:12:30".
   list      every element is found, in any order; "and" parts elements too.
 Aliases count like the value, and the alias of a number may be a number ("1.5 km"). Anything else does not
 match, nor does an empty answer, nor anything in an output too large to be one answer (see `readings`): fail closed.
@@ -33,9 +35,10 @@ from typing import Any, Final
 
 from synthesis.core.dates import whole_date, whole_time
 from synthesis.core.normal_text import QUOTES, fold
-from synthesis.core.quantities import CJK, Quantity, plain, quantities, same_quantity
+from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
 from synthesis.core.readings import BRACKETS, Reading, ReadText, bare, key
 from synthesis.core.records import Answer
+from synthesis.core.units import Quantity, same_quantity
 
 _WORD = re.compile(rf"[^\W{CJK}]")  # a word character that is not Chinese: Chinese words touch their neighbours
 _CHINESE = re.compile(rf"[{CJK}]")
@@ -103,7 +106,9 @@ def _meanings(alias: str, answer: Answer) -> Iterator[Answer]:
 def _match_one(reading: Reading, answer: Answer) -> str | None:
     value = answer.value
     if isinstance(value, bool):
-        return "boolean" if reading.said == {value} else None
+        # Beside a JSON boolean a "no" that may be a code is one; beside a mere "yes" it may be its contrary.
+        said = reading.said == {value} and (not value or bool(reading.booleans) or not reading.is_doubtful)
+        return "boolean" if said else None
     if isinstance(value, int | float):
         if not isinstance(value, int) and not math.isfinite(value):
             return None
@@ -137,6 +142,14 @@ def _string_in(reading: Reading, value: str, wanted: str) -> bool:
 def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, *, is_chinese: bool) -> bool:
     if text.key == wanted or not reading.is_parted:
         return text.key == wanted
+    if _DIGITS.fullmatch(phrase):
+        # Bare digits follow the rule for numbers: not a part of a date, of 1,234 or of 5 million.
+        if text.holds_digits(wanted, splits_and=reading.splits_and):
+            return True
+        return text.is_text and phrase in text.numerals
+    quantity = whole_quantity(phrase)
+    if quantity and phrase[0] != "+" and not any(same_quantity(one, quantity, 0.0) for one in text.quantities):
+        return False  # $5 is not in $5 million, nor 2 h in 2 h 30 min; but +47 is in a telephone number
     short = text.is_text and len(phrase) <= _SHORT and not is_chinese
     parts = text.parts_by_key.get(wanted, [])
     if is_chinese and text.is_text:
@@ -145,9 +158,6 @@ def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, *, is_c
         return True
     if not text.is_text:
         return False
-    if _DIGITS.fullmatch(phrase):
-        # Bare digits follow the rule for numbers: not a part of a date or of 1,234.
-        return phrase in text.numerals
     return _phrase_in(text, " ".join(phrase.split()), cased=short)
 
 
@@ -179,13 +189,32 @@ def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:
             glued_after = _is_word(folded[end + 1 : end + 2]) and not possessive
         if one_character:  # one Chinese character is mostly a part of a word
             glued_before, glued_after = _CHINESE.match(before) is not None, _CHINESE.match(after) is not None
-        if not glued_before and not glued_after and not _in_longer_name(line, start, end):
+        if glued_before or glued_after or _in_longer_name(line, start, end):
+            continue
+        if not _cuts_a_number(line, start, end):
             return True
     return False
 
 
 def _is_word(character: str) -> bool:
     return _WORD.match(character) is not None
+
+
+# 10:12:30 is not 12:30, 下午2:30 not 2:30, 1,234 and 1 234 apples are not 234, and 08:00 PM is not 08:00.
+_NUMBER_BEFORE = re.compile(r"(?:\d[,:~]|\^|负|零下|下午|晚上)$")
+_THOUSANDS_BEFORE = re.compile(r"(?<!\d)\d{1,3} $")
+_NUMBER_AFTER = re.compile(r"[,~]\d|\s?[aApP]\.?[mM]\b")
+
+
+def _cuts_a_number(text: str, start: int, end: int) -> bool:
+    """Whether a phrase that begins or ends in digits is cut from a number or a time that goes on there."""
+    if text[start].isdigit():
+        before, group = text[max(0, start - 5) : start], text[start : start + 4]
+        if _NUMBER_BEFORE.search(before):
+            return True
+        if group[:3].isdecimal() and not group[3:].isdecimal() and _THOUSANDS_BEFORE.search(before):
+            return True
+    return text[end - 1].isdigit() and (is_multiplied(text, end) or _NUMBER_AFTER.match(text, end) is not None)
 
 
 def _in_longer_name(text: str, start: int, end: int) -> bool:

@@ -6,43 +6,17 @@ back with a lookbehind after that first character; none can backtrack over more 
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from synthesis.core.normal_text import normalized
+from synthesis.core.units import CURRENCIES, MULTIPLIERS, NAMES, Quantity, any_of, steps_between, unit_named
 
 CJK: Final = r"\u3400-\u4dbf\u4e00-\u9fff\u3040-\u30ff"
-
-
-class Quantity(NamedTuple):
-    """A number and its unit; "" where none is given. (A tuple: a long output makes very many.)"""
-
-    value: int | float
-    unit: str = ""
-
-
-def same_quantity(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
-    """Whether two quantities are equal within an absolute tolerance, in the wanted one's unit.
-
-    A missing unit on either side is no difference; units that do not convert are.
-    """
-    value, size = found.value, abs(wanted.value)
-    have, want = (_unit(found.unit), _unit(wanted.unit)) if found.unit and wanted.unit else ("", "")
-    try:
-        if have != want and want not in _LOOSE.get(have, ()):
-            one, other = _UNITS.get(have), _UNITS.get(want)
-            if one is None or other is None or one[0] != other[0]:
-                return False
-            value = (value + _ZERO.get(have, 0.0)) * one[1] / other[1]
-            size = max(size, abs(value))  # before the zero of the scale is taken off: 32 °F is 0 °C
-            value -= _ZERO.get(want, 0.0)
-        slack = 0.0 if isinstance(value, int) and isinstance(wanted.value, int) else 1e-9 * size
-        return abs(value - wanted.value) <= tolerance + slack
-    except OverflowError:  # an integer beyond every float is equal to none
-        return False
 
 
 def quantities(text: str) -> list[Quantity]:
@@ -55,20 +29,46 @@ def each_quantity(text: str) -> Iterator[Quantity]:
     if (ordinal := _ORDINAL.fullmatch(text.strip())) and (number := _ordinal(ordinal)) is not None:
         yield Quantity(number)
         return
-    yield from (quantity for _, quantity in _arabic(text))
-    yield from _chinese(text)
+    yield from (quantity for _, _, _, quantity, _ in _joined(_numbers(text), text))
+
+
+def whole_quantity(text: str) -> Quantity | None:
+    """The quantity that all of a `plain` text is: `5 km`, `$5`, `14亿人`; None for `5 apples` and `Apollo 11`."""
+    if not _HAS_DIGIT.search(text) or len(found := list(_joined(_numbers(text), text))) != 1:
+        return None
+    start, end, _, quantity, _ = found[0]
+    before = text[:start]
+    is_whole = not text[end:].strip() and (before in _SIGNS or _CURRENCY_BEFORE.fullmatch(before))
+    return quantity if is_whole else None
 
 
 def numerals(text: str) -> list[str]:
-    """The numbers of a text as they are written."""
-    return list(each_numeral(plain(text)))
+    """The numbers of a text as they are written, without what multiplies them."""
+    return [written for _, _, written, _, _ in _arabic(plain(text))]
 
 
 def each_numeral(text: str) -> Iterator[str]:
-    """The numbers of a text that is `plain` already, as they are written."""
-    return (written for written, _ in _arabic(text))
+    """The numbers of a text that is `plain` already, as they are written; not the 5 of 5 million or of 5 ft 10 in."""
+    return (written for _, _, written, _, factor in _joined(_arabic(text), text) if factor == 1 and written)
 
 
+def is_in_longer(text: str, start: int, end: int) -> bool:
+    """Whether digits of a `plain` text that commas or brackets set apart belong to more: to `(555) 123-4567`,
+    `May 5, 2026`, `12,34,567` or `1 234,5`."""
+    near = max(0, start - _LONGEST_TOKEN)
+    for one in _TOKEN.finditer(text[near : end + _LONGEST_TOKEN]):
+        if near + one.start() <= start and end <= near + one.end():
+            return one["rest"] is None or _PARTED.search(one[0]) is not None
+    return False
+
+
+def is_multiplied(text: str, end: int) -> bool:
+    """Whether a multiplier stands behind what ends there: 5 million, 14亿."""
+    return _MULTIPLIER_AFTER.match(text, end) is not None
+
+
+_LONGEST_TOKEN: Final = 40
+_PARTED = re.compile(r",(?!\d{3}(?!\d))")
 _ONE_NUMBER = re.compile(r"-?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
 
 
@@ -82,13 +82,6 @@ def written_number(text: str) -> int | float | None:
         return None
     number = text.replace(",", "")
     return float(number) if "." in number else int(number)
-
-
-def unit_of_key(key: str) -> str:
-    """The unit in which a JSON key says that its number is: `elevation_ft`, `area (km2)`; "" for none."""
-    found = _KEY_UNIT.search(key)
-    unit = _unit(found[1]) if found else ""
-    return unit if unit in _UNITS and unit not in _NOT_IN_KEYS else ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -122,84 +115,17 @@ def plain(text: str) -> str:
 # Units
 
 
-# unit -> (dimension, factor to the dimension's base unit)
-_UNITS: Final[dict[str, tuple[str, float]]] = {
-    "m": ("length", 1.0), "km": ("length", 1e3), "cm": ("length", 1e-2), "mm": ("length", 1e-3),
-    "ft": ("length", 0.3048), "inch": ("length", 0.0254), "mi": ("length", 1609.344), "yd": ("length", 0.9144),
-    "m2": ("area", 1.0), "km2": ("area", 1e6), "ha": ("area", 1e4), "mi2": ("area", 2589988.110336),
-    "acre": ("area", 4046.8564224), "oz": ("mass", 28.349523125),
-    "g": ("mass", 1.0), "kg": ("mass", 1e3), "mg": ("mass", 1e-3), "t": ("mass", 1e6), "lb": ("mass", 453.59237),
-    "s": ("time", 1.0), "ms": ("time", 1e-3), "min": ("time", 60.0), "h": ("time", 3600.0), "day": ("time", 86400.0),
-    "week": ("time", 604800.0), "month": ("months", 1.0), "year": ("months", 12.0),
-    "l": ("volume", 1.0), "ml": ("volume", 1e-3), "m3": ("volume", 1e3),
-    "km/h": ("speed", 1.0), "m/s": ("speed", 3.6), "mph": ("speed", 1.609344),
-    "°c": ("temperature", 1.0), "°f": ("temperature", 5 / 9), "k": ("temperature", 1.0),
-    "hz": ("frequency", 1.0), "khz": ("frequency", 1e3), "mhz": ("frequency", 1e6), "ghz": ("frequency", 1e9),
-    "kb": ("data", 1e3), "mb": ("data", 1e6), "gb": ("data", 1e9), "tb": ("data", 1e12), "px": ("pixels", 1.0),
-    "v": ("voltage", 1.0), "w": ("power", 1.0), "kw": ("power", 1e3), "kwh": ("energy", 1.0),
-    "%": ("ratio", 1.0), "degrees": ("angle", 1.0), "u": ("atomic mass", 1.0), "g/cm3": ("density", 1.0),
-    "people": ("people", 1.0), "digits": ("digits", 1.0), "neutrons": ("neutrons", 1.0),
-    "usd": ("usd", 1.0), "eur": ("eur", 1.0), "gbp": ("gbp", 1.0), "cny": ("cny", 1.0), "jpy": ("jpy", 1.0),
-    "¥": ("yuan or yen", 1.0), "cad": ("cad", 1.0), "aud": ("aud", 1.0), "chf": ("chf", 1.0), "hkd": ("hkd", 1.0),
-    "inr": ("inr", 1.0), "krw": ("krw", 1.0),
-}  # fmt: skip
-_ZERO: Final = {"°c": 273.15, "°f": 459.67}  # the scales of temperature that do not start at absolute zero
-_LOOSE: Final = {"¥": ("cny", "jpy"), "degrees": ("°c", "°f")}  # a unit that may mean another, number unchanged
-_SPELLINGS: Final = {
-    "meter": "m", "meters": "m", "metre": "m", "metres": "m", "米": "m", "公里": "km", "千米": "km", "kilometers": "km",
-    "kilometer": "km", "kilometres": "km", "kilometre": "km", "厘米": "cm", "毫米": "mm", "feet": "ft", "foot": "ft",
-    "centimeters": "cm", "centimetres": "cm", "millimeters": "mm",
-    "millimetres": "mm", "yards": "yd", "acres": "acre",
-    "英尺": "ft", "inches": "inch", "miles": "mi", "mile": "mi", "英里": "mi", "km²": "km2", "m²": "m2", "km^2": "km2",
-    "sq km": "km2", "square kilometers": "km2", "square kilometres": "km2", "平方公里": "km2", "平方米": "m2",
-    "平方千米": "km2", "square meters": "m2", "square metres": "m2", "sq mi": "mi2", "m^2": "m2", "m³": "m3",
-    "square miles": "mi2", "hectares": "ha", "hectare": "ha", "公顷": "ha", "克": "g", "grams": "g", "gram": "g",
-    "公斤": "kg", "千克": "kg", "kilograms": "kg", "kilogram": "kg", "kgs": "kg", "吨": "t", "tonnes": "t", "tons": "t",
-    "pounds": "lb", "lbs": "lb", "ounces": "oz", "立方米": "m3", "cubic meters": "m3", "cubic metres": "m3",
-    "秒": "s", "seconds": "s", "second": "s", "sec": "s", "分钟": "min", "minutes": "min", "minute": "min",
-    "mins": "min", "小时": "h", "hours": "h", "hour": "h", "hr": "h", "hrs": "h", "天": "day", "days": "day",
-    "weeks": "week", "周": "week", "months": "month", "个月": "month", "years": "year", "年": "year", "岁": "year",
-    "升": "l", "liters": "l", "litres": "l", "liter": "l", "litre": "l", "毫升": "ml", "percent": "%",
-    "pct": "%", "degree": "degrees", "°": "degrees", "度": "degrees", "kmh": "km/h", "kph": "km/h",
-    "miles per hour": "mph", "celsius": "°c", "degrees celsius": "°c", "摄氏度": "°c", "fahrenheit": "°f",
-    "degrees fahrenheit": "°f", "华氏度": "°f", "kelvin": "k", "kelvins": "k",
-    "人": "people", "person": "people", "persons": "people",
-    "inhabitants": "people", "digit": "digits", "位": "digits",
-    "neutron": "neutrons", "美元": "usd", "dollars": "usd",
-    "欧元": "eur", "euros": "eur", "euro": "eur", "元": "cny", "人民币": "cny", "rmb": "cny", "yuan": "cny",
-    "日元": "jpy", "yen": "jpy", "円": "jpy", "英镑": "gbp", "$": "usd", "us$": "usd", "€": "eur", "£": "gbp",
-    "g/cm³": "g/cm3", "港元": "hkd", "hk$": "hkd", "c$": "cad", "ca$": "cad", "a$": "aud", "au$": "aud",
-}  # fmt: skip
-_NOT_IN_KEYS: Final = frozenset({"min", "day", "month", "year", "t", "s", "h", "l", "g", "u", "k", "v", "w"})
-"""Also parts of other names: the key `temp_min` gives no minutes."""
-_KEY_UNIT = re.compile(r"[_ (\[]([A-Za-z°%$€£¥][A-Za-z0-9²³°/]*)[)\]]?$")
-
-
-def _unit(name: str) -> str:
-    name = normalized("NFC", name).strip().casefold().rstrip(".")
-    return _SPELLINGS.get(name, name)
-
-
-def _union(words: list[str]) -> str:
-    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-
-
-_NAMES: Final = [*_UNITS, *_SPELLINGS]
-# One letter is a unit in its own case only: 5 g, not 5 G. NFKC writes km² as km2. What follows "/" or "per" makes
-# another unit of it: 100 km/h is no length.
+# One letter is a unit in its own case only: 5 g, not 5 G; inches are "in" where it touches. NFKC writes km² as km2.
+# What follows "/" or "per" makes another unit of it: 100 km/h is no length.
 _UNIT_AFTER = re.compile(
-    rf"[^\S\n]?-?((?:(?i:{_union([n for n in _NAMES if len(n) > 1 or not n.isascii() or not n.isalpha()])})"
-    r"|[mgstluhLKVW])(?![A-Za-z0-9])(?:(?:/| per )[A-Za-z][A-Za-z0-9]*)?)"
+    rf"[^\S\n]?-?((?:(?:(?i:{any_of(n for n in NAMES if n.isascii() and (len(n) > 1 or not n.isalpha()))})"
+    rf"|[mgstluhLKVWJ]|(?<=\d)in)(?![A-Za-z0-9])|(?i:{any_of(n for n in NAMES if not n.isascii())})(?![A-Za-z]))"
+    r"(?:(?:/| per )[A-Za-z][A-Za-z0-9]*)?)"
 )
-_MULTIPLIERS: Final = {
-    "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "mn": 10**6, "mln": 10**6, "bn": 10**9,
-    "tn": 10**12, "lakh": 10**5, "crore": 10**7, "k": 10**3, "m": 10**6, "b": 10**9, "百": 100, "千": 10**3,
-    "万": 10**4, "百万": 10**6, "千万": 10**7, "亿": 10**8, "万亿": 10**12,
-}  # fmt: skip
 # 5k, 5K and 5B touch the number (300 K are kelvins); 5M may stand apart; a small m or b is a multiplier of money only.
 _MULTIPLIER_AFTER = re.compile(
-    rf"(?:[^\S\n]?-?((?i:{_union([n for n in _MULTIPLIERS if len(n) > 1 and n.isascii()])})|M)|([kKB]))(?![A-Za-z0-9])"
-    rf"|[^\S\n]?({_union([n for n in _MULTIPLIERS if not n.isascii()])})"
+    rf"(?:[^\S\n]?-?((?i:{any_of(n for n in MULTIPLIERS if len(n) > 1 and n.isascii())})|M)|([kKB]))(?![A-Za-z0-9])"
+    rf"|[^\S\n]?(?!千[米克瓦赫卡])({any_of(n for n in MULTIPLIERS if not n.isascii())})"
 )
 _MONEY_MULTIPLIER_AFTER = re.compile(r"([mb])(?![A-Za-z0-9])")
 
@@ -238,21 +164,91 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_FIRST_OF_UNITS: Final = frozenset(case for name in [*_NAMES, *_MULTIPLIERS] for case in (name[0], name[0].upper()))
+_FIRST_OF_UNITS: Final = frozenset(case for name in [*NAMES, *MULTIPLIERS] for case in (name[0], name[0].upper()))
 _HAS_DIGIT = re.compile(r"\d")
 _CURRENCY_BEFORE = re.compile(
     r"(-?)((?:(?<![A-Za-z])[A-Za-z]{1,2})?[$€£¥]"
-    r"|(?<![A-Za-z])(?:USD|EUR|GBP|CNY|RMB|JPY|HKD|CHF|CAD|AUD|INR|KRW))[ ]?(-?)$"
+    rf"|(?<![A-Za-z])(?:{'|'.join(['RMB', *map(str.upper, CURRENCIES)])}))[ ]?(-?)$"
 )
-_CURRENCY_ENDS: Final = frozenset(" $€£¥DRPYBFW")
+_CURRENCY_ENDS: Final = frozenset(" $€£¥B") | {code[-1].upper() for code in CURRENCIES}
+_SIGNS: Final = ("", "-", "+")
 _MARKS_BEFORE: Final = _CURRENCY_ENDS | frozenset("-+.负下")
 
 
-def _arabic(text: str) -> Iterator[tuple[str, Quantity]]:
-    """The numbers written in digits: as they are written, and what they are."""
+_Number: TypeAlias = tuple[int, int, str, Quantity, int]
+"""A number of a text: where its digits begin, where its unit or multiplier ends, its digits and sign as written ("" of
+several numbers that are one), what it is, and the factor of its multiplier. (No class: a long text makes very many.)"""
+
+
+def _numbers(text: str) -> Iterator[_Number]:
+    """All numbers, in their order."""
+    if not _HAS_CHINESE.search(text):
+        return _arabic(text)
+    return heapq.merge(_arabic(text), _chinese(text))
+
+
+def _joined(numbers: Iterator[_Number], text: str) -> Iterator[_Number]:
+    """The numbers, those that are one quantity together as one: 14亿1178万, 12万3456, 2 h 30 min, 5 ft 10 in."""
+    waiting = next(numbers, None)
+    if waiting is None:
+        return
+    for one in numbers:
+        # Most numbers are far from the next, or have neither a multiplier nor a unit.
+        if (waiting[4] > 1 or waiting[3].unit) and one[0] - waiting[1] <= _FARTHEST:
+            whole = _sum(text, waiting, one)
+            if whole:
+                waiting = whole
+                continue
+        yield waiting
+        waiting = one
+    yield waiting
+
+
+_FARTHEST: Final = 6
+_NEXT_TO: Final = ("", " ")
+_AND: Final = (", ", " and ", ", and ", "零", "又", "和")
+_SPLIT: Final = frozenset({"h", "min", "day", "week", "year", "ft", "lb"})
+"""What is told in two units with "and" between; 5 km and 300 m are mostly two lengths."""
+
+
+def _sum(text: str, first: _Number, second: _Number) -> _Number | None:
+    """Two neighbours as one quantity, where they are one."""
+    start, after, _, (value, unit), factor = first
+    before, end, written, (rest, rest_unit), rest_factor = second
+    between = text[after:before]
+    if factor > 1 and (not unit or (unit in CURRENCIES and rest_unit in ("", unit))):
+        # 14亿1178万, 5 million 300 thousand, and 12万3456; 3万5 is 35,000.
+        steps, is_near = 1, between == "" or (between == " " and rest_factor > 1)
+        if not is_near or factor <= rest_factor or (rest_factor == 1 and rest_unit == "year"):
+            return None
+        if rest_factor == 1 and len(written) == 1:
+            rest *= factor // 10
+        if abs(rest) >= factor:
+            return None
+        rest_unit = rest_unit or unit
+    else:
+        if unit == "h" and rest_unit == "m":  # 2h 30m
+            rest_unit = "min"
+        elif unit == "ft" and not rest_unit and (inches := _INCHES.match(text, end)):
+            rest_unit, end = "inch", inches.end()
+        steps = steps_between(unit, rest_unit) or 0
+        is_near = between in _NEXT_TO or (between in _AND and unit in _SPLIT)
+        if not is_near or not 0 <= rest < steps or value % 1:
+            return None
+    try:
+        total = value * steps + (rest if value >= 0 else -rest)
+    except OverflowError:  # 10^400亿 1.5万: beyond every float, they stay two numbers
+        return None
+    return start, end, "", Quantity(total, rest_unit), rest_factor
+
+
+_INCHES = re.compile(r" ?in(?![A-Za-z0-9])")
+
+
+def _arabic(text: str) -> Iterator[_Number]:
+    """The numbers written in digits, each by itself."""
     if not _HAS_DIGIT.search(text):
         return
-    waiting: tuple[str, Quantity, int, int] | None = None  # 14亿 waits for its 1178万
     for one in _TOKEN.finditer(text):
         if one["rest"] is None:
             continue
@@ -269,27 +265,17 @@ def _arabic(text: str) -> Iterator[tuple[str, Quantity]]:
                 _MONEY_MULTIPLIER_AFTER.match(text, end) if money else None
             )
             if multiplier:
-                factor, end = _MULTIPLIERS[multiplier[multiplier.lastindex or 0].casefold()], multiplier.end()
+                factor, end = MULTIPLIERS[multiplier[multiplier.lastindex or 0].casefold()], multiplier.end()
             found = _UNIT_AFTER.match(text, end)
-            unit = money or (_unit(found[1]) if found else "")
+            if found:
+                unit, end = money or unit_named(found[1]), found.end()
             known = bool(multiplier or found)
         # Letters that touch the digits are a known unit, or it is a name: 5km, but not 5G and not 3-D.
         hyphenated = after == "-" and text[one.end() + 1 : one.end() + 2].isalpha()
         if value is None or ((glued or hyphenated) and not known):
             continue
-        quantity = Quantity(sign * value * factor, unit)
-        if waiting and waiting[3] > factor > 1 and waiting[2] == start:
-            try:
-                quantity = Quantity(waiting[1].value + quantity.value, unit)
-                waiting = None
-            except OverflowError:  # 10^400亿 1.5万: beyond every float, they stay two numbers
-                pass
-        if waiting:
-            yield waiting[0], waiting[1]
         written = ("-" if sign < 0 else "+" if text[start - 1 : start] == "+" else "") + text[start : one.end()]
-        waiting = (written, quantity, end, factor)
-    if waiting:
-        yield waiting[0], waiting[1]
+        yield start, end, written, Quantity(sign * value * factor, unit), factor
 
 
 def _before(text: str, start: int) -> tuple[int, str, str | None]:
@@ -311,7 +297,7 @@ def _before(text: str, start: int) -> tuple[int, str, str | None]:
         sign = -1
     money = ""
     if head[-1:] in _CURRENCY_ENDS and (found := _CURRENCY_BEFORE.search(head)):
-        money = _unit(found[2])
+        money = unit_named(found[2])
         sign = -1 if found[1] or found[3] else sign
     return sign, money, fraction
 
@@ -361,9 +347,8 @@ def _ordinal(found: re.Match[str]) -> int | None:
     return chinese_number(found[3]) if found[3] else int(found[1] or found[2])
 
 
-def _chinese(text: str) -> Iterator[Quantity]:
-    if not _HAS_CHINESE.search(text):
-        return
+def _chinese(text: str) -> Iterator[_Number]:
+    """The numbers written in Chinese characters, each by itself."""
     text = text.translate(_OTHER_CHARACTERS)
     alone = text.strip()
     for one in _CHINESE.finditer(text):
@@ -377,7 +362,9 @@ def _chinese(text: str) -> Iterator[Quantity]:
         if fraction:
             number = float(f"{number}.{_digits(fraction)}")
         negative = text[max(0, one.start() - 2) : one.start()].endswith(("负", "零下"))
-        yield Quantity(-number if negative else number, _unit(unit[1]) if unit else "")
+        quantity = Quantity(-number if negative else number, unit_named(unit[1]) if unit else "")
+        factor = MULTIPLIERS.get(whole[-1], 1) if not fraction else 1
+        yield one.start(), unit.end() if unit else one.end(), one[0], quantity, factor
 
 
 def _is_counted(text: str, numeral: str, end: int) -> bool:

@@ -12,21 +12,21 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from synthesis.core import dates
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import (
     CJK,
-    Quantity,
     each_numeral,
     each_quantity,
+    is_in_longer,
     plain,
-    unit_of_key,
     written_number,
 )
+from synthesis.core.units import Quantity, unit_of_key
 
 MOST_CHARACTERS: Final = 16_384
 """Twice what a model is shown of a result."""
@@ -38,8 +38,21 @@ _GROWING: Final = "\ufdfa"
 _MOST_GROWING: Final = 100
 _LONGEST_PIECED: Final = 10_000
 _SAID_WITHIN: Final = 200
+_KEY_END: Final = 40
+"""No unit is longer; of a key, and of what stands before a colon, only the end is read."""
 _TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
-_FALSE = frozenset({"false", "no", "否", "不是", "不", "不对", "假"})
+_FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
+_NO: Final = "no"
+"""Also Norway, Norwegian, nobelium and the heading of a column of numbers."""
+_CODES = frozenset(
+    {"code", "codes", "symbol", "symbols", "abbreviation", "abbr", "language", "languages", "lang", "locale", "country"}
+    | {"countries", "nationality", "tld", "domain", "element", "alpha", "iso", "iso2", "alpha2"}
+)
+"""Words of a key, or before a colon, under which "no" is a code, a name or a heading."""
+_ASKING = frozenset({"is", "are", "was", "has", "have", "can", "does", "did"})
+"""Words that a key begins with where its value is yes or no: `is_eu_country`."""
+_ANSWER = re.compile(r"(?i:answer|result|答案|结果)\W{0,3}$")
+_KEY_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _CHINESE = re.compile(rf"[{CJK}]")
 # A comma before three digits is a thousands separator and parts nothing.
 _PARTS = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s|：| = | – | — |——|→| -> ")
@@ -49,11 +62,10 @@ _CHINESE_MARK = re.compile(r"[。！？，：；]")
 _VERB = re.compile(r"\b(?:is|are|was|were)\b")
 _KEY_IN_TEXT = re.compile(r"""(?:"[^"\n]{0,80}"|'[^'\n]{0,80}')\s{0,3}:""")
 _LATIN_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+_DIGITS = re.compile(r"\d[\d.,]*+")
 _HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 BRACKETS: Final = "「」『』《》【】«»*"
 _MAX_VALUE_WORDS: Final = 5
-_KEY_END: Final = 40
-"""No unit is longer; of a key only its end is read."""
 
 
 class Reading:
@@ -63,7 +75,10 @@ class Reading:
         quantities: its JSON numbers, each with the unit beside it (`{"n": 5, "unit": "km"}`).
         booleans: those that are JSON.
         texts: its strings, those opened that hold JSON.
+        splits_and: whether it is in pieces, see `in_pieces`.
     """
+
+    splits_and = False
 
     def __init__(self, output: Any) -> None:
         self.quantities: list[Quantity] = []
@@ -74,6 +89,9 @@ class Reading:
             if isinstance(leaf, str):
                 characters += len(leaf)
                 self.texts.append(ReadText(leaf))
+            elif isinstance(leaf, _Code):
+                characters += len(leaf.text)
+                self.texts.append(ReadText(leaf.text, is_code=True))
             elif isinstance(leaf, bool):
                 self.booleans.add(leaf)
             elif isinstance(leaf, Quantity):
@@ -89,14 +107,22 @@ class Reading:
         said = set(self.booleans)
         for text in self.texts:
             said |= text.said
+        alone = self.texts[0] if len(self.texts) == 1 and not (said or self.quantities) else None
+        if alone and alone.is_doubtful and fold(alone.leaf) == _NO:
+            return {False}  # "NO", with nothing beside it that it could be the code of
         return said
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it has a "no" that may be a code, an abbreviation or a heading."""
+        return any(text.is_doubtful for text in self.texts)
 
     @cached_property
     def numbers(self) -> list[Quantity]:
         """Those that are JSON, and those in texts; none where there are too many."""
         found = list(self.quantities)
         for text in self.texts:
-            found += islice(each_quantity(text.plain), MOST_VALUES + 1 - len(found))
+            found += text.quantities
             if len(found) > MOST_VALUES:
                 return []
         return found
@@ -123,11 +149,13 @@ class Reading:
     def in_pieces(self) -> Reading:
         """The same with the elements, each a text of its own, that "and" parts in texts that are not long."""
         whole = Reading(None)
+        whole.splits_and = True
         whole.quantities, whole.booleans, whole.texts = self.quantities, self.booleans, list(self.texts)
         if self.is_parted:
             short = [text for text in self.texts if len(text.leaf) < _LONGEST_PIECED]
             parts = ((text, part) for text in short for part in _PARTS.split(text.plain))
             pieces = (piece for text, part in parts for piece in _AND.split(part) if piece != text.leaf)
+            pieces = (piece for piece in pieces if not _DIGITS.fullmatch(piece.strip()))  # see `holds_digits`
             found = dict.fromkeys(islice(pieces, MOST_VALUES + 1))
             whole.texts += map(ReadText, found) if len(found) <= MOST_VALUES else ()
         return whole
@@ -139,10 +167,15 @@ class Reading:
 
 
 class ReadText:
-    """A string of an output, or a piece of one, in the forms in which it is searched."""
+    """A string of an output, or a piece of one, in the forms in which it is searched.
 
-    def __init__(self, leaf: str) -> None:
+    Args:
+        is_code: whether its key says that it is a code or a name, so that "no" is one.
+    """
+
+    def __init__(self, leaf: str, *, is_code: bool = False) -> None:
         self.leaf = leaf
+        self._is_code = is_code
 
     @cached_property
     def plain(self) -> str:
@@ -205,12 +238,65 @@ class ReadText:
     @cached_property
     def said(self) -> set[bool]:
         """Which of true and false its parts say; a word of agreement far inside a text agrees with something else."""
-        parts = {fold(part) for part in _PARTS.split(plain(self.leaf[:_SAID_WITHIN])) if len(part) < 20}
-        return {said for said, words in ((True, _TRUE), (False, _FALSE)) if parts & words}
+        return self._words[0]
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether one of its parts is a "no" that may be a code, an abbreviation or a heading."""
+        return self._words[1]
+
+    @cached_property
+    def _words(self) -> tuple[set[bool], bool]:
+        """What it says, and whether it has a doubtful "no"."""
+        head = plain(self.leaf[:_SAID_WITHIN])
+        parts = _PARTS.split(head)
+        if len(self.leaf) > _SAID_WITHIN:
+            parts.pop()  # it is cut: the "no" of "nobody" is none
+        words = {fold(part) for part in parts if len(part) < 20}
+        said = {said for said, ones in ((True, _TRUE), (False, _FALSE)) if words & ones}
+        if _NO not in words or self._is_code:
+            return said, False
+        doubtful, start = False, 0
+        for mark in [*_PARTS.finditer(head), None][: len(parts)]:
+            end, behind = mark.span() if mark else (len(head), len(head))
+            if fold(head[start:end]) == _NO:
+                if _says_no(head, start, end, behind):
+                    said.add(False)
+                else:
+                    doubtful = True
+            start = behind
+        return said, doubtful
+
+    @cached_property
+    def quantities(self) -> list[Quantity]:
+        """The numbers in it; of too many no more than show that."""
+        return list(islice(each_quantity(self.plain), MOST_VALUES + 1))
+
+    def holds_digits(self, wanted: str, *, splits_and: bool) -> bool:
+        """Whether one of its parts is these digits, and they are not of a telephone number, a date or a longer number.
+
+        Args:
+            splits_and: whether "and" parts too.
+        """
+        if not splits_and and wanted not in self.parts_by_key:
+            return False
+        at = 0
+        for part in self.parts:
+            at = self.bare.index(part, at)
+            if wanted in part:
+                inner = at
+                for piece in _AND.split(part) if splits_and else (part,):
+                    inner = self.bare.index(piece, inner)
+                    first = inner + len(piece) - len(piece.lstrip())
+                    if _key(piece) == wanted and not is_in_longer(self.bare, first, inner + len(piece.rstrip())):
+                        return True
+                    inner += len(piece)
+            at += len(part)
+        return False
 
     @cached_property
     def numerals(self) -> frozenset[str]:
-        """The numbers in it as they are written; none where there are too many."""
+        """The numbers in it as they are written, but for parts of larger quantities; none where there are too many."""
         found = list(islice(each_numeral(self.bare), MOST_VALUES + 1))
         return frozenset(found) if len(found) <= MOST_VALUES else frozenset()
 
@@ -225,6 +311,21 @@ class ReadText:
     def days(self, year: int) -> set[datetime.date]:
         """Every calendar day of a year that it names in full."""
         return dates.dates_of_year(self._digits_in_dates, year)
+
+
+def _says_no(head: str, start: int, end: int, behind: int) -> bool:
+    """Whether a "no" between two marks of a text is the word."""
+    before, after = head[:start].rstrip(" \"'"), head[end : behind + 1].lstrip("\"'")
+    if before.endswith((":", "=", "->", "→")):
+        label = before[-_KEY_END:]
+        return not _names_a_code(label) and ("NO" not in head[start:end] or bool(_ANSWER.search(label)))
+    if "NO" in head[start:end]:
+        return False
+    # A sentence goes on after a space, a table does not; and "No" in the midst of lines is one of a list.
+    goes_on = not after or after[0] == " " or (after[0] in ",;" and after[1:2] == " ") or after[0] in "(：—→"
+    if not before:
+        return goes_on or after[0] == "\n"
+    return before.endswith("\n") and goes_on and "No" in head[start:end]
 
 
 def key(text: str) -> str:
@@ -255,7 +356,13 @@ def bare(text: str) -> str:
 # Leaves
 
 
-def _leaves(output: Any) -> Iterator[Quantity | str | bool | None]:
+class _Code(NamedTuple):
+    """A string whose key says that it is a code."""
+
+    text: str
+
+
+def _leaves(output: Any) -> Iterator[Quantity | str | _Code | bool | None]:
     """Strings, booleans and numbers of a JSON value; None, and nothing after it, where it has too many values."""
     # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never looked at.
     waiting: list[Iterator[tuple[Any, str]]] = [iter([(output, "")])]
@@ -278,21 +385,43 @@ def _leaves(output: Any) -> Iterator[Quantity | str | bool | None]:
             yield value
         elif isinstance(value, int | float):
             if isinstance(value, int) or math.isfinite(value):
-                yield Quantity(value, unit)
+                yield Quantity(value, unit.lstrip(_CODE))
         elif isinstance(value, str):
-            if unit and (number := written_number(value)) is not None:
+            if unit.startswith(_CODE) and fold(value) == _NO:
+                yield _Code(value)
+            elif (unit := unit.lstrip(_CODE)) and (number := written_number(value)) is not None:
                 yield Quantity(number, unit)
             else:
                 yield _KEY_IN_TEXT.sub(" ", value) if ":" in value else value
 
 
 _END: Final = object()
+_CODE: Final = "\0"
+"""Before the unit of a key that says that its string is a code."""
 
 
 def _members(value: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     beside = next((value[key] for key in ("unit", "units", "单位") if isinstance(value.get(key), str)), "")
     beside = beside[:_KEY_END]
-    return ((one, unit_of_key(str(key)[-_KEY_END:]) or beside) for key, one in value.items())
+    places = ((one, _place(str(key)[-_KEY_END:])) for key, one in value.items())
+    if not beside:
+        return places
+    # It yields to a unit that the key says for sure.
+    return (
+        (one, place[: place.startswith(_CODE)] + beside if place[-1:] in ("", _CODE, "?") else place)
+        for one, place in places
+    )
+
+
+@lru_cache(maxsize=4096)
+def _place(key: str) -> str:
+    """The unit that a key says; after `_CODE` where it says that its string is a code."""
+    return (_CODE if _names_a_code(key) else "") + unit_of_key(key)
+
+
+def _names_a_code(text: str) -> bool:
+    words = [word.casefold() for word in _KEY_WORD.findall(text)]
+    return not _CODES.isdisjoint(words) and words[0] not in _ASKING
 
 
 def _opened(text: str) -> Any:

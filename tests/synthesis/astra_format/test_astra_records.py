@@ -18,6 +18,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.candidates import Sources, candidates, combinations, literals, names_value, values_in
 from synthesis.astra_format.records import answer_text, read_records, typed_answer
 from synthesis.astra_format.rl import import_dataset, import_record, to_record, write_records
+from synthesis.core.matching import match
 from synthesis.core.records import Answer, CodeTool, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Journal
 
@@ -131,6 +132,16 @@ async def test_unreadable_files_say_what_to_give(tmp_path: Path, environment: To
         ("450 km", Answer(450, unit="km")),
         ("12.5%", Answer(12.5, unit="%", tolerance=0.05)),
         ("$450", Answer(450, unit="usd")),
+        ("5千克", Answer(5, unit="kg")),
+        ("5千米", Answer(5, unit="km")),
+        ("3百米", Answer(300, unit="m")),
+        ("5万元", Answer(50_000, unit="cny")),
+        ("3,200万美元", Answer(32_000_000, unit="usd")),
+        ("1.2亿元", Answer(1.2e8, unit="cny", tolerance=5e6)),
+        ("14亿人", Answer(1_400_000_000, unit="people")),
+        ("12万吨", Answer(120_000, unit="t")),
+        ("0万元", Answer(0, unit="cny")),
+        ("2 h 30 min", Answer("2 h 30 min")),
         ("007", Answer("007")),
         ("+47", Answer("+47")),
         ("2026-05-01", Answer("2026-05-01")),
@@ -145,6 +156,7 @@ async def test_unreadable_files_say_what_to_give(tmp_path: Path, environment: To
 )
 async def test_answers_get_their_type(text: Any, answer: Answer) -> None:
     assert typed_answer(text) == answer
+    assert match(text, typed_answer(text))  # whoever says the gold answer as it stands is right
 
 
 @pytest.mark.parametrize("value", ["Oslo", 5, -5, 2.5, 1e-7, 1e20, True, ["a", "b"], "007"])

@@ -14,9 +14,10 @@ from loop_time import MOST_SECONDS, loop_seconds
 from sandbox.limits import Limits
 from synthesis.core.matching import contains, match
 from synthesis.core.normal_text import fold, normalized
-from synthesis.core.quantities import quantities, unit_of_key, written_number
+from synthesis.core.quantities import quantities, written_number
 from synthesis.core.readings import MOST_CHARACTERS, MOST_VALUES, Reading
 from synthesis.core.records import Answer
+from synthesis.core.units import unit_of_key
 
 A = Answer
 RESULT_BYTES = Limits().result_bytes
