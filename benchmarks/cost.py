@@ -330,9 +330,9 @@ _FROM = """
 - **In turns**, the paper's way and exact, chips that train wait for rollouts and the other way round: with T that train
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).
   With `async_steps=1` both work at once, and neither waits at S/T = rollouts/updates.
-- **Not counted**: places of SFT's rows that nothing fills; the longest episodes of a batch, for which a fleet waits; what
-  tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput); that
-  a slice has no part of a chip.
+- **Not counted**: places of SFT's rows that nothing fills; the longest episodes of a batch, for which a fleet waits;
+  what tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput);
+  that a slice has no part of a chip.
 
 ## What bounds it
 

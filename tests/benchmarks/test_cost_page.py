@@ -83,12 +83,20 @@ def test_training_is_its_arithmetic_over_its_rate(works) -> None:
 
 
 def test_what_was_planned_costs_what_its_plan_says(works) -> None:
-    """By tokens a second: a packed row takes a TPU as long as one of a single document."""
+    """By tokens a second: a packed row takes a TPU as long as one of a single document. GRPO's rows are of other
+    lengths than the plan's; by hand, as above."""
     plans = {(row["job"], row["size"], row["tokens"]): row for row in cost.fitting_plans("v6e")}
     one = works["14b", "v6e"]
-    sft, grpo = (plans[key]["tokens_per_second_per_chip"] for key in (("sft", "14b", 20_480), ("grpo", "14b", 74_752)))
-    assert one.sft == pytest.approx(54_885 * 2 * ASSUMED.conversation / sft / 3600)
-    assert one.update == pytest.approx(140 * 256 * 8 * ASSUMED.episode / grpo / 3600)
+    sft, grpo = plans["sft", "14b", 20_480], plans["grpo", "14b", 74_752]
+    assert one.sft == pytest.approx(54_885 * 2 * ASSUMED.conversation / sft["tokens_per_second_per_chip"] / 3600)
+    rows = cost.rows_of_a_batch("14b", ASSUMED)
+    each = {length: 6 * 13.99e9 + 6 * 40 * 40 * 128 * length for length in rows}
+    batch = sum(count * length * each[length] for length, count in rows.items())
+    assert one.update == pytest.approx(140 * batch / (918e12 * grpo["mfu"]) / 3600, rel=0.02)
+    # Each prompt of 4,000 tokens lies once in each row that has episodes of its group.
+    tokens = 256 * 8 * ASSUMED.episode
+    assert 0.7 * tokens < sum(length * count for length, count in rows.items()) < 1.1 * tokens
+    assert max(rows) < 81_920, "no episode of this batch is near the limit"
 
 
 def test_rollouts_and_updates_grow_with_what_makes_them(works) -> None:
