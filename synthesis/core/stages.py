@@ -2,7 +2,7 @@
 
 A stage is an async function `record -> records` that raises `Rejected` for a record to be dropped. `run_stage` feeds
 it; each finished input is written to an SQLite journal, so a killed run goes on where it stopped and every input counts
-exactly once, but for what failed by no fault of its own (`OUTSIDE`): the next run tries that again. Outputs come back in
+exactly once, but for what failed by no fault of its own (`OUTSIDE`): the next run tries that again. Outputs come in
 the order of the inputs, whatever the order of completion: same seed, same bytes.
 """
 
