@@ -122,7 +122,7 @@ async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
     assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
     assert read["run agents"] >= {"attempts", "failures"}
     assert read["write conversations"] >= {"policies", "informative_joins", "partition"}
-    assert len(named) == 10  # an eleventh is watched too, and counted here
+    assert len(named) == 10
 
 
 async def test_a_setting_that_a_stage_came_to_name_keeps_journals_that_had_none_of_it(tmp_path):
