@@ -7,7 +7,6 @@ the sandbox's message, a bounded number of times; then the whole decomposition i
 from __future__ import annotations
 
 import ast
-import asyncio
 import keyword
 import re
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from synthesis.environments.teacher_answers import (
     arguments,
     to_spec,
 )
+from synthesis.pipeline.context import together
 from synthesis.pipeline.languages import check_language
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
@@ -42,8 +42,8 @@ async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
     context = context.cast(draft.decomposition.id)
     steps = zip(draft.decomposition.sub_questions, draft.domains, strict=True)
     needed = [(step, domain) for step, domain in steps if step.needs_tool]
-    tools = await asyncio.gather(*(_implement_step(draft, step, domain, context) for step, domain in needed))
-    return [Built(draft, list(tools))]
+    tools = await together(*(_implement_step(draft, step, domain, context) for step, domain in needed))
+    return [Built(draft, tools)]
 
 
 async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context: EnvironmentContext) -> NeededTool:

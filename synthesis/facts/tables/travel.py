@@ -101,7 +101,9 @@ def _phones() -> list[Relation]:
         if (trunk_prefix := data.national_prefix or "").isdigit():
             trunk[country] = trunk_prefix
         if data.mobile is not None and data.mobile.example_number:
-            length[country] = len(data.mobile.example_number)
+            lengths = data.mobile.possible_length or data.general_desc.possible_length  # "" where they are the same
+            if len(lengths) == 1:  # of others there is no such number
+                length[country] = lengths[0]
     return [
         relation(
             "calling_code_of_country", "phones", ("country", "calling_code"), calling,

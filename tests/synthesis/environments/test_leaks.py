@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sandbox import Sandbox, SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Answer, CodeTool, Decomposition, SubQuestion, ToolEnvironment, ToolSpec
-from synthesis.core.stages import Journal, Rejected
+from synthesis.core.stages import Journal, Rejected, Transient
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, decompose, question_seeds
@@ -26,9 +26,11 @@ from synthesis.environments.implement import implement
 from synthesis.environments.leaks import check_arguments_ask, check_questions, leaked
 from synthesis.environments.pipeline import synthesize
 from synthesis.environments.teacher_answers import Argument, DecompositionAnswer, ReferenceCallAnswer, SubQuestionAnswer
+from synthesis.pipeline.context import together
 from synthesis.pipeline.embedding import document_text
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.teacher import TeacherError
 
 SEED = QuestionSeed("q0", "en", "multi_hop", "", "train")
 
@@ -131,6 +133,51 @@ def test_a_teacher_is_told_that_its_call_states_the_answer() -> None:
         asyncio.run(implement(Draft(asked(step), ["geography"]), context(teacher)))
     told = [feedback for name, feedback in teacher.feedback if name == "ReferenceCallAnswer"]
     assert told[0] == "" and "states its answer, 'Tokyo'" in told[1]
+
+
+def test_a_record_that_is_rejected_asks_for_nothing_more() -> None:
+    """One of its steps is; the others are in the middle of theirs."""
+    late: list[str] = []
+
+    class OneFails(Rules):
+        rejected = False
+
+        async def ask(self, answer: type, variables: Any, *, language: Any, seed: int) -> Any:
+            if variables["step"].id == 1:
+                raise TeacherError("no answer")
+            await asyncio.sleep(0.02)
+            late.extend([answer.__name__] * self.rejected)
+            return await super().ask(answer, variables, language=language, seed=seed)
+
+    async def rejected() -> None:
+        teacher = OneFails()
+        steps = [replace(JAPAN, intent="capital_of_country"), replace(JAPAN, id=2, intent="capital_of_country")]
+        with pytest.raises(Rejected, match="no answer"):
+            await implement(Draft(asked(*steps), ["geography"] * 2), context(teacher))
+        teacher.rejected = True
+        await asyncio.sleep(0.1)
+
+    asyncio.run(rejected())
+    assert late == []
+
+
+async def test_what_else_fails_lets_the_others_finish() -> None:
+    done: list[int] = []
+
+    async def after(seconds: float, error: Exception | None) -> int:
+        await asyncio.sleep(seconds)
+        if error is not None:
+            raise error
+        done.append(1)
+        return 1
+
+    assert await together(after(0.01, None), after(0, None)) == [1, 1]
+    with pytest.raises(Transient):
+        await together(after(0.02, None), after(0, Transient("busy")))
+    assert len(done) == 3
+    with pytest.raises(Rejected):
+        await together(after(60, None), after(0, Rejected("bad")))
+    assert len(done) == 3
 
 
 def telling(given: DecompositionAnswer, variables: Mapping[str, Any]) -> DecompositionAnswer:
