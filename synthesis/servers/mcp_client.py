@@ -14,11 +14,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
@@ -40,8 +40,8 @@ from pydantic import ValidationError
 from synthesis.core.records import McpExecution, StdioExecution
 from synthesis.servers import bounded_stdio
 from synthesis.servers.bounded_http import HTTP_FAILED, BoundedTransport
+from synthesis.servers.made_once import Shared
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ class McpConnection:
         self.timeout_seconds = timeout_seconds
         self.reopens = reopens
         self.reopened = 0
-        self._reading: frozenset[str] = frozenset()
-        """Tools that declare that they only read, once they are listed."""
+        self._reading: frozenset[str] | None = None
+        """Tools that declare that they only read; None until they are listed."""
         self._client: Client | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -189,8 +189,8 @@ class McpConnection:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The tool's result as text, and whether the server says that the call succeeded.
 
-        A call at which the connection broke is made a second time only where its tool was listed as one that only
-        reads: another may have done what it does.
+        A call at which the connection broke is made a second time only where its tool declares that it only reads:
+        another may have done what it does.
 
         Raises:
             ServerUnavailable: the server gave no answer in time, or one that is no tool's (a gateway's error, a page),
@@ -198,7 +198,7 @@ class McpConnection:
         """
         try:
             result = await self._ask(
-                tool, lambda client: client.call_tool(tool, dict(arguments)), repeats=tool in self._reading
+                tool, lambda client: client.call_tool(tool, dict(arguments)), repeats=lambda: self._reads(tool)
             )
         except MCPError as error:
             return error.message, False  # the protocol's own errors (unknown tool …) are answers
@@ -206,8 +206,22 @@ class McpConnection:
             raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
         return _text(result), not result.is_error
 
-    async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]], *, repeats: bool = True) -> T:
-        """The answer to a request, which is made a second time where the connection broke, if it `repeats`.
+    async def _reads(self, tool: str) -> bool:
+        if self._reading is None:
+            await self.list_tools()
+        return self._reading is not None and tool in self._reading
+
+    async def _ask(
+        self,
+        what: str,
+        request: Callable[[Client], Awaitable[T]],
+        *,
+        repeats: Callable[[], Awaitable[bool]] | None = None,
+    ) -> T:
+        """The answer to a request, which is made a second time where the connection broke.
+
+        Args:
+            repeats: whether it may be; None: it may.
 
         Raises:
             ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
@@ -233,7 +247,7 @@ class McpConnection:
             except _BROKEN as error:
                 broken = error
             await self._abandon(client)
-            if not (repeats and self.reopens):
+            if not self.reopens or not (repeats is None or await repeats()):
                 raise self._unavailable(f"it went away at {what}, which is not asked twice: {broken}") from broken
         raise self._unavailable(f"the connection broke twice: {broken}") from broken
 
@@ -392,36 +406,6 @@ class McpConnection:
 
 ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """A command and its environment, or an address and its headers: what makes two executions the same server."""
-
-
-class Shared(Generic[K, T]):
-    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[K, asyncio.Task[T]] = {}
-
-    async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `make` returns or raises."""
-        task = self._tasks.get(key)
-        if task is None or (task.done() and _failed(task)):
-            task = self._tasks[key] = asyncio.create_task(make())
-            task.add_done_callback(_failed)  # seen: all who waited for it may have been cancelled
-        return await asyncio.shield(task)
-
-    async def give_up(self) -> None:
-        """End what is still being made."""
-        if waiting := [task for task in self._tasks.values() if not task.done()]:
-            for task in waiting:
-                task.cancel()
-            await asyncio.wait(waiting)
-
-    def made(self) -> list[T]:
-        """All that was made."""
-        return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
-
-
-def _failed(task: asyncio.Task[Any]) -> bool:
-    return task.cancelled() or task.exception() is not None
 
 
 class McpConnections:

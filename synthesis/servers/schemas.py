@@ -267,8 +267,8 @@ def _merged(first: Any, second: Any) -> Any:
         elif key == "additionalProperties" and isinstance(value, bool):
             merged[key] = False
         else:
-            both = f"{brief(merged[key]):.80} and {brief(value):.80}"
-            raise Unmappable("all_of", f"{brief(key):.80} is said twice: {both}")
+            values = f"{brief(merged[key]):.80} and {brief(value):.80}"
+            raise Unmappable("all_of", f"{brief(key):.80} is said twice: {values}")
     return merged
 
 
