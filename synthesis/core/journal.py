@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -152,17 +152,23 @@ class Journal(Store):
         found = self._db.execute("SELECT key, outputs, reason, detail FROM done WHERE stage = ?", (stage,))
         return {key: (_unpacked(outputs), reason, detail) for key, outputs, reason, detail in found}
 
-    def finished(self, stage: str, keys: Iterable[str]) -> Iterator[bool]:
-        """For each key, whether its input is finished; where none is, the keys are not looked up."""
-        asked = "SELECT 1 FROM done WHERE stage = ?"
-        if self._db.execute(f"{asked} LIMIT 1", (stage,)).fetchone() is None:
+    def finished(self, stage: str, keys: Iterable[str], *, but: Collection[str] = ()) -> Iterator[bool]:
+        """For each key, whether its input is finished; where none is, the keys are not looked up.
+
+        Args:
+            but: reasons of rejections that do not count as finished.
+        """
+        if self._db.execute("SELECT 1 FROM done WHERE stage = ? LIMIT 1", (stage,)).fetchone() is None:
             yield from (False for _ in keys)
             return
         waiting = iter(keys)
         while some := list(islice(waiting, _AT_ONCE)):
             with self._looking():
-                found = [self._db.execute(f"{asked} AND key = ?", (stage, key)).fetchone() for key in some]
-            yield from (one is not None for one in found)
+                found = [
+                    self._db.execute("SELECT reason FROM done WHERE stage = ? AND key = ?", (stage, key)).fetchone()
+                    for key in some
+                ]
+            yield from (one is not None and one[0] not in but for one in found)
 
     def rows(self, stage: str, keys: Iterable[str]) -> Iterator[Row]:
         """The rows of finished inputs, read a few at a time in the order of the keys. Raises `KeyError`."""

@@ -2,7 +2,8 @@
 
 A stage is an async function `record -> records` that raises `Rejected` for a record to be dropped. `run_stage` feeds
 it; each finished input is written to an SQLite journal, so a killed run goes on where it stopped and every input counts
-exactly once. Outputs come back in the order of the inputs, whatever the order of completion: same seed, same bytes.
+exactly once, but for what failed by no fault of its own (`OUTSIDE`): the next run tries that again. Outputs come in
+the order of the inputs, whatever the order of completion: same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_fo
 
 COLLECT_AFTER = (50_000, 20, 100)
 """New objects that the collector waits for, and young and middle collections before it looks at older objects."""
+
+OUTSIDE = ("transient_failure", "mcp_server_unavailable")
+"""Reasons of rejections that do not lie with the record. They are counted, and a later run, before which somebody may
+have done what their details say, tries these inputs again."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -142,7 +147,7 @@ async def run_stage(
         for item in inputs:
             keys.add(key(item))
         keys.close()
-        known.extend(journal.finished(name, keys))
+        known.extend(journal.finished(name, keys, but=OUTSIDE))
     resumed = sum(known)
     encoder = msgspec.json.Encoder()
     progress = Progress(description or name, total, resumed)
@@ -153,7 +158,7 @@ async def run_stage(
         nonlocal resumed, finished
         for index, item in enumerate(inputs):
             item_key = keys[index] if total is not None else keys.add(key(item))
-            if not (known[index] if total is not None else next(journal.finished(name, (item_key,)))):
+            if not (known[index] if total is not None else next(journal.finished(name, (item_key,), but=OUTSIDE))):
                 yield item_key, item
             elif total is None:
                 resumed, finished = resumed + 1, finished + 1

@@ -32,9 +32,11 @@ class UncheckableSchema(Exception):
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 100
 _REPR.maxlist = _REPR.maxdict = 10
+_REPR.maxlevel = 2
 
 
-def _short(value: Any) -> str:
+def brief(value: Any) -> str:
+    """`repr` of the beginning of a value, of bounded length and work: a few aliases of YAML are lists of a billion."""
     return _REPR.repr(value)
 
 
@@ -84,7 +86,7 @@ def _check_schema(text: str) -> None:
         if isinstance(schema, bool):
             continue
         if not isinstance(schema, dict):
-            raise UncheckableSchema(f"{where or 'the schema'} must be a schema, an object, not {_short(schema)}")
+            raise UncheckableSchema(f"{where or 'the schema'} must be a schema, an object, not {brief(schema)}")
         for keyword, value in schema.items():
             here = f"{where}.{keyword}".lstrip(".")[-100:]
             if keyword in _SCHEMAS:
@@ -92,7 +94,7 @@ def _check_schema(text: str) -> None:
             elif keyword in _FORMS:
                 is_right, what = _FORMS[keyword]
                 if not is_right(value):
-                    raise UncheckableSchema(f"{here} must be {what}, not {_short(value)}")
+                    raise UncheckableSchema(f"{here} must be {what}, not {brief(value)}")
             elif not keyword.startswith("x-"):
                 remedy = _REMEDIES.get(keyword, "leave it out")
                 raise UncheckableSchema(f"{here}: {keyword[:100]!r} is no keyword that tools may use; {remedy}")
@@ -108,11 +110,11 @@ def _inner(keyword: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """The schemas of a keyword, with what leads to them."""
     if keyword == "properties":
         if not isinstance(value, dict):
-            raise UncheckableSchema(f"{where} must be an object of schemas by name, not {_short(value)}")
+            raise UncheckableSchema(f"{where} must be an object of schemas by name, not {brief(value)}")
         return ((f".{name}", inner) for name, inner in value.items())
     if keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
         if not isinstance(value, list) or not value:
-            raise UncheckableSchema(f"{where} must be a list of schemas, not {_short(value)}")
+            raise UncheckableSchema(f"{where} must be a list of schemas, not {brief(value)}")
         return ((f"[{i}]", inner) for i, inner in enumerate(value))
     return iter((("", value),))
 
@@ -180,7 +182,7 @@ def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> s
     unknown = set(arguments) - set(properties)
     if unknown and schema.get("additionalProperties", False) is False and not any(key in schema for key in _OPEN):
         known = ", ".join(sorted(properties)) or "none"
-        return f"unknown argument {_short(min(unknown))}; known arguments: {known}"
+        return f"unknown argument {brief(min(unknown))}; known arguments: {known}"
     try:
         _Check().value(schema, arguments, ())
     except _Unfit as error:
@@ -214,12 +216,12 @@ class _Check:
         """Raises `_Unfit`; what is wrong with a value is said before what is wrong inside it."""
         self.step(path, 1 if isinstance(schema, bool) else len(schema))
         if schema is False:
-            raise _Unfit(path, f"nothing is allowed here, not even {_short(value)}")
+            raise _Unfit(path, f"nothing is allowed here, not even {brief(value)}")
         if schema is True:
             return
         if "type" in schema and not _has_type(value, schema["type"]):
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            raise _Unfit(path, f"{_short(value)} is not of type {', '.join(map(repr, names))}")
+            raise _Unfit(path, f"{brief(value)} is not of type {', '.join(map(repr, names))}")
         if problem := self.own(schema, value, path):
             raise _Unfit(path, problem)
         self.combined(schema, value, path)
@@ -231,25 +233,25 @@ class _Check:
     def own(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> str:
         """What is wrong with the value itself."""
         if "const" in schema and self.frozen(value, path) != self.frozen(schema["const"], path):
-            return f"{_short(schema['const'])} was expected"
+            return f"{brief(schema['const'])} was expected"
         if "enum" in schema:
             listed = schema["enum"]
             self.step(path, len(listed) // 50)
             is_text = isinstance(value, str)  # which equals nothing but a text
             if not (value in listed if is_text else self.is_among(value, listed, path)):
-                return f"{_short(value)} is not one of {_short(listed)}"
+                return f"{brief(value)} is not one of {brief(listed)}"
         if isinstance(value, str):
             return _size_problem(schema, value, "minLength", "maxLength")
         if _is_json_number(value):
             return _number_problem(schema, value)
         if isinstance(value, list):
             if schema.get("uniqueItems") and len({self.frozen(one, path) for one in value}) < len(value):
-                return f"{_short(value)} has non-unique elements"
+                return f"{brief(value)} has non-unique elements"
             return _size_problem(schema, value, "minItems", "maxItems")
         if isinstance(value, Mapping):
             missing = next((name for name in schema.get("required", ()) if name not in value), None)
             if missing is not None:
-                return f"{_short(missing)} is a required property"
+                return f"{brief(missing)} is a required property"
             return _size_problem(schema, value, "minProperties", "maxProperties")
         return ""
 
@@ -257,12 +259,12 @@ class _Check:
         for one in schema.get("allOf", ()):
             self.value(one, value, path)
         if "anyOf" in schema and not any(self.fits(one, value, path) for one in schema["anyOf"]):
-            raise _Unfit(path, f"{_short(value)} is not valid under any of the given schemas")
+            raise _Unfit(path, f"{brief(value)} is not valid under any of the given schemas")
         if "oneOf" in schema and (count := sum(self.fits(one, value, path) for one in schema["oneOf"])) != 1:
             how = f"valid under {count}" if count else "not valid under any"
-            raise _Unfit(path, f"{_short(value)} is {how} of the given schemas")
+            raise _Unfit(path, f"{brief(value)} is {how} of the given schemas")
         if "not" in schema and self.fits(schema["not"], value, path):
-            raise _Unfit(path, f"{_short(value)} should not be valid under {_short(schema['not'])}")
+            raise _Unfit(path, f"{brief(value)} should not be valid under {brief(schema['not'])}")
 
     def fits(self, schema: Any, value: Any, path: tuple[str | int, ...]) -> bool:
         try:
@@ -280,7 +282,7 @@ class _Check:
             if name in properties:
                 self.value(properties[name], one, (*path, name))
             elif further is False:
-                raise _Unfit(path, f"Additional properties are not allowed ({_short(name)} was unexpected)")
+                raise _Unfit(path, f"Additional properties are not allowed ({brief(name)} was unexpected)")
             elif further is not True:
                 self.value(further, one, (*path, name))
 
@@ -321,15 +323,15 @@ def _has_type(value: Any, names: str | list[str]) -> bool:
 
 def _number_problem(schema: Mapping[str, Any], value: int | float) -> str:
     if "minimum" in schema and value < schema["minimum"]:
-        return f"{_short(value)} is less than the minimum of {schema['minimum']}"
+        return f"{brief(value)} is less than the minimum of {schema['minimum']}"
     if "maximum" in schema and value > schema["maximum"]:
-        return f"{_short(value)} is greater than the maximum of {schema['maximum']}"
+        return f"{brief(value)} is greater than the maximum of {schema['maximum']}"
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-        return f"{_short(value)} is less than or equal to the minimum of {schema['exclusiveMinimum']}"
+        return f"{brief(value)} is less than or equal to the minimum of {schema['exclusiveMinimum']}"
     if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
-        return f"{_short(value)} is greater than or equal to the maximum of {schema['exclusiveMaximum']}"
+        return f"{brief(value)} is greater than or equal to the maximum of {schema['exclusiveMaximum']}"
     if "multipleOf" in schema and not _is_multiple(value, schema["multipleOf"]):
-        return f"{_short(value)} is not a multiple of {schema['multipleOf']}"
+        return f"{brief(value)} is not a multiple of {schema['multipleOf']}"
     return ""
 
 
@@ -345,7 +347,7 @@ def _is_multiple(value: int | float, of: int | float) -> bool:
 
 def _size_problem(schema: Mapping[str, Any], value: Any, least: str, most: str) -> str:
     if least in schema and len(value) < schema[least]:
-        return f"{_short(value)} is too short"
+        return f"{brief(value)} is too short"
     if most in schema and len(value) > schema[most]:
-        return f"{_short(value)} is too long"
+        return f"{brief(value)} is too long"
     return ""

@@ -15,7 +15,7 @@ from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.leaks import leaked
+from synthesis.environments.leaks import check_arguments_ask, leaked
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
 
@@ -29,8 +29,8 @@ async def augment(
         environments: by id.
 
     Raises:
-        Rejected: `not_new` for the environment's own question, `unknown_tool`, `bad_call`, `answer_leaked`, a reason of
-            `decompose.drafted` or `proof.prove`, `straddles_split`, or `teacher_failed`.
+        Rejected: `not_new` for the environment's own question, `unknown_tool`, `bad_call`, `answer_in_call`,
+            `answer_leaked`, a reason of `decompose.drafted` or `proof.prove`, `straddles_split`, or `teacher_failed`.
         Transient: the sandbox itself failed.
     """
     environment = environments[seed.environment]
@@ -70,6 +70,8 @@ def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decompos
     tool = tools[step.tool]
     for given in (step.arguments, step.other_arguments):
         check_arguments(tool.spec, arguments(given))
+    asked = next(one for one in of.sub_questions if one.id == step.id)
+    check_arguments_ask(arguments(step.arguments), asked, of)
     if text := leaked(tool.spec, [of.answer, *(one.answer for one in of.sub_questions)]):
         raise Rejected("answer_leaked", f"the document of {step.tool} gives an answer away: {text!r}; ask otherwise")
 

@@ -28,7 +28,7 @@ from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.leaks import answers_of, leaked
-from synthesis.environments.proof import play, translated
+from synthesis.environments.proof import play, translations
 from synthesis.facts.catalog import LANGUAGES
 from synthesis.facts.relations import all_relations
 from synthesis.pipeline.embedding import Embedder, document_text
@@ -322,7 +322,8 @@ async def distract(
 
 
 async def twins_of(built: Built, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
-    """Names of the tools that answer a reference call of the environment: given its arguments, they give the answer.
+    """Names of the tools that answer a reference call of the environment: given its arguments in any order, or none
+    where they want none, they give the answer.
 
     Raises:
         Transient: the sandbox itself failed.
@@ -333,8 +334,9 @@ async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Enviro
     for candidate in candidates:
         for tool in built.tools:
             for reference in tool.calls:
-                arguments = translated(reference.arguments, tool.tool.spec, candidate.spec)
-                if arguments is not None and reference.sub_question in answers:
+                if reference.sub_question not in answers:
+                    continue
+                for arguments in translations(reference.arguments, tool.tool.spec, candidate.spec):
                     asked.append((candidate.spec.name, arguments))
                     wanted.append(answers[reference.sub_question])
     async with context.proofs:

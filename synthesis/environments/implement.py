@@ -7,7 +7,6 @@ the sandbox's message, a bounded number of times; then the whole decomposition i
 from __future__ import annotations
 
 import ast
-import asyncio
 import keyword
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from synthesis.core.records import CodeTool, Decomposition, ReferenceCall, SubQu
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.leaks import answers_of, leaked, prose
+from synthesis.environments.leaks import answers_of, check_arguments_ask, leaked, prose
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import (
     HarderToolDocumentAnswer,
@@ -27,6 +26,7 @@ from synthesis.environments.teacher_answers import (
     arguments,
     to_spec,
 )
+from synthesis.pipeline.context import together
 from synthesis.pipeline.languages import check_language
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
@@ -37,13 +37,13 @@ async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
 
     Raises:
         Rejected: `bad_document`, `answer_leaked`, `wrong_language`, `not_compatible`, `not_harder`, `bad_call`,
-            `bad_code`, a reason of `proof.prove`, or `teacher_failed`.
+            `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`.
     """
     context = context.cast(draft.decomposition.id)
     steps = zip(draft.decomposition.sub_questions, draft.domains, strict=True)
     needed = [(step, domain) for step, domain in steps if step.needs_tool]
-    tools = await asyncio.gather(*(_implement_step(draft, step, domain, context) for step, domain in needed))
-    return [Built(draft, list(tools))]
+    tools = await together(*(_implement_step(draft, step, domain, context) for step, domain in needed))
+    return [Built(draft, tools)]
 
 
 async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context: EnvironmentContext) -> NeededTool:
@@ -85,6 +85,7 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
             check_arguments(spec, arguments(one))
         if arguments(given.arguments) == arguments(given.other_arguments):
             raise Rejected("bad_call", "other_arguments are the same as arguments; they must have another answer")
+        check_arguments_ask(arguments(given.arguments), step, decomposition)
         return given
 
     feedback = ""

@@ -1,9 +1,10 @@
 """Answers must be found, not read: no text that a policy or a judge is given states the answer that it asks for.
 
-A question gives away the answer of any of its steps, a sub-question its own, a tool's document that of any step of its
-environment. What `synthesis.core.matching` would take for the answer in an output is the answer here too. One kind of
-answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more inhabitants?"): a step that
-compares what earlier ones found of things that the question names, and answers with one of them.
+A question gives away the answer of any of its steps, a sub-question and a reference call their own, a tool's document
+that of any step of its environment. What `synthesis.core.matching` would take for the answer in an output is the answer
+here too. One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more
+inhabitants?"): a step that compares what earlier ones found of things that the question names, and answers with one of
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from synthesis.core.matching import contains
 from synthesis.core.normal_text import fold
 from synthesis.core.readings import Reading
-from synthesis.core.records import Answer, Decomposition, ToolEnvironment, ToolSpec
+from synthesis.core.records import Answer, Decomposition, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Rejected
 from synthesis.environments.teacher_answers import SubQuestionAnswer, WorldStep
 
@@ -54,6 +55,42 @@ def _is_choice(step: SubQuestionAnswer, by_id: Mapping[int, SubQuestionAnswer]) 
     named = {fold(subject) for before in step.depends_on for subject in by_id[before].subjects}
     values = step.answer.value if isinstance(step.answer.value, list) else [step.answer.value]
     return len(step.depends_on) > 1 and len(named) > 1 and all(fold(str(value)) in named for value in values)
+
+
+def check_arguments_ask(arguments: Mapping[str, object], step: SubQuestion, of: Decomposition) -> None:
+    """Refuse a reference call that states what it asks for: a tool that repeats its argument would answer it.
+
+    What the questions name, or a step before has found, may stand there: a choice is one of them.
+
+    Raises:
+        Rejected: `answer_in_call`.
+    """
+    given = [one for one in _leaves(arguments) if contains(one, step.answer)]
+    if not given:
+        return
+    questions = _Text(of.question), _Text(step.question)
+    by_id = {one.id: one for one in of.sub_questions}
+    for one in given:
+        named = any(text.says(Answer(one)) for text in questions)
+        known = [by_id[before].answer for before in step.depends_on]
+        if not named and not any(contains(one, it) and contains(it.value, step.answer) for it in known):
+            raise Rejected(
+                "answer_in_call",
+                f"the call for sub-question {step.id} states its answer, {step.answer.value!r}, in an argument: "
+                f"{one!r}; call the tool with what the question names or an earlier step found",
+            )
+
+
+def _leaves(value: object) -> Iterable[str | int | float]:
+    """Texts and numbers of the arguments. A truth value is a way to ask: that an answer is one too says nothing."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _leaves(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
 
 
 def leaked(spec: ToolSpec, answers: Iterable[Answer]) -> str:

@@ -11,7 +11,7 @@ from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.implement import check_source
-from synthesis.environments.leaks import leaked
+from synthesis.environments.leaks import check_arguments_ask, leaked
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
 from synthesis.pipeline.embedding import document_text
@@ -22,8 +22,8 @@ async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
 
     Raises:
         Rejected: `bad_clusters`, `different_schemas`, `different_tools`, `name_collision`, `answer_leaked`, `bad_call`,
-            `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the whole environment:
-            half of it could not be answered.
+            `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the
+            whole environment: half of it could not be answered.
     """
     tools, context = built.tools, context.cast(built.draft.decomposition.id)
     if len(tools) > 1:
@@ -75,8 +75,9 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
             raise Rejected("bad_call", f"{len(given.calls)} calls for {len(members)} sub-questions; give one for each")
         check_source(given.code, base.name)
         calls = [arguments(call) for call in given.calls]
-        for call in calls:
+        for call, step in zip(calls, members, strict=True):
             check_arguments(base, call)
+            check_arguments_ask(call, step, decomposition)
         tool = CodeTool(base, given.code)
         cases = [
             Case(step.id, call, own.others[0], step.answer)

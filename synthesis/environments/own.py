@@ -22,7 +22,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.reward import score
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
-from synthesis.environments.proof import call, short, shown
+from synthesis.environments.proof import call, check_arguments, short, shown
 from synthesis.environments.verify import solve
 
 if TYPE_CHECKING:
@@ -131,6 +131,13 @@ async def _called(number: int, step: OwnStep, tools: Mapping[str, CodeTool], san
         raise Rejected(
             "wrong_answer", f"step {number}: {shown(tools[step.tool], step.arguments)} gave {said}, not {step.answer!r}"
         )
+    try:
+        check_arguments(tools[step.tool].spec, step.arguments)
+    except Rejected as rejection:
+        raise Rejected(
+            rejection.reason,
+            f"step {number}: {rejection.detail}; annotate the function as it is called, or call it as it is annotated",
+        ) from None
     return ReferenceCall(number, step.tool, dict(step.arguments), result.value, rule)
 
 

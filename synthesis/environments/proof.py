@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,12 +138,26 @@ def nonsense(value: Any) -> Any:
 
 
 def searches(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
-    """Arguments by which a search would find all there is: each required free one made such, and all of them empty."""
+    """Arguments by which a search would find all there is: each required free one made such, and all of them empty.
+
+    The same again with each other value of an argument that has a closed set of them, a choice or a truth value: one
+    may say how the others are looked for ("prefix").
+    """
     free, given = _free(tool), case.arguments
     found = [{**given, name: one} for name in free for one in anything(given[name]) if one != given[name]]
     emptied = {**given, **{name: _EMPTY.get(type(given[name]), given[name]) for name in free}}
     if len(free) > 1 and emptied != given:  # numbers are not empty
         found.append(emptied)
+    options = [(name, value) for name, value in _options(tool) if given.get(name) != value]
+    return [*found, *({**one, name: value} for name, value in options[:_MOST_OPTIONS] for one in found)]
+
+
+def _options(tool: CodeTool) -> list[tuple[str, Any]]:
+    """All values of the arguments that have a closed set of them."""
+    found: list[tuple[str, Any]] = []
+    for name, schema in tool.spec.parameters.get("properties", {}).items():
+        values = schema.get("enum", [False, True] if schema.get("type") == "boolean" else [])
+        found += [(name, value) for value in values]
     return found
 
 
@@ -155,6 +170,8 @@ def _free(tool: CodeTool) -> list[str]:
 _WILDCARDS = ("", "*", "%", ".*")
 _EMPTY: Mapping[type, Any] = {str: "", list: [], dict: {}}
 _SHORT_CODE = 3
+_MOST_OPTIONS = 32
+"""Of a tool, with which its searches are repeated: a document with more of them has lists, not ways to look."""
 
 
 def anything(value: Any) -> list[Any]:
@@ -200,18 +217,29 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
 
 
 _MOST_TIMEOUTS = 2
+_MOST_TRANSLATIONS = 8
+"""Of one call for another tool: each is executed."""
+_MOST_WAYS = 120
+"""To give five arguments."""
 _PLAY = "play"
 # The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module
 # costs several times a call.
+# Each runs as it would alone, as the module "tool", which what it defines may look itself up as. One that does not load
+# fails for all, and is called alone: that it fails is only known from there.
 _PLAY_CODE = """
+import sys
+import types
+
 def play(sources, calls):
     modules, results = {}, []
     for name, arguments in calls:
+        if name not in modules:
+            modules[name] = sys.modules["tool"] = types.ModuleType("tool")
+            modules[name].__file__ = "<tool>"
+            exec(sources[name], modules[name].__dict__)
+        sys.modules["tool"] = modules[name]
         try:
-            if name not in modules:
-                modules[name] = {"__name__": name}
-                exec(sources[name], modules[name])
-            results.append([modules[name][name](**arguments)])
+            results.append([getattr(modules[name], name)(**arguments)])
         except Exception:
             results.append([])
     return results
@@ -250,14 +278,31 @@ async def play(
     return made
 
 
-def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
-    """The required arguments of a call under the names of another tool, or None where they do not fit its schema."""
+def translations(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> list[dict[str, Any]]:
+    """The required arguments of a call under the names of another tool, in each way that fits its schema.
+
+    First in its own order, then in others, then as arguments that the other tool may leave out, then none at all where
+    it wants none. At most `_MOST_TRANSLATIONS`.
+    """
     values = [arguments[name] for name in spec.parameters["required"]]
-    names = other.parameters["required"]
-    if len(values) != len(names):
-        return None
-    renamed = dict(zip(names, values, strict=True))
-    return None if argument_error(other.parameters, renamed) else renamed
+    required = other.parameters["required"]
+    optional = [name for name in other.parameters["properties"] if name not in required]
+    found: list[dict[str, Any]] = []
+    if len(required) <= len(values) <= len(required) + len(optional):
+        names = itertools.permutations([*required, *optional], len(values))
+        ways = (one for one in names if set(required) <= set(one))
+        for way in itertools.islice(ways, _MOST_WAYS):
+            renamed = dict(zip(way, values, strict=True))
+            if not argument_error(other.parameters, renamed):
+                found.append(renamed)
+                if len(found) == _MOST_TRANSLATIONS:
+                    return found
+    return found if required else [*found, {}]
+
+
+def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
+    """The first of `translations` that says anything, or None."""
+    return next(filter(None, translations(arguments, spec, other)), None)
 
 
 async def call(tool: CodeTool, arguments: Mapping[str, Any], sandbox: Sandbox) -> CallResult:

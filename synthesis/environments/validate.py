@@ -6,7 +6,6 @@ for again and then rejects the decomposition; nothing is scored as good because 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from synthesis.environments.teacher_answers import (
     SequentialRationalityAnswer,
     ToolNecessityAnswer,
 )
-from synthesis.pipeline.context import accept
+from synthesis.pipeline.context import accept, together
 
 
 async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draft]:
@@ -38,7 +37,7 @@ async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draf
     context = context.cast(draft.decomposition.id)
     decomposition = await _with_necessity(draft.decomposition, context)
     quality = QualityScores(
-        *await asyncio.gather(
+        *await together(
             _dependency_consistency(decomposition, context),
             _atomicity(decomposition, context),
             _sequential_rationality(decomposition, context),
@@ -86,7 +85,7 @@ async def _dependency_consistency(decomposition: Decomposition, context: Environ
         )
         return given.verdict == "matched"
 
-    verdicts = await asyncio.gather(*map(judge, dependent))
+    verdicts = await together(*map(judge, dependent))
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 

@@ -20,7 +20,7 @@ from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built
-from synthesis.environments.proof import Case, call, perturbed, play, short, shown, translated
+from synthesis.environments.proof import Case, call, check_arguments, perturbed, play, short, shown, translated
 from synthesis.environments.world_proof import verify_world
 from synthesis.facts.relations import LICENCE
 from synthesis.pipeline.teacher import description
@@ -113,10 +113,10 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
     """The reference calls, made in the order of the dependencies.
 
     Raises:
-        Rejected: `replay_failed` for a call that does not give its stored output and its answer, `dependency_unused`
-            for one whose arguments hold nothing that the steps it waits for have found, `shared_call` where one call
-            answers two sub-questions (it would solve neither), `answer_not_reached` where the
-            last steps do not hold the final answer.
+        Rejected: `bad_call` or `bad_schema` for a call that an episode would refuse, `replay_failed` for one that does
+            not give its stored output and its answer, `dependency_unused` for one whose arguments hold nothing that the
+            steps it waits for have found, `shared_call` where one call answers two sub-questions (it would solve
+            neither), `answer_not_reached` where the last steps do not hold the final answer.
         Transient: the sandbox itself failed.
     """
     tools = {tool.spec.name: tool for tool in environment.tools}
@@ -130,6 +130,7 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
         if reference is None:  # it needs no tool: whoever has the outputs has its answer
             found[step.id] = step.answer.value
             continue
+        check_arguments(tools[reference.tool].spec, reference.arguments)
         _check_dependencies(environment, step, reference, found)
         output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output

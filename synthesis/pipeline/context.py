@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -131,6 +132,26 @@ async def ask_until(
             feedback = rejection.detail or rejection.reason
     assert last is not None
     raise last
+
+
+async def together(*given: Awaitable[Any]) -> list[Any]:
+    """What all give, in their order.
+
+    One that rejects ends the others: what they would ask for is of a record that is dropped. Whatever else one raises,
+    they are waited for: what they have begun is paid for, and asked for again.
+
+    Raises:
+        Exception: what the first raised.
+    """
+    tasks = [asyncio.ensure_future(one) for one in given]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except Rejected:
+        for task in tasks:
+            task.cancel()
+        raise
+    finally:
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def accept(given: T) -> T:

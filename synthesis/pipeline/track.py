@@ -134,6 +134,7 @@ class Track(Generic[C]):
         label: str,
         concurrency: int = 0,
         depends: Sequence[str] | None = None,
+        later: Mapping[str, Any] = {},
         about: Callable[[In], str] | None = None,
     ) -> Records[Out]:
         """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
@@ -145,12 +146,15 @@ class Track(Generic[C]):
             label: of the progress bar.
             concurrency: instead of the track's.
             depends: names of the settings that it reads; None: the track's prefix names them all.
+            later: more of those, which earlier versions did not name, with the value that all of their runs had or left
+                no trace of: with that one the stage is theirs.
             about: a digest of what is bound to the function and belongs to an input.
         """
         stage = self._prefix + name
         teacher = of_records(self._workers.teacher)
         if depends is not None:
             settings = {one: self._config[one] for one in depends}
+            settings |= {one: self._config[one] for one, then in later.items() if self._config[one] != then}
             stage += f"/{digest_of([settings, self._seed, teacher])}"
             plain = key
 

@@ -1,21 +1,38 @@
-"""An HTTP transport that reads no more of an answer than it may have: what a server sends is the server's choice."""
+"""An HTTP transport that reads no more of an answer than it may have: what a server sends is the server's choice.
+
+What is no answer of the server itself (a gateway's error, a login page) reaches the client as the error `HTTP_FAILED`:
+the SDK's own errors for those cannot be told from what a tool says.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import msgspec
+from mcp.types import JSONRPCError, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
 """Of one answer. A tool's result is cut to a few thousand characters later, a list of tools has some kilobytes each."""
+HTTP_FAILED = -31_900
+"""The code of the JSON-RPC error that stands for an HTTP answer that is none to the request. The protocol has none."""
+_GATE = (401, 403, 407, 429, 502, 503, 504)
+"""Statuses of what stands before the tools (access, rate limits, proxies), whatever their bodies say."""
+_REDIRECTS = 5
+"""That are followed from one request, all to the same server (a slash at the end of an address)."""
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
     """Ends an answer of more than `MOST_BYTES`, and refuses one that is compressed, which would grow as it is read.
+
+    A request of JSON-RPC has an answer of JSON-RPC; anything else becomes the error `HTTP_FAILED`, whose message says
+    what came. A session that is over (404) is left to the SDK's client, which knows it.
 
     Raises:
         httpx2.TransportError: as for other answers that cannot be read; the message says which of the two it was.
@@ -30,7 +47,72 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
             raise httpx2.TransportError(f"the answer is packed as {encoding[:80]!r}, though it was asked for as it is")
         stream: Any = response.stream
         response.stream = _Bounded(stream, request.url)
-        return response
+        asked = await _asked(request)
+        if asked is None or (problem := await _problem(request, response)) is None:
+            return response
+        await response.aclose()
+        error = {"code": HTTP_FAILED, "message": problem}
+        return httpx2.Response(502, json={"jsonrpc": "2.0", "id": asked, "error": error})
+
+
+class _Sent(msgspec.Struct):
+    id: str | int | None = None
+    method: str | None = None
+
+
+async def _asked(request: httpx2.Request) -> str | int | None:
+    """The id of a request of JSON-RPC; None of what wants no answer."""
+    if request.method != "POST":
+        return None
+    sent = msgspec.json.decode(await request.aread(), type=_Sent)
+    return sent.id if sent.method is not None else None
+
+
+async def _problem(request: httpx2.Request, response: httpx2.Response) -> str | None:
+    """What the answer to a request of JSON-RPC is instead of one; None of one that the client understands."""
+    status = response.status_code
+    kind = response.headers.get("Content-Type", "").lower()
+    if 300 <= status < 400:
+        return _unfollowed(request, response)
+    if status >= 400:
+        if status == 404 and "mcp-session-id" in request.headers:
+            return None
+        if status not in _GATE and kind.startswith("application/json") and _is_error(await response.aread()):
+            return None
+        return f"HTTP {status} {response.reason_phrase}"
+    if status == 202:
+        return "HTTP 202, which says that no answer will come"
+    if not kind.startswith(("application/json", "text/event-stream")):
+        return f"an answer of the type {kind[:80]!r}, which is not the protocol's"
+    return None
+
+
+def _is_error(body: bytes) -> bool:
+    """Whether it is the server's own error, which the protocol lets have another status than 200."""
+    try:
+        return isinstance(jsonrpc_message_adapter.validate_json(body, by_name=False), JSONRPCError)
+    except ValidationError:
+        return False
+
+
+def _unfollowed(request: httpx2.Request, response: httpx2.Response) -> str | None:
+    """Of a redirect that the client does not follow: another server's, or one that would drop the request."""
+    location = response.headers.get("Location", "")
+    followed = request.extensions.get("followed", 0)
+    request.extensions["followed"] = followed + 1  # the next request has what this one has
+    if response.status_code in (307, 308) and location and followed < _REDIRECTS:
+        with contextlib.suppress(httpx2.InvalidURL):
+            if _same_server(request.url, request.url.join(location)):
+                return None
+    return f"HTTP {response.status_code} to {location[:200]!r}; give that address if it is the server's"
+
+
+def _same_server(here: httpx2.URL, there: httpx2.URL) -> bool:
+    """The SDK's rule: the same origin, or its https at the usual ports; no name and password that it was not given."""
+    if there.userinfo and there.userinfo != here.userinfo:
+        return False
+    secured = (here.scheme, there.scheme) == ("http", "https") and here.port is there.port is None
+    return here.host == there.host and (secured or (here.scheme, here.port) == (there.scheme, there.port))
 
 
 class _Bounded(httpx2.AsyncByteStream):

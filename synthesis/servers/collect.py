@@ -97,7 +97,7 @@ def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[Server
 
 
 def source_key(source: ServerSource) -> str:
-    """The journal's key: a server whose command was missing is tried again once the command is there."""
+    """The journal's key: a server whose command was missing is another one once the command is there."""
     if not isinstance(source.execution, StdioExecution):
         return f"{source.id} {source.execution.url}"
     if not source.execution.command:

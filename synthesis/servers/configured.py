@@ -19,6 +19,7 @@ from synthesis.core.files import read_unpacked
 from synthesis.core.mirror import fetched
 from synthesis.core.records import HttpExecution, McpExecution, StdioExecution
 from synthesis.core.refusals import InputError
+from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import language_of
 from synthesis.servers.collect import ServerSource
 
@@ -82,12 +83,12 @@ def _source(name: str, title: str, description: str, execution: McpExecution) ->
 def _configured(server: Any, where: str) -> McpExecution:
     """Of an entry of `mcpServers`."""
     if not isinstance(server, Mapping):
-        raise InputError(f"servers: {where} is {server!r:.80}; write an object with `command` or `url`")
+        raise InputError(f"servers: {where} is {brief(server):.80}; write an object with `command` or `url`")
     kind = server.get("type") or server.get("transport")
     if isinstance(server.get("url"), str):
         if kind not in (None, *_HTTP):
             raise InputError(
-                f"servers: {where}: the transport {kind!r:.40} is not spoken; give its streamable HTTP url"
+                f"servers: {where}: the transport {brief(kind):.40} is not spoken; give its streamable HTTP url"
             )
         return HttpExecution(server["url"], _variables(server.get("headers"), f"{where}: headers"))
     if not isinstance(server.get("command"), str):
@@ -159,7 +160,7 @@ def _variables(given: Any, where: str) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InputError(f"servers: {where} is {given!r:.80}; write an object of names and values")
+        raise InputError(f"servers: {where} is {brief(given):.80}; write an object of names and values")
     for name, value in given.items():
         if not (isinstance(value, str) and _NAMED.search(value)):
             raise InputError(

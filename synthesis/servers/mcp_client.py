@@ -1,7 +1,8 @@
 """Connections to MCP servers over stdio and streamable HTTP, through the official SDK.
 
 The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
-but hold it open; requests come from any task. A connection that breaks is opened again, once a request, and counted.
+but hold it open; requests come from any task. A connection that breaks is opened again, once a request, and counted;
+what may have been done by then is done a second time only where it reads.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
@@ -27,6 +28,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.types import (
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     CallToolResult,
     EmbeddedResource,
     ResourceLink,
@@ -36,9 +38,10 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from synthesis.core.records import McpExecution, StdioExecution
-from synthesis.servers.bounded_http import BoundedTransport
+from synthesis.servers import bounded_stdio
+from synthesis.servers.bounded_http import HTTP_FAILED, BoundedTransport
+from synthesis.servers.made_once import Shared
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -47,6 +50,10 @@ _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStre
 _CONNECTION_CLOSED = -32000
 _SESSION_LOST = ("Session terminated", "Session not found")
 """What the SDK's client and servers say over HTTP once the server has forgotten the session: it was started again."""
+_PROBE_SECONDS = 5.0
+"""For a server that let a request wait, to say that it is there. One that does not is started again."""
+_CLOSING_SECONDS = 10.0
+"""For a server to end: over stdio the SDK takes up to 8.5 s of one that is deaf, and must not be cancelled in it."""
 _LEAVE_OUT = "mend the server, or leave it out of trajectories.sources"
 _PACKAGES = Path(__file__).resolve().parents[2]
 _LOG = "servers.log"
@@ -72,16 +79,23 @@ class McpConnection:
             HTTP, the address and headers.
         cwd: where a stdio server runs; relative paths of its arguments and calls are relative to this folder.
         timeout_seconds: for starting or connecting (the handshake `initialize` included), and for each request.
+        reopens: whether a connection that broke is opened again. It is not where it belongs to one session: what the
+            server kept of that is gone.
 
     Attributes:
         reopened: how often the connection broke and was opened again.
     """
 
-    def __init__(self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
+    def __init__(
+        self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0, reopens: bool = True
+    ) -> None:
         self.execution = execution
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
+        self.reopens = reopens
         self.reopened = 0
+        self._reading: frozenset[str] | None = None
+        """Tools that declare that they only read; None until they are listed."""
         self._client: Client | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -107,7 +121,11 @@ class McpConnection:
                 server went away and did not come back.
         """
 
-        return await self._every("tools/list", Client.list_tools, "tools")
+        tools = await self._every("tools/list", Client.list_tools, "tools")
+        self._reading = frozenset(
+            tool.name for tool in tools if tool.annotations is not None and tool.annotations.read_only_hint
+        )
+        return tools
 
     async def list_resources(self) -> list[Any]:
         """All resources and resource templates, as the SDK's objects; none of a server that offers none.
@@ -171,19 +189,39 @@ class McpConnection:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The tool's result as text, and whether the server says that the call succeeded.
 
+        A call at which the connection broke is made a second time only where its tool declares that it only reads:
+        another may have done what it does.
+
         Raises:
-            ServerUnavailable: the server gave no answer in time, or went away and did not come back.
+            ServerUnavailable: the server gave no answer in time, or one that is no tool's (a gateway's error, a page),
+                or went away and did not come back.
         """
         try:
-            result = await self._ask(tool, lambda client: client.call_tool(tool, dict(arguments)))
+            result = await self._ask(
+                tool, lambda client: client.call_tool(tool, dict(arguments)), repeats=lambda: self._reads(tool)
+            )
         except MCPError as error:
             return error.message, False  # the protocol's own errors (unknown tool …) are answers
         except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
             raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
         return _text(result), not result.is_error
 
-    async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
+    async def _reads(self, tool: str) -> bool:
+        if self._reading is None:
+            await self.list_tools()
+        return self._reading is not None and tool in self._reading
+
+    async def _ask(
+        self,
+        what: str,
+        request: Callable[[Client], Awaitable[T]],
+        *,
+        repeats: Callable[[], Awaitable[bool]] | None = None,
+    ) -> T:
         """The answer to a request, which is made a second time where the connection broke.
+
+        Args:
+            repeats: whether it may be; None: it may.
 
         Raises:
             ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
@@ -196,16 +234,21 @@ class McpConnection:
                 async with asyncio.timeout(self.timeout_seconds):
                     return await request(client)
             except TimeoutError:
+                await self._abandon_deaf(client)
                 raise self._unavailable(f"{what} did not answer in {self.timeout_seconds:g} s") from None
             except ValidationError as error:
                 raise self._malformed(what, error) from None
             except MCPError as error:
+                if error.code in (HTTP_FAILED, PARSE_ERROR):
+                    raise self._unavailable(f"{what} was not answered: {error.message:.500}") from error
                 if error.code != _CONNECTION_CLOSED and error.message not in _SESSION_LOST:
                     raise
                 broken = error
             except _BROKEN as error:
                 broken = error
             await self._abandon(client)
+            if not self.reopens or not (repeats is None or await repeats()):
+                raise self._unavailable(f"it went away at {what}, which is not asked twice: {broken}") from broken
         raise self._unavailable(f"the connection broke twice: {broken}") from broken
 
     async def _abandon(self, broken: Client) -> None:
@@ -214,8 +257,29 @@ class McpConnection:
             if self._client is broken:
                 await self._close()
 
+    async def _abandon_deaf(self, waited: Client) -> None:
+        """Close the connection to a process that answers nothing any more, so that the next request starts another.
+
+        One that only took long over a request answers others, and goes on. Over HTTP each request is a connection of
+        its own, and nobody's process can be started anew.
+        """
+        if not isinstance(self.execution, StdioExecution):
+            return
+        async with self._opening:
+            if self._client is not waited:
+                return
+            try:
+                async with asyncio.timeout(min(self.timeout_seconds, _PROBE_SECONDS)):
+                    await waited.list_tools(cache_mode="bypass")
+            except TimeoutError:
+                await self._close()
+            except Exception:  # an error is an answer, and what is broken is found at the next request
+                return
+
     async def _open_again(self) -> Client:
         """For a connection that broke, and a server that could not be reached and may be back by now."""
+        if not self.reopens:
+            raise self._unavailable("it went away, and what it kept of this session with it")
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 await self._opening.acquire()
@@ -246,9 +310,12 @@ class McpConnection:
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 self._client = await asyncio.shield(ready)
-        except TimeoutError:
-            await self._cancel()
-            raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+        except BaseException as error:  # whoever waited may have been cancelled: nobody else knows of the server
+            await self._cancel(self._owner)
+            self._owner = None
+            if isinstance(error, TimeoutError):
+                raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+            raise
 
     async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
         stdio = isinstance(self.execution, StdioExecution)
@@ -276,6 +343,7 @@ class McpConnection:
                 args=list(self.execution.command[1:]),
                 env={"PYTHONPATH": path, **dict(zip(self.execution.env, values, strict=True))},
                 cwd=str(self.cwd),
+                encoding=bounded_stdio.ENCODING,
             )
             with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
                 yield stdio_client(parameters, errlog=errors)
@@ -302,19 +370,18 @@ class McpConnection:
     async def _close(self) -> None:
         self._stop.set()
         self._client = None
-        if self._owner is not None:
-            try:
-                async with asyncio.timeout(self.timeout_seconds):
-                    await asyncio.shield(self._owner)
-            except TimeoutError:
-                await self._cancel()
-            self._owner = None
+        if (owner := self._owner) is not None:
+            await asyncio.wait([owner], timeout=max(self.timeout_seconds, _CLOSING_SECONDS))
+            if not owner.done():
+                await self._cancel(owner)
+            if self._owner is owner:
+                self._owner = None
 
-    async def _cancel(self) -> None:
-        if self._owner is not None:
-            self._owner.cancel()
-            await asyncio.wait([self._owner])
-            self._owner = None
+    async def _cancel(self, owner: asyncio.Task[None]) -> None:
+        owner.cancel()
+        await asyncio.wait([owner], timeout=_CLOSING_SECONDS)
+        if not owner.done():
+            _log.warning("the MCP server `%.200s` does not end, and is left to itself", self._address())
 
     def _client_or_raise(self) -> Client:
         if self._client is None:
@@ -341,29 +408,6 @@ ServerKey = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 """A command and its environment, or an address and its headers: what makes two executions the same server."""
 
 
-class Shared(Generic[K, T]):
-    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[K, asyncio.Task[T]] = {}
-
-    async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `make` returns or raises."""
-        task = self._tasks.get(key)
-        if task is None or (task.done() and _failed(task)):
-            task = self._tasks[key] = asyncio.create_task(make())
-            task.add_done_callback(_failed)  # seen: all who waited for it may have been cancelled
-        return await asyncio.shield(task)
-
-    def made(self) -> list[T]:
-        """All that was made."""
-        return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
-
-
-def _failed(task: asyncio.Task[Any]) -> bool:
-    return task.cancelled() or task.exception() is not None
-
-
 class McpConnections:
     """The MCP servers of one run: each started or connected to when first called, all closed at the end.
 
@@ -383,6 +427,7 @@ class McpConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._open.give_up()
         # At the same time: each may take as long as the timeout.
         await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._open.made()))
         self._open = Shared()

@@ -9,7 +9,7 @@
 `mcpServers` is as everywhere (`configured.py`), and the tools of all of them are offered. `system` is a system message;
 `score`, a function of an episode, judges in place of the answer. Servers whose tools all say of themselves that they
 only read are shared by all episodes; any other is started (or connected to) anew for each, over stdio in a folder of
-its own.
+its own. One that goes away in an episode takes with it what it kept, so that episode is nobody's evidence.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class _Servers:
                 await stack.enter_async_context(self._gate)
             for name in own:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mcp-", ignore_cleanup_errors=True))
-                connections[name] = await stack.enter_async_context(_connection(self._executions[name], folder))
+                own_one = _connection(self._executions[name], folder, reopens=False)
+                connections[name] = await stack.enter_async_context(own_one)
             return _McpSession(self.tools, connections, stack.pop_all(), judge)
 
 
@@ -225,9 +226,10 @@ def read_tasks(file: Path) -> _File:
 
 
 @asynccontextmanager
-async def _connection(execution: McpExecution, folder: str) -> AsyncIterator[McpConnection]:
+async def _connection(execution: McpExecution, folder: str, *, reopens: bool = True) -> AsyncIterator[McpConnection]:
+    connection = McpConnection(execution, cwd=Path(folder), timeout_seconds=_SECONDS, reopens=reopens)
     try:
-        connection = await McpConnection(execution, cwd=Path(folder), timeout_seconds=_SECONDS).__aenter__()
+        await connection.__aenter__()
     except ServerUnavailable as error:
         raise ToolsUnavailable(str(error)) from error
     try:

@@ -14,6 +14,7 @@ import msgspec
 
 from synthesis.core.normal_text import normalized
 from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
+from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, strays
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.schemas import Unmappable, object_schema
@@ -63,7 +64,7 @@ def normalize(
     for raw, original, name in zip(document.tools, raw_names, names, strict=True):
         try:
             if original and original in seen:
-                raise Unmappable("duplicate_name", f"the server has two tools of the name {original!r:.80}")
+                raise Unmappable("duplicate_name", f"the server has two tools of the name {brief(original):.80}")
             seen.add(original)
             if name is None:
                 raise Unmappable("bad_name", "the name is missing, has no usable character, or is used twice")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from synthesis.core.tool_schemas import brief
 from synthesis.servers.collect import RejectedTool
 from synthesis.servers.schemas import Unmappable, normal_schema, resolve
 
@@ -29,7 +30,7 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
     """
     paths = document.get("paths")
     if not isinstance(paths, Mapping):
-        raise Unmappable("unknown_form", f"an OpenAPI document has `paths`, an object; found {paths!r:.80}")
+        raise Unmappable("unknown_form", f"an OpenAPI document has `paths`, an object; found {brief(paths):.80}")
     tools: list[dict[str, Any]] = []
     rejected: list[RejectedTool] = []
     for path, item in paths.items():
@@ -59,11 +60,11 @@ def _followed(value: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The object itself, or the one it refers to."""
     for _ in range(_JUMPS):
         if not isinstance(value, Mapping):
-            raise Unmappable("unknown_form", f"an OpenAPI document has an object here; found {value!r:.80}")
+            raise Unmappable("unknown_form", f"an OpenAPI document has an object here; found {brief(value):.80}")
         if "$ref" not in value:
             return value
         value = resolve(value["$ref"], document)
-    raise Unmappable("recursive_schema", f"{value!r:.80} is reached by more than {_JUMPS} references")
+    raise Unmappable("recursive_schema", f"{brief(value):.80} is reached by more than {_JUMPS} references")
 
 
 def _description(operation: Mapping[str, Any], item: Mapping[str, Any]) -> str:
@@ -83,12 +84,15 @@ def _parameters(shared: Any, operation: Mapping[str, Any], document: Mapping[str
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for listed in (shared, operation.get("parameters")):
         if listed is not None and not isinstance(listed, list):
-            raise Unmappable("unknown_form", f"`parameters` is a list; found {listed!r:.80}")
+            raise Unmappable("unknown_form", f"`parameters` is a list; found {brief(listed):.80}")
         for raw in listed or []:
             one = _followed(raw, document)
             if not isinstance(one.get("name"), str):
-                raise Unmappable("unknown_form", f"a parameter has a name; found {one.get('name')!r:.80}")
-            found[one["name"], str(one.get("in"))] = one  # the operation's own takes the place of the path's
+                raise Unmappable("unknown_form", f"a parameter has a name; found {brief(one.get('name')):.80}")
+            place = one.get("in")
+            found[one["name"], place if isinstance(place, str) else ""] = (
+                one  # the operation's own takes the place of the path's
+            )
     properties: dict[str, Any] = {}
     required: list[str] = []
     for (name, place), one in found.items():

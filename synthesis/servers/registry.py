@@ -30,6 +30,7 @@ from synthesis.core.files import read_unpacked, unpacked_lines
 from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
+from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.openapi import openapi_tools
@@ -174,7 +175,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
     if isinstance(record, list):
         record = {"tools": record}
     if not isinstance(record, Mapping):
-        raise Unmappable("unknown_form", f"a record is an object or a list of tools, found {record!r:.80}")
+        raise Unmappable("unknown_form", f"a record is an object or a list of tools, found {brief(record):.80}")
     metadata = record.get("metadata")
     if isinstance(metadata, Mapping) and "remote_server_response" in metadata:
         server = _smithery(record, metadata)
@@ -197,7 +198,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
             f"none of a Smithery row, OpenAPI, RapidAPI, or an object with `tools`; its keys: {keys:.150}",
         )
     if not isinstance(server.tools, list):
-        raise Unmappable("unknown_form", f"`tools` is a list, found {server.tools!r:.80}")
+        raise Unmappable("unknown_form", f"`tools` is a list, found {brief(server.tools):.80}")
     if not server.tools and not server.rejected:
         raise Unmappable("no_tools", f"server {server.title or place} lists no tool")
     stem = path.name.split(".")[0]
@@ -262,7 +263,7 @@ def _smithery(record: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Server
 def _openapi(record: Mapping[str, Any]) -> _Server:
     version = record.get("openapi", record.get("swagger"))
     if not (isinstance(version, str) and version.startswith("3.")):
-        raise Unmappable("unknown_form", f"OpenAPI version {version!r:.20}; convert the document to version 3")
+        raise Unmappable("unknown_form", f"OpenAPI version {brief(version):.20}; convert the document to version 3")
     info = _object(record.get("info"))
     tools, rejected = openapi_tools(record)
     categories = info.get("x-apisguru-categories")  # of the catalogue apis.guru

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from synthesis.core.tool_schemas import KEYWORDS, MOST_DEPTH, MOST_VALUES, TYPES, UncheckableSchema, check_schema
+from synthesis.core.tool_schemas import KEYWORDS, MOST_DEPTH, MOST_VALUES, TYPES, UncheckableSchema, brief, check_schema
 
 _SPELLINGS = {"str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
               "double": "number", "bool": "boolean", "dict": "object", "list": "array", "tuple": "array",
@@ -84,7 +84,7 @@ def resolve(reference: Any, root: Any) -> Any:
         Unmappable: `foreign_reference`: it points elsewhere, or to nothing.
     """
     if not isinstance(reference, str) or not reference.startswith("#/") or len(reference) > _LONGEST_REFERENCE:
-        raise Unmappable("foreign_reference", f"{reference!r:.100} is not defined in the schema")
+        raise Unmappable("foreign_reference", f"{brief(reference):.100} is not defined in the schema")
     value = root
     for part in reference[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
@@ -93,7 +93,7 @@ def resolve(reference: Any, root: Any) -> Any:
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
         else:
-            raise Unmappable("foreign_reference", f"{reference!r:.100} is not defined in the schema")
+            raise Unmappable("foreign_reference", f"{brief(reference):.100} is not defined in the schema")
     return value
 
 
@@ -107,7 +107,7 @@ class _Normalizer:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            raise Unmappable("invalid_schema", f"a schema must be an object, found {schema!r:.80}")
+            raise Unmappable("invalid_schema", f"a schema must be an object, found {brief(schema):.80}")
         if "$ref" in schema:
             return self.reference(schema, trail, depth)
         if dynamic := [key for key in ("$dynamicRef", "$recursiveRef") if key in schema]:
@@ -118,7 +118,7 @@ class _Normalizer:
         normal: dict[str, Any] = {}
         for key, value in schema.items():
             if not isinstance(key, str):
-                raise Unmappable("invalid_schema", f"the keyword {key!r:.80} is not a text")
+                raise Unmappable("invalid_schema", f"the keyword {brief(key):.80} is not a text")
             if key in _UNCHECKED:
                 raise Unmappable("unsupported_keyword", f"{key!r} is no keyword that tools may use; leave it out")
             if key not in _KNOWN or (key == "title" and isinstance(value, str)):
@@ -156,7 +156,7 @@ class _Normalizer:
     def alternatives(self, schema: Mapping[str, Any], key: str, trail: tuple[str, ...], depth: int) -> Any:
         listed = schema[key]
         if not isinstance(listed, list) or not listed:
-            raise Unmappable("invalid_schema", f"{key} is {listed!r:.80}, not a list of schemas")
+            raise Unmappable("invalid_schema", f"{key} is {brief(listed):.80}, not a list of schemas")
         rest = self.schema({name: value for name, value in schema.items() if name != key}, trail, depth + 1)
         options = [self.schema(option, trail, depth + 1) for option in listed]
         if key == "allOf":
@@ -179,7 +179,7 @@ class _Normalizer:
             return [self.plain(one, depth + 1) for one in value]
         if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
             return value
-        raise Unmappable("invalid_schema", f"{value!r:.80} is not a JSON value")
+        raise Unmappable("invalid_schema", f"{brief(value):.80} is not a JSON value")
 
     def count(self, depth: int) -> None:
         self.nodes += 1
@@ -193,7 +193,7 @@ class _Normalizer:
 
 def _named(key: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
     if unnamed := [name for name in value if not isinstance(name, str)]:
-        raise Unmappable("invalid_schema", f"{key} has the name {unnamed[0]!r:.80}, which is not a text")
+        raise Unmappable("invalid_schema", f"{key} has the name {brief(unnamed[0]):.80}, which is not a text")
     return list(value.items())
 
 
@@ -267,7 +267,8 @@ def _merged(first: Any, second: Any) -> Any:
         elif key == "additionalProperties" and isinstance(value, bool):
             merged[key] = False
         else:
-            raise Unmappable("all_of", f"{key!r:.80} is said twice: {merged[key]!r:.80} and {value!r:.80}")
+            values = f"{brief(merged[key]):.80} and {brief(value):.80}"
+            raise Unmappable("all_of", f"{brief(key):.80} is said twice: {values}")
     return merged
 
 
@@ -282,10 +283,10 @@ def _type(value: Any) -> dict[str, Any]:
             return {"type": single if len(single) > 1 else single[0]}
         value = names[0]
     if not isinstance(value, str):
-        raise Unmappable("invalid_schema", f"type is {value!r:.80}")
+        raise Unmappable("invalid_schema", f"type is {brief(value):.80}")
     name = _SPELLINGS.get(value.lower(), value.lower())
     if name == "any":
         return {}
     if name not in TYPES:
-        raise Unmappable("unknown_type", f"type {value!r:.80} is not a JSON Schema type")
+        raise Unmappable("unknown_type", f"type {brief(value):.80} is not a JSON Schema type")
     return {"type": name}

@@ -90,7 +90,9 @@ class _Taskset:
             connections: dict[str, McpConnection] = {}
             try:
                 for name, url in harness.urls.items():
-                    connection = McpConnection(HttpExecution(url), cwd=Path(folder), timeout_seconds=_SECONDS)
+                    connection = McpConnection(
+                        HttpExecution(url), cwd=Path(folder), timeout_seconds=_SECONDS, reopens=False
+                    )
                     connections[name] = await reached.enter_async_context(connection)
                 if self.tools is None:
                     self.tools = await served_tools(connections, prefixed=True) if connections else _NO_TOOLS

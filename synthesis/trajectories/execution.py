@@ -23,7 +23,8 @@ from synthesis.pipeline.context import ask_until
 from synthesis.pipeline.languages import NAMES, strays
 from synthesis.pipeline.teacher import Teacher, cast
 from synthesis.servers.collect import connected
-from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, Shared
+from synthesis.servers.made_once import Shared
+from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable
 from synthesis.servers.normalize import fix_names
 from synthesis.trajectories.teacher_answers import EmulatedResult
 

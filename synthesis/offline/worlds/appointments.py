@@ -57,6 +57,14 @@ def _free(table: str, at: str) -> Any:
     return holds
 
 
+def _only_one(picked: Any) -> bool:
+    """Whether the patient sees that doctor once that day, so that the request says which appointment is meant."""
+    visit = picked["visit"]
+    meant = [visit.rows["appointments"][visit.id][column] for column in ("patient", "doctor", "day")]
+    rows = visit.rows["appointments"].values()
+    return sum([one[column] for column in ("patient", "doctor", "day")] == meant for one in rows) == 1
+
+
 _TABLES = (
     "Window Table", "Garden Table", "Corner Booth", "Round Table", "Fireside Table", "Long Table", "Terrace Table",
     "Alcove Table", "Balcony Table", "Cellar Table",
@@ -346,6 +354,7 @@ CLINIC = WorldText(
                     Has("appointments", "{visit.id}", {"status": "cancelled"}),
                 ),
             ),
+            holds=_only_one,
         ),
     ),
 )

@@ -75,6 +75,32 @@ async def test_transient_failures_are_retried_then_rejected(tmp_path):
     assert tries == {0: 1, 1: 2, 2: 3, 3: 3, 4: 3}
 
 
+@pytest.mark.parametrize("inputs", [range(4), (number for number in range(4))], ids=["sequence", "iterable"])
+async def test_what_failed_by_no_fault_of_its_own_is_tried_again_by_the_next_run(tmp_path, inputs):
+    there: set[str] = set()
+    calls: Counter[int] = Counter()
+
+    async def wants(number):
+        calls[number] += 1
+        if number == 1 and "server" not in there:
+            raise Rejected("mcp_server_unavailable", "install it")
+        if number == 2 and "endpoint" not in there:
+            raise Transient("busy")
+        if number == 3:
+            raise Rejected("three")
+        return [Answer(value=number)]
+
+    first = await run(wants, range(4), tmp_path / "journal", retries=0)
+    assert first.rejected == Counter(mcp_server_unavailable=1, transient_failure=1, three=1)
+    there.add("server")
+    second = await run(wants, range(4), tmp_path / "journal", retries=0)
+    assert second.rejected == Counter(transient_failure=1, three=1) and second.resumed == 2
+    there.add("endpoint")
+    third = await run(wants, inputs, tmp_path / "journal", retries=0)
+    assert [a.value for a in third.outputs] == [0, 1, 2] and third.rejected == Counter(three=1)
+    assert calls == {0: 1, 1: 2, 2: 3, 3: 1}
+
+
 async def test_a_stopped_run_goes_on_and_does_nothing_twice(tmp_path):
     calls: Counter[int] = Counter()
 

@@ -443,6 +443,10 @@ async def test_twins_are_found_by_running_them(pool: SandboxPool) -> None:
     area = fact_tool(all_relations()["area_of_country"], ["Japan"], "en")
     tools = [named("seat", twin), area, named("typed", twin.replace("seat", "typed"), "integer")]
     assert await twins_of(built, tools, context(pool)) == {"seat"}
+    # Nor does it help one that all of its arguments may be left out, or stand in another order.
+    free = CodeTool(replace(named("free", "").spec, parameters={**SPEC.parameters, "required": []}),
+                    "def free(c=None):\n    return {'Japan': 'Tokyo', None: 'Tokyo'}[c]\n")  # fmt: skip
+    assert await twins_of(built, [free], context(pool)) == {"free"}
     # One that takes the process with it hides nothing of the others, nor does one without JSON.
     crashing = named("crashing", "import os\ndef crashing(n):\n    os.abort()\n")
     no_json = named("no_json", "def no_json(n):\n    return object()\n")

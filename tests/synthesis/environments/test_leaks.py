@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,20 +15,22 @@ from msgspec.structs import replace
 
 from sandbox import Sandbox, SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_dataset
-from synthesis.core.records import Answer, CodeTool, ToolEnvironment, ToolSpec
-from synthesis.core.stages import Journal, Rejected
+from synthesis.core.records import Answer, CodeTool, Decomposition, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.stages import Journal, Rejected, Transient
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, decompose, question_seeds
 from synthesis.environments.distract import Candidate, Index, distract
-from synthesis.environments.drafts import Built, NeededTool
+from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.implement import implement
-from synthesis.environments.leaks import check_questions, leaked
+from synthesis.environments.leaks import check_arguments_ask, check_questions, leaked
 from synthesis.environments.pipeline import synthesize
-from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer
+from synthesis.environments.teacher_answers import Argument, DecompositionAnswer, ReferenceCallAnswer, SubQuestionAnswer
+from synthesis.pipeline.context import together
 from synthesis.pipeline.embedding import document_text
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.teacher import TeacherError
 
 SEED = QuestionSeed("q0", "en", "multi_hop", "", "train")
 
@@ -84,6 +87,97 @@ def test_questions_that_have_to_be_answered(question: str, steps: list[SubQuesti
 def test_questions_that_state_an_answer_are_refused(question: str, steps: list[SubQuestionAnswer], said: str) -> None:
     with pytest.raises(Rejected, match=f"answer_in_question.*{said}"):
         check_questions(question, steps)
+
+
+def asked(*steps: SubQuestion, question: str = "?") -> Decomposition:
+    return Decomposition("d", "en", "geography", "single_hop", question, steps[-1].answer, list(steps), [], "s")
+
+
+def looked_up(number: int, question: str, answer: Any, *after: int) -> SubQuestion:
+    return SubQuestion(number, question, Answer(answer), list(after), 1, True, "i")
+
+
+JAPAN = looked_up(1, "What is the capital of Japan?", "Tokyo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "given"),
+    [
+        ({"name": "Tokyo"}, [JAPAN], True),
+        ({"name": "tokyo, Japan"}, [JAPAN], True),
+        ({"where": {"names": ["Japan", "Tokyo"]}}, [JAPAN], True),
+        ({"country": "Japan"}, [JAPAN], False),
+        ({"population": 717_710}, [looked_up(1, "How many live in Oslo?", 717_710)], True),
+        # What an earlier step found is asked about, and a choice is one of what is named.
+        ({"city": "Tokyo"}, [JAPAN, looked_up(2, "Its name there?", "Tokyo", 1)], False),
+        ({"city": "Tokyo, Honshu"}, [JAPAN, looked_up(2, "Its island?", "Honshu", 1)], True),
+        ({"a": "Oslo", "b": "Bergen"}, [looked_up(1, "Which has more, Oslo or Bergen?", "Oslo")], False),
+        ({"city": "Oslo", "exact": True}, [looked_up(1, "Is Oslo a capital?", True)], False),
+    ],
+)  # fmt: skip
+def test_a_call_that_states_its_answer_asks_nothing(arguments: Any, steps: list[SubQuestion], given: bool) -> None:
+    with pytest.raises(Rejected, match="answer_in_call.*states its answer") if given else nullcontext():
+        check_arguments_ask(arguments, steps[-1], asked(*steps))
+
+
+def test_a_teacher_is_told_that_its_call_states_the_answer() -> None:
+    """A tool that repeats its argument would be proven by it."""
+
+    def echoed(given: ReferenceCallAnswer, variables: Mapping[str, Any]) -> ReferenceCallAnswer:
+        name, value = given.arguments[0].name, variables["step"].answer.value
+        return replace(given, arguments=[Argument(name, value), *given.arguments[1:]])
+
+    teacher = Rules(ReferenceCallAnswer=echoed)
+    step = replace(JAPAN, intent="capital_of_country")
+    with pytest.raises(Rejected, match="answer_in_call"):
+        asyncio.run(implement(Draft(asked(step), ["geography"]), context(teacher)))
+    told = [feedback for name, feedback in teacher.feedback if name == "ReferenceCallAnswer"]
+    assert told[0] == "" and "states its answer, 'Tokyo'" in told[1]
+
+
+def test_a_record_that_is_rejected_asks_for_nothing_more() -> None:
+    """One of its steps is; the others are in the middle of theirs."""
+    late: list[str] = []
+
+    class OneFails(Rules):
+        rejected = False
+
+        async def ask(self, answer: type, variables: Any, *, language: Any, seed: int) -> Any:
+            if variables["step"].id == 1:
+                raise TeacherError("no answer")
+            await asyncio.sleep(0.02)
+            late.extend([answer.__name__] * self.rejected)
+            return await super().ask(answer, variables, language=language, seed=seed)
+
+    async def rejected() -> None:
+        teacher = OneFails()
+        steps = [replace(JAPAN, intent="capital_of_country"), replace(JAPAN, id=2, intent="capital_of_country")]
+        with pytest.raises(Rejected, match="no answer"):
+            await implement(Draft(asked(*steps), ["geography"] * 2), context(teacher))
+        teacher.rejected = True
+        await asyncio.sleep(0.1)
+
+    asyncio.run(rejected())
+    assert late == []
+
+
+async def test_what_else_fails_lets_the_others_finish() -> None:
+    done: list[int] = []
+
+    async def after(seconds: float, error: Exception | None) -> int:
+        await asyncio.sleep(seconds)
+        if error is not None:
+            raise error
+        done.append(1)
+        return 1
+
+    assert await together(after(0.01, None), after(0, None)) == [1, 1]
+    with pytest.raises(Transient):
+        await together(after(0.02, None), after(0, Transient("busy")))
+    assert len(done) == 3
+    with pytest.raises(Rejected):
+        await together(after(60, None), after(0, Rejected("bad")))
+    assert len(done) == 3
 
 
 def telling(given: DecompositionAnswer, variables: Mapping[str, Any]) -> DecompositionAnswer:

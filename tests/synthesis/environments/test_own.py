@@ -65,6 +65,12 @@ async def pool():
             "annotated with nothing",
         ),
         ([OwnStep("Twice 4?", 8, "double", {"n": 4})], {"code": "def double("}, "bad_code: it is no Python module"),
+        # Python takes what the schema refuses, as an episode does.
+        (
+            [OwnStep("Twice 4?", "44", "double", {"n": "4"})],
+            {"code": CODE.replace("n * by", "n * 2"), "answer": "44"},
+            "bad_call: step 1: double: argument 'n': .*not of type 'integer'; annotate the function as it is called",
+        ),
         ([], {}, "no_sub_questions"),
     ],
 )

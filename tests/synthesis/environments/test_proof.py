@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from environments_world import CASE, HONEST, SPEC, Rules
@@ -15,7 +16,7 @@ from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Rejected
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.proof import Case, anything, prove, searches
+from synthesis.environments.proof import Case, anything, play, prove, searches, translated, translations
 from synthesis.environments.verify import solve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,6 +91,94 @@ async def test_a_tool_that_can_be_asked_for_everything_is_rejected(pool: Sandbox
     assert rejection.value.reason == "ignores_arguments" and "'Tokyo'" in rejection.value.detail
 
 
+DATACLASSES = """from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Row:
+    country: str
+    capital: str
+
+ROWS = [Row('Japan', 'Tokyo'), Row('Italy', 'Rome'), Row('Norway', 'Oslo')]
+
+def capital(c):
+    return {'capital': [row.capital for row in ROWS if HOLDS]}
+"""
+
+
+async def test_calls_of_several_tools_run_as_each_would_alone(pool: SandboxPool) -> None:
+    """A module that looks itself up loaded in an episode, and not there: its search counted as a call that failed."""
+    found = CodeTool(SPEC, DATACLASSES.replace("HOLDS", "c in row.country"))
+    assert await play([found], [("capital", {"c": ""})], pool) == [
+        MadeCall("capital", True, {"capital": ["Tokyo", "Rome", "Oslo"]})
+    ]
+    with pytest.raises(Rejected, match="ignores_arguments"):
+        await prove(found, [CASE], context(pool))
+    exact = CodeTool(SPEC, DATACLASSES.replace("HOLDS", "c == row.country"))
+    assert (await prove(exact, [CASE], context(pool)))[0].output == {"capital": ["Tokyo"]}
+    # Of one that loads nowhere the others' calls are made all the same.
+    broken = CodeTool(msgspec.structs.replace(SPEC, name="broken"), "import nothing_like_it\ndef broken(c): ...")
+    made = await play([broken, exact], [("broken", {"c": "Japan"}), ("capital", {"c": "Japan"})], pool)
+    assert [one.ok for one in made] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("option", "holds"),
+    [
+        ({"type": "string", "enum": ["exact", "prefix"]}, "(k == c if how != 'prefix' else k.startswith(c))"),
+        ({"type": "boolean"}, "(k == c if how is not True else c in k)"),
+    ],
+    ids=["choice", "truth value"],
+)
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_search_behind_an_option_is_one(pool: SandboxPool, option: Any, holds: str, required: bool) -> None:
+    properties = {"c": {"type": "string"}, "how": option}
+    spec = ToolSpec("capital", "Capital of a country.", {
+        "type": "object", "properties": properties, "required": ["c", "how"] if required else ["c"],
+    })  # fmt: skip
+    given = {"how": option.get("enum", [False])[0]} if required else {}
+    case = Case(1, {**CASE.arguments, **given}, {**CASE.other_arguments, **given}, CASE.answer)
+    code = FOUND.replace("(c)", "(c, how=None)")
+    with pytest.raises(Rejected, match=r"ignores_arguments.*how="):
+        await prove(CodeTool(spec, code.replace("HOLDS", holds)), [case], context(pool))
+    honest = CodeTool(spec, code.replace("HOLDS", "k == c"))
+    assert (await prove(honest, [case], context(pool)))[0].output == {"capital": ["Tokyo"]}
+
+
+async def test_options_by_which_searches_are_repeated_are_bounded() -> None:
+    codes = {"type": "string", "enum": [str(code) for code in range(500)]}
+    spec = ToolSpec(
+        "f", "F.", {"type": "object", "properties": {"c": {"type": "string"}, "code": codes}, "required": ["c"]}
+    )
+    given = {"c": "Japan"}
+    assert len(searches(CodeTool(spec, "def f(c, code=''): ..."), Case(1, given, given, Answer("Tokyo")))) == 5 * 33
+
+
+def two(**of: Any) -> ToolSpec:
+    required = [name for name, one in of.items() if not one.pop("optional", False)]
+    return ToolSpec("f", "F.", {"type": "object", "properties": of, "required": required})
+
+
+async def test_a_call_is_tried_for_another_tool_in_each_way_that_fits() -> None:
+    number, text = {"type": "number"}, {"type": "string"}
+    convert, given = two(amount=dict(number), currency=dict(text)), {"amount": 5.0, "currency": "USD"}
+    swapped = two(code=dict(text), value=dict(number))
+    assert translations(given, convert, swapped) == [{"code": "USD", "value": 5.0}]
+    assert translated(given, convert, swapped) == {"code": "USD", "value": 5.0}
+    either = two(a=dict(text), b=dict(text))
+    assert translations({"a": "x", "b": "y"}, either, two(c=dict(text), d=dict(text))) == [
+        {"c": "x", "d": "y"}, {"d": "x", "c": "y"},
+    ]  # fmt: skip
+    optional = two(code=dict(text), value={**number, "optional": True})
+    assert translations(given, convert, optional) == [{"code": "USD", "value": 5.0}]
+    nothing = two(value={**number, "optional": True})
+    assert translations({"c": "x"}, two(c=dict(text)), nothing) == [{}]
+    assert translated({"c": "x"}, two(c=dict(text)), nothing) is None
+    assert translations(given, convert, two(c=dict(text))) == []
+    many = two(**{f"p{number}": dict(text) for number in range(6)})
+    assert len(translations({f"p{number}": "x" for number in range(6)}, many, many)) == 8
+
+
 async def test_a_search_that_names_its_subject_is_no_search_for_everything(pool: SandboxPool) -> None:
     code = FOUND.replace("HOLDS", "k.casefold() == c.strip().casefold()")
     assert (await prove(CodeTool(SPEC, code), [CASE], context(pool)))[0].output == {"capital": ["Tokyo"]}
@@ -107,6 +196,9 @@ async def test_every_required_argument_is_made_one_that_finds_everything() -> No
         *({"c": one} for one in ("", "*", "%", ".*", "J")),
         *({"tags": one} for one in ([], [""], ["*"], ["%"], [".*"], ["A"])),
         {"c": "", "tags": []},
+        *({"c": one, "unit": "km"} for one in ("", "*", "%", ".*", "J")),
+        *({"tags": one, "unit": "km"} for one in ([], [""], ["*"], ["%"], [".*"], ["A"])),
+        {"c": "", "tags": [], "unit": "km"},
     ]
     numbers = {
         "type": "object",

@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 import pytest
+from phonenumbers import PhoneMetadata
 
 from synthesis.core.records import CodeExecution, decode, encode
 from synthesis.core.records import ToolServer as ToolServerRecord
 from synthesis.facts import catalog
 from synthesis.facts.catalog import KINDS, SERVERS
 from synthesis.facts.code import module_source
+from synthesis.facts.entities import country_names
 from synthesis.facts.names import MAX_WORDS, canonical, functional
 from synthesis.facts.relations import all_relations, joinable
 from synthesis.facts.servers import fact_servers
@@ -245,6 +247,24 @@ def test_module_source_restricts_and_renames():
     with pytest.raises(ValueError, match="unknown country: 'Germany'"):
         module["find_capital"](country="Germany")
     assert source == module_source([relation], {relation.id: ["Japan", "France"]}, names={relation.id: "find_capital"})
+
+
+def test_a_capital_is_a_city_of_its_country():
+    """Of two relations that a question joins the one names what the other means: Kingston alone is Jamaica's."""
+    capitals, countries = RELATIONS["capital_of_country"].rows, RELATIONS["country_of_city"].rows
+    assert [one for one, city in capitals.items() if countries.get(city, one) != one] == []
+    assert capitals["Jamaica"] == "Kingston" and "Norfolk Island" not in capitals and len(capitals) > 200
+
+
+def test_mobile_numbers_have_a_length_where_they_have_one():
+    lengths = RELATIONS["mobile_digits_of_country"].rows
+    possible = {}
+    for iso, country in country_names().items():
+        data = PhoneMetadata.metadata_for_region(iso, None)
+        if data is not None and data.mobile is not None:
+            possible[country] = set(data.mobile.possible_length or data.general_desc.possible_length)
+    assert {country: {digits} for country, digits in lengths.items()} == {one: possible[one] for one in lengths}
+    assert "Austria" not in lengths and lengths["France"] == 9 and len(lengths) > 150
 
 
 @pytest.mark.parametrize(

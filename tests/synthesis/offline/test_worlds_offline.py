@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from synthesis.environments.worlds import make_world
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.world_author import WORLDS
 from synthesis.offline.worlds.accounts import BANK
-from synthesis.offline.worlds.drawing import drawn_world, signature
+from synthesis.offline.worlds.appointments import CLINIC
+from synthesis.offline.worlds.drawing import View, drawn_rows, drawn_world, signature
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Partition
 
@@ -47,6 +49,22 @@ class Given(OfflineTeacher):
     def __init__(self, answer: object) -> None:
         super().__init__()
         self._handlers["WorldAnswer"] = lambda variables, language, rng: answer
+
+
+async def test_a_request_says_which_appointment_it_is_about() -> None:
+    """Two of one patient with one doctor on one day were drawn 30 times in 4,000."""
+    met = 0
+    for number in range(1_500):
+        rng = rng_for(number, "appointments")
+        rows = drawn_rows(CLINIC, rng)
+        visits = Counter((one["patient"], one["doctor"], one["day"]) for one in rows["appointments"].values())
+        met += max(visits.values()) > 1
+        for visit in rows["appointments"]:
+            picked = {"visit": View(visit, "appointments", rows, CLINIC.tables)}
+            one = rows["appointments"][visit]
+            alone = visits[one["patient"], one["doctor"], one["day"]] == 1
+            assert CLINIC.tasks[1].holds(picked) == alone
+    assert met
 
 
 @pytest.mark.parametrize(("world", "n"), TASKS, ids=[f"{world.name} {n}" for world, n in TASKS])

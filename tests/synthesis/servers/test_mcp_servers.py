@@ -160,6 +160,117 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
     server.close()
 
 
+def http(status: str, kind: str = "text/plain", body: object = "no", *more: str) -> bytes:
+    content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    heads = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(content)}", *more, "", ""]
+    return "\r\n".join(heads).encode() + content
+
+
+@contextlib.asynccontextmanager
+async def shaken_hands(answers: dict[str, bytes], seen: list[str] | None = None, session: str = ""):
+    """A server in order over HTTP, but for the methods that it has other answers to."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = head.partition("content-length:")[2].split("\r\n")[0]
+                message = json.loads(await reader.readexactly(int(length or 0)) or "{}")
+                method, number = message.get("method"), message.get("id")
+                if seen is not None:
+                    seen.append(f"{head.split()[1]} {method}")
+                capabilities = {"tools": {}, "prompts": {}, "resources": {}}
+                look = {"name": "look", "description": "Look at a thing.", "inputSchema": {"type": "object"}}
+                known = {
+                    "initialize": {
+                        "protocolVersion": "2025-06-18",
+                        "capabilities": capabilities,
+                        "serverInfo": {"name": "f", "version": "1"},
+                    },
+                    "tools/list": {"tools": [{**look, "annotations": {"readOnlyHint": True}}]},
+                    "tools/call": {"content": [{"type": "text", "text": "seen"}]},
+                }
+                if method in answers and "/moved" not in head.split()[1]:
+                    writer.write(answers[method])
+                elif not head.startswith("post"):
+                    writer.write(http("405 No"))
+                elif number is None:
+                    writer.write(http("202 Accepted"))
+                else:
+                    error = {"error": {"code": -32601, "message": "no such method"}}
+                    said = {"result": known[method]} if method in known else error
+                    head = [f"Mcp-Session-Id: {session}"] if session and method == "initialize" else []
+                    body = {"jsonrpc": "2.0", "id": number, **said}
+                    writer.write(http("200 OK", "application/json", body, *head))
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    finally:
+        server.close()
+
+
+OWN_ERROR = {"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "no such word"}}
+REFUSALS = HTTP_ANSWERS | {
+    **{status: http(f"{status} Oh") for status in ("401", "403", "404", "429", "502", "503")},
+    "limited": http("429 Slow down", "application/json", OWN_ERROR),
+    "accepted": http("202 Accepted"),
+    "to a page": http("302 Found", "text/html", "", "Location: /login"),
+    "round and round": http("307 Go", "text/html", "", "Location: /mcp"),
+    "parse error": http("200 OK", "application/json", {**OWN_ERROR, "error": {"code": -32700, "message": "what?"}}),
+}
+
+
+@pytest.mark.parametrize("answer", REFUSALS.values(), ids=REFUSALS)
+async def test_what_comes_instead_of_a_tools_answer_is_shown_to_nobody(tmp_path, answer):
+    """Its handshake was in order: what stands before the server failed later."""
+    look = ToolSpec("look", "Look at a thing.", {"type": "object", "properties": {}})
+    answer = b"" if answer is None or answer.endswith(b"chunked\r\n\r\n") else answer  # what hangs has its own test
+    async with (
+        asyncio.timeout(120),
+        shaken_hands({"tools/call": answer}) as url,
+        McpConnections(cwd=tmp_path, timeout_seconds=2) as connections,
+    ):
+        server = ToolServer("own", "Own", "A server.", "test", "en", [look], HttpExecution(url))
+        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
+        with pytest.raises(Transient, match="MCP server"):
+            await executor.mcp(server, server.execution, ToolCall("call_1", "look", {}))
+
+
+async def test_what_a_server_says_over_http_with_another_status_is_its_answer(tmp_path):
+    seen: list[str] = []
+    moved = http("307 Go", "text/html", "", "Location: /mcp/moved")
+    for answer, expected in (
+        (http("400 Bad", "application/json", OWN_ERROR), ("no such word", False)),
+        (http("404 Unknown", "application/json; charset=utf-8", OWN_ERROR), ("no such word", False)),
+        (moved, ("seen", True)),
+    ):
+        async with shaken_hands({"tools/call": answer}, seen) as url, McpConnections(cwd=tmp_path) as connections:
+            assert await (await connections.get(HttpExecution(url))).call("look", {}) == expected
+    assert [one for one in seen if "call" in one][-2:] == ["/mcp tools/call", "/mcp/moved tools/call"]
+
+
+async def test_a_gateway_that_knows_no_more_is_no_server_without_prompts(tmp_path):
+    async with shaken_hands({"prompts/list": http("404 Oh")}) as url, McpConnections(cwd=tmp_path) as connections:
+        with pytest.raises(Rejected, match="mcp_server_unavailable.*prompts/list was not answered: HTTP 404"):
+            await collect(http_source(url, {}), SimpleNamespace(connections=connections))
+
+
+async def test_a_session_that_the_server_forgot_is_opened_again(tmp_path):
+    seen: list[str] = []
+    answers = {"tools/call": http("404 Gone")}
+    async with shaken_hands(answers, seen, "s1") as url, McpConnections(cwd=tmp_path) as connections:
+        running = await connections.get(HttpExecution(url))
+        await running.list_tools()
+        with pytest.raises(ServerUnavailable, match="broke twice: Session terminated"):
+            await running.call("look", {})
+        assert running.reopened == 1
+        answers.clear()
+        assert await running.call("look", {}) == ("seen", True)
+
+
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
 async def test_an_answer_without_end_is_ended(tmp_path, monkeypatch, caplog, kind):
     monkeypatch.setattr(bounded_http, "MOST_BYTES", 1 << 20)

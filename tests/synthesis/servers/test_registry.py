@@ -396,6 +396,35 @@ def test_whatever_stands_at_any_place_of_a_record(tmp_path_factory, data):
         assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
 
 
+def doubled(levels: int) -> list:
+    """Ten to the power of `levels` values, in the memory of a few lists; YAML writes it so, with aliases."""
+    value: list = ["x"] * 10
+    for _ in range(levels - 1):
+        value = [value] * 10
+    return value
+
+
+@pytest.mark.slow
+def test_aliases_of_aliases_are_rejected_in_bounded_work(tmp_path):
+    """Nine levels are 400 bytes of YAML: what is quoted of them must not be written out first."""
+    plain = json.loads(json.dumps(yaml.safe_load(OPENAPI), default=str))
+    bomb, file = doubled(9), tmp_path / "bomb.yaml"
+    begun = time.process_time()
+    for form in (plain, smithery(), RAPIDAPI, [function()], {"tools": 1}):
+        for *way, last in places(form):
+            record = deepcopy(form)
+            reduce(lambda value, key: value[key], way, record)[last] = bomb
+            file.write_text(yaml.safe_dump(record))
+            read = read_registries([file])
+            assert read.read == len(read.documents) + len(read.rejected)
+            for done in normalize_all(read.documents, min_tools=1):
+                assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
+    assert time.process_time() - begun < 60  # what is written out takes all memory first
+    file.write_text(yaml.safe_dump({"tools": {"a": bomb}}))
+    (rejection,) = read_registries([file]).rejected
+    assert rejection.reason == "unknown_form" and "`tools` is a list, found {'a': [" in rejection.detail
+
+
 def test_required_parameters_that_are_no_names(tmp_path):
     body = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", {"b": 1}]}
     content = {"required": True, "content": {"application/json": {"schema": body}}}

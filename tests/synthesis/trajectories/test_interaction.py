@@ -196,12 +196,13 @@ SERVER = textwrap.dedent(
     import asyncio, os
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
-    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
     NAMES = ("ok", "hang", "die", "die_once", "huge", "deep")
 
     async def list_tools(context, parameters):
-        tools = [Tool(name=n, description="A tool.", input_schema={"type": "object"}) for n in NAMES]
+        kept = {"input_schema": {"type": "object"}, "annotations": ToolAnnotations(read_only_hint=True)}
+        tools = [Tool(name=n, description="A tool.", **kept) for n in NAMES]
         return ListToolsResult(tools=tools)
 
     async def call_tool(context, parameters):

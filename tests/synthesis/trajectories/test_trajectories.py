@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections import Counter
+import sqlite3
+from collections import Counter, defaultdict
+from functools import partial
 
 import msgspec
 import pytest
@@ -30,9 +33,11 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.track import Track
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize
+from synthesis.trajectories.context import open_context
 from synthesis.trajectories.execution import FAILURES, Failures
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import AXES, judge
@@ -87,6 +92,56 @@ class CountingTeacher(OfflineTeacher):
         if self.limit is not None and self.count > self.limit:
             raise RuntimeError("killed")
         return await super().act(messages, tools, language=language, seed=seed)
+
+
+async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
+    """Of what it reads and does not name, a change would be accepted and ignored where a journal is there."""
+    plain, named, read = Track.stage, defaultdict(set), defaultdict(set)
+
+    class Watched:
+        def __init__(self, config, stage):
+            self._config, self._stage = config, stage
+
+        def __getattr__(self, name):
+            read[self._stage].add(name)
+            return getattr(self._config, name)
+
+    async def stage(self, name, function, inputs, *, label, depends, later=None, **options):
+        async def watched(item, context):
+            return await function(item, dataclasses.replace(context, config=Watched(context.config, label)))
+
+        named[label] |= {*depends, *(later or ())}
+        return await plain(self, name, watched, inputs, label=label, depends=depends, later=later or {}, **options)
+
+    monkeypatch.setattr(Track, "stage", stage)
+    config = dataclasses.replace(
+        CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
+        conducts={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
+    )  # fmt: skip
+    await run(tmp_path, config=config)
+    assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
+    assert read["run agents"] >= {"attempts", "failures"}
+    assert read["write conversations"] >= {"policies", "informative_joins", "partition"}
+    assert len(named) == 10
+
+
+async def test_a_setting_that_a_stage_came_to_name_keeps_journals_that_had_none_of_it(tmp_path):
+    async def nothing(item, context):
+        return []
+
+    async with LocalExecutor(OfflineTeacher(), None).workers(
+        partial(open_context, config=CONFIG, workdir=tmp_path, seed=0)
+    ) as workers:
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            for setting, later, count in ((0.0, {}, 1), (0.0, {"policies": 0.0}, 1), (0.5, {"policies": 0.0}, 2)):
+                config = dataclasses.replace(CONFIG, policies=setting)
+                track = Track(workers, journal, tmp_path, config=config, concurrency=1, seed=0)
+                made = dict(key=str, out=Task, label="a stage", depends=("attempts",), later=later)
+                await track.stage("stage", nothing, ["input"], **made)
+                stages = {
+                    row[0] for row in sqlite3.connect(tmp_path / "journal.sqlite").execute("SELECT stage FROM done")
+                }
+                assert len(stages) == count
 
 
 async def test_a_run_makes_all_datasets_and_its_resumption_the_same_bytes(tmp_path):
