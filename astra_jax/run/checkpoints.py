@@ -243,8 +243,7 @@ class Checkpointer:
             self._require(self._states, step, "full state")
             extra = self._states.read(step, extra=ocp.args.JsonRestore())
             saved = self._digests(self._states, step)
-            found = {_EXTRA: digest_of_json(extra)}
-            self._compare(self._states, step, found, {_EXTRA: saved[_EXTRA]} if saved else {})
+            self._compare(self._states, step, {_EXTRA: digest_of_json(extra)}, saved and {_EXTRA: saved[_EXTRA]})
             return extra
 
         return self._on_all(step, read)
@@ -259,8 +258,8 @@ class Checkpointer:
 
         def read() -> dict[str, str]:
             self._require(self._params, step, "weights")
-            saved = _leaves(self._params.item_metadata(step)["params"].tree)
-            return {name: dtype for name, (_, dtype) in saved.items()}
+            leaves = _leaves(self._params.item_metadata(step)["params"].tree)
+            return {name: dtype for name, (_, dtype) in leaves.items()}
 
         return self._on_all(step, read)
 
