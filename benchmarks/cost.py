@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,8 +40,6 @@ MEMORY_SHARE = 0.9
 """Of a server's memory, for weights and cache; vLLM's default."""
 SERVERS = (1, 2, 4, 8)
 """Chips of a rollout server that are tried; the cheapest is taken."""
-SIGMA = 0.6
-"""Of the logarithms of episodes' lengths behind their prompts."""
 MOST_SEQUENCES = 256
 """That a server draws for at once; vLLM's default."""
 
@@ -115,42 +112,11 @@ def fitting_plans(kind: str) -> list[dict[str, Any]]:
     return [row for row in newest if row["fits"] and row["topology"].startswith(f"{kind}:")]
 
 
-def sft_row(size: str) -> int:
-    """Tokens of a row, as the preset has it."""
-    from configs.training import PRESETS, SFTRun
+def attended(length: int, chip: Chip) -> int:
+    """How long a document is for attention: on TPUs two blocks longer, those at its ends, in which others are too."""
+    from astra_jax.attention.splash import LARGEST_BLOCK
 
-    run = PRESETS[f"sft:{size}"]()
-    assert isinstance(run, SFTRun)
-    return run.sft.data.seq_len
-
-
-@functools.cache
-def rows_of_a_batch(size: str, assumed: Assumed) -> dict[int, int]:
-    """How many rows of each length an update trains on, as `grpo.packing` lays a batch of episodes on TPUs: whole
-    groups, of `SIGMA` around the mean lengths, and none beyond the preset's limit."""
-    from astra_jax.grpo.packing import layout
-    from astra_jax.rollout.episode import Episode
-    from configs.training import MODELS, PRESETS, GRPORun
-
-    run = PRESETS[f"grpo:{size}"]()
-    assert isinstance(run, GRPORun)
-    most = run.grpo.episode.max_prompt_tokens + run.grpo.episode.max_response_tokens
-    draws, prompt = random.Random(0), [0] * assumed.prompt
-    mean = assumed.sampled + assumed.tools
-    episodes, groups = [], []
-    for group in range(GROUPS):
-        for number in range(assumed.group_size):
-            own = round(draws.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA))
-            ids = prompt + [1 + number] * max(1, min(own, most - assumed.prompt))
-            episodes.append(Episode("", ids, assumed.prompt, [], [], [], [], None, 0, "voided", []))
-            groups.append(group)
-    model = MODELS[size]
-
-    def work(length: int) -> tuple[float, bool]:
-        return length * model.flops_per_token(length)[0], True
-
-    placed, _ = layout(episodes, row_buckets=run.grpo.row_buckets, rows=1, groups=groups, work=work)
-    return {length: len(found) for length, found in placed.items()}
+    return length if chip.clock is None else length + 2 * LARGEST_BLOCK
 
 
 def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[float, str]:
@@ -194,19 +160,14 @@ def work_of(size: str, kind: str, assumed: Assumed) -> Work:
     from configs.training import MODELS
 
     model, chip = MODELS[size].in_training_precision(), CHIPS[kind]
-    # On TPUs attention visits the blocks that the causal mask shows, whatever is packed into a row (`planner.kernels`):
-    # each place of a row costs what one of a whole document does. On GPUs it visits no other document.
-    in_rows = rows_of_a_batch(size, assumed) if chip.clock is not None else {}
-    row = sft_row(size) if in_rows else assumed.conversation
-    mfu, source = training_mfu(size, kind, row)
-    update_mfu, update_source = training_mfu(size, kind, max(in_rows, default=assumed.episode), "grpo")
+    mfu, source = training_mfu(size, kind, assumed.conversation)
+    update_mfu, update_source = training_mfu(size, kind, assumed.episode, "grpo")
 
     def chip_hours(tokens: float, length: int, mfu: float) -> float:
         return tokens * model.flops_per_token(length)[0] / (chip.flops * mfu * 3600)
 
-    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, row, mfu)
-    update = UPDATES * sum(chip_hours(count * length, length, update_mfu) for length, count in in_rows.items())
-    update = update or chip_hours(assumed.episodes * assumed.episode, assumed.episode, update_mfu)
+    sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, attended(assumed.conversation, chip), mfu)
+    update = chip_hours(assumed.episodes * assumed.episode, attended(assumed.episode, chip), update_mfu)
 
     servers = [_server(model, chip, chips, mfu, assumed) for chips in SERVERS]
     seconds, server, sequences, bound = min(one for one in servers if one is not None)  # chip-seconds a token
@@ -314,11 +275,9 @@ _FROM = """
 
 {table}
 - **Compiled cycles** are the TPU compiler's own of a whole step ([Full size](scale.md#the-planner)), at the length and
-  size that are named, the nearest there are, whose MFU is taken for all lengths. Attention visits whole rows there,
-  whatever is packed into them, so that a place costs what one of a document of the row's length does: of {row:,} tokens
-  in SFT, and in GRPO of the rows that a batch is laid into ([GRPO](grpo.md#one-update)) whose episodes' lengths are
-  spread around the means (0.6 of a logarithm): {laid}. On v6e attention's heads fill half of a matrix unit, and 4B's
-  layers alone come to 39 % MFU ([by line](scale.md#the-step-in-compiled-cycles)).
+  size that are named, the nearest there are, whose MFU is taken for all lengths. Attention leaves out the blocks of
+  other documents; the two at a document's ends, of 1,024 tokens each, count whole. On v6e attention's heads fill half
+  of a matrix unit, and 4B's layers alone come to 39 % MFU ([by line](scale.md#the-step-in-compiled-cycles)).
 - **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak; on GPUs
   attention visits no other document, so that it goes by the lengths above.
   SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
@@ -330,7 +289,7 @@ _FROM = """
 - **In turns**, the paper's way and exact, chips that train wait for rollouts and the other way round: with T that train
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).
   With `async_steps=1` both work at once, and neither waits at S/T = rollouts/updates.
-- **Not counted**: places of SFT's rows that nothing fills; the longest episodes of a batch, for which a fleet waits;
+- **Not counted**: places of rows that nothing fills; the longest episodes of a batch, for which a fleet waits;
   what tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput);
   that a slice has no part of a chip.
 
@@ -377,8 +336,7 @@ def page(assumed: Assumed, price: dict[str, float]) -> str:
     parts.append(
         _FROM.format(
             table=_sources(every), share=decode_share(), most=MOST_SEQUENCES, least=min(shares), greatest=max(shares),
-            servers=", ".join(map(str, SERVERS)), longer=_longer(every, assumed), row=sft_row(SIZES[0]),
-            laid=", ".join(f"{n} of {length:,}" for length, n in rows_of_a_batch(SIZES[0], assumed).items()),
+            servers=", ".join(map(str, SERVERS)), longer=_longer(every, assumed),
         )
     )  # fmt: skip
     return "".join(parts)

@@ -103,8 +103,7 @@ def attention(
 
 
 def is_told_what_goes_on(head_dim: int, mesh: AnyMesh | None) -> bool:
-    """Whether `auto` has to be told that documents go on from others: JAX's TPU kernel compares segment ids alone. It
-    visits all of a row below the diagonal, too, where others leave out the blocks of which nothing is seen."""
+    """Whether `auto` has to be told that documents go on from others: JAX's TPU kernel compares segment ids alone."""
     return best_backend(head_dim, platform_of(mesh)) == "splash"
 
 

@@ -1,7 +1,9 @@
 """Splash attention, JAX's TPU kernel: flash attention that skips blocks which the causal mask hides.
 
 It is made for the whole sequence at once, with the places of its queries as data, so that over a `context` axis each
-device gets its own part of the block schedule. Its backward pass is a kernel of ours (`splash_backward.py`).
+device gets its own part of the block schedule. Of that schedule each row visits what its own documents see
+(`_visiting`): a block of keys that is of other documents costs neither arithmetic nor memory traffic. Its backward pass
+is a kernel of ours (`splash_backward.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from astra_jax.attention import splash_backward
-from astra_jax.attention.documents import before
+from astra_jax.attention.documents import MOST, before, numbers
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.mesh import pieces_of, zigzag_order
 from synthesis.core.refusals import InputError
@@ -142,6 +144,47 @@ def attend(
     return jnp.where((segments_q_bt > 0)[..., None, None], o_btnh, 0)
 
 
+def sharing(ids_t: Array, ids_s: Array, blocks: tuple[int, int]) -> Array:
+    """Of which blocks of queries and of keys documents may be the same: [T / block, S / block], bool.
+
+    By the least and the greatest of a block's documents, which follow one another in a row; padding is none.
+
+    Args:
+        ids_t: segment ids that queries see; what is not above 0 is none.
+    """
+
+    def bounds(ids: Array, block: int) -> tuple[Array, Array]:
+        own = numbers(ids).reshape(-1, block)
+        there = (ids > 0).reshape(-1, block)
+        return jnp.min(jnp.where(there, own, MOST + 1), axis=1), jnp.max(jnp.where(there, own, 0), axis=1)
+
+    (least_i, most_i), (least_j, most_j) = bounds(ids_t, blocks[0]), bounds(ids_s, blocks[1])
+    return (least_i[:, None] <= most_j) & (least_j <= most_i[:, None])
+
+
+def _visiting(kernel: Kernel, ids_t: Array, ids_s: Array) -> Kernel:
+    """The kernel for one row, with the blocks left out that its documents do not share.
+
+    Each block of queries visits one at least, that on the diagonal: the kernel divides by what it has summed.
+    What it fetches while it skips is what it visits next.
+    """
+    info, sizes = kernel.fwd_mask_info, kernel.kwargs["block_sizes"]
+    (places_ij,), (kinds_ij,) = info.data_next, info.block_mask
+    shared_ij = sharing(ids_t, ids_s, (sizes.block_q, sizes.block_kv))
+    visible_ij = kinds_ij > 0
+    visited_ij = visible_ij & jnp.take_along_axis(shared_ij, places_ij.astype(jnp.int32), axis=1)
+    diagonal_ij = visible_ij & (jnp.cumsum(visible_ij, axis=1) == visible_ij.sum(axis=1, keepdims=True))
+    visited_ij |= diagonal_ij & ~visited_ij.any(axis=1, keepdims=True)
+    count = visited_ij.size
+    steps = jnp.where(visited_ij.reshape(-1), jnp.arange(count), count)
+    following = jax.lax.cummin(steps, reverse=True)
+    last = jnp.max(jnp.where(steps < count, steps, 0))
+    fetched_ij = places_ij.reshape(-1)[jnp.where(following < count, following, last)].reshape(places_ij.shape)
+    kinds_ij = jnp.where(visited_ij, kinds_ij, jnp.zeros_like(kinds_ij))
+    info = info._replace(data_next=fetched_ij[None], block_mask=kinds_ij[None])
+    return Kernel(info, kernel.dq_mask_info, kernel.dkv_mask_info, **kernel.kwargs)
+
+
 @jax.custom_vjp
 def _attend(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None) -> Array:
     """One row."""
@@ -153,10 +196,11 @@ def _both(
 ) -> tuple[Array, Array]:
     """The output, and the log of the scores' sum: over both documents that a query sees, each as the kernel has it.
     Where one has nothing to see, the kernel's sum is as small as float32 can say, and its output weighs nothing."""
-    o_nth, (logsumexp_nt,) = kernel(q_nth, k_ksh, v_ksh, segments)
+    o_nth, (logsumexp_nt,) = _visiting(kernel, segments.q, segments.kv)(q_nth, k_ksh, v_ksh, segments)
     if before_t is None:
         return o_nth, logsumexp_nt
-    other_nth, (other_nt,) = kernel(q_nth, k_ksh, v_ksh, segments._replace(q=before_t))
+    of_others = _visiting(kernel, before_t, segments.kv)
+    other_nth, (other_nt,) = of_others(q_nth, k_ksh, v_ksh, segments._replace(q=before_t))
     both_nt = jnp.logaddexp(logsumexp_nt, other_nt)
     weights = (jnp.exp(x - both_nt)[..., None] for x in (logsumexp_nt, other_nt))
     parts = (x.astype(jnp.float32) * weight for x, weight in zip((o_nth, other_nth), weights, strict=True))
@@ -176,6 +220,10 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array,
     kernel, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt = residuals
     delta_nt = jnp.sum(o_nth.astype(jnp.float32) * do_nth.astype(jnp.float32), axis=-1)
     places_t, sizes = kernel.fwd_mask_info.q_sequence, kernel.kwargs["block_sizes"]
+    blocks = (sizes.block_q, sizes.block_kv)
+    shared_ij = sharing(segments.q, segments.kv, blocks)
+    if before_t is not None:
+        shared_ij |= sharing(before_t, segments.kv, blocks)
     dq, dk, dv = splash_backward.gradients(
         q_nth,
         k_ksh,
@@ -187,7 +235,8 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array,
         segments.kv,
         places_t,
         before_t,
-        blocks=(sizes.block_q, sizes.block_kv),
+        shared_ij=shared_ij,
+        blocks=blocks,
         interpret=kernel.kwargs["interpret"],
     )
     return None, dq, dk, dv, None, None

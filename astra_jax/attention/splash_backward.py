@@ -43,6 +43,7 @@ def gradients(
     places_t: Array,
     before_t: Array | None = None,
     *,
+    shared_ij: Array,
     blocks: tuple[int, int],
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
@@ -53,6 +54,7 @@ def gradients(
         delta_nt: sum of output times its gradient, float32.
         places_t: each query's place among the keys, int32, ascending: it sees the keys up to there, of its segment.
         before_t: another segment that each query sees; None: it sees its own alone.
+        shared_ij: of blocks of queries and of keys, whether their segments may be the same.
         blocks: lengths of a block of queries and of keys, which divide them.
     """
     (n, t, h), (heads, s, _) = q_nth.shape, k_ksh.shape
@@ -61,11 +63,13 @@ def gradients(
     divisors = (parts for parts in range(1, group * each + 1) if group * each % parts == 0)
     parts = next(parts for parts in divisors if 4 * h * group * t <= parts * MEMORY or parts == group * each)
     rows = group * each // parts
-    # The first block of queries that sees any of a block of keys: what comes behind it does too.
-    first_j = jnp.searchsorted(places_t[block_q - 1 :: block_q], jnp.arange(count) * block_kv).astype(jnp.int32)
+    # The blocks of queries that see any of a block of keys: by the diagonal and by segments, from one to another.
+    seen_ij = shared_ij & (places_t[block_q - 1 :: block_q, None] >= jnp.arange(count) * block_kv)
+    first_j = jnp.where(seen_ij.any(axis=0), jnp.argmax(seen_ij, axis=0), each).astype(jnp.int32)
+    last_j = (each - 1 - jnp.argmax(seen_ij[::-1], axis=0)).astype(jnp.int32)
 
     def kernel(  # type: ignore[no-untyped-def]
-        first_ref, q_ref, do_ref, sum_ref, delta_ref, at_ref, k_ref, v_ref, sk_ref, *refs,
+        first_ref, last_ref, q_ref, do_ref, sum_ref, delta_ref, at_ref, k_ref, v_ref, sk_ref, *refs,
     ):  # fmt: skip
         *seen_refs, dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum = refs
         p, j, i = (pl.program_id(axis) for axis in (1, 2, 3))
@@ -80,7 +84,7 @@ def gradients(
         def _() -> None:
             dq_sum[here, :] = jnp.zeros((block_q, h), jnp.float32)
 
-        @pl.when((p * rows + i) % each >= first_ref[j])
+        @pl.when(((p * rows + i) % each >= first_ref[j]) & ((p * rows + i) % each <= last_ref[j]))
         def _() -> None:
             q, do, k = q_ref[...], do_ref[...], k_ref[...]
             key_s1 = j * block_kv + jax.lax.broadcasted_iota(jnp.int32, (block_kv, block_q), 0)
@@ -103,36 +107,37 @@ def gradients(
             dk_ref[...] = dk_sum[...].astype(dk_ref.dtype)
             dv_ref[...] = dv_sum[...].astype(dv_ref.dtype)
 
-    def at(p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Array, Array]:
-        """(which head of the group, which of its blocks); where nothing is seen, the block that comes next."""
+    def at(p: Array, j: Array, i: Array, first_ref: Any, last_ref: Any) -> tuple[Array, Array]:
+        """(which head of the group, which of its blocks); where nothing is seen, the block that comes next, or the last
+        one that came."""
         row = p * rows + i
-        return row // each, jnp.minimum(jnp.maximum(row % each, first_ref[j]), each - 1)
+        return row // each, jnp.minimum(jnp.maximum(jnp.minimum(row % each, last_ref[j]), first_ref[j]), each - 1)
 
-    def of_rows(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
-        head, block = at(p, j, i, first_ref)
+    def of_rows(k: Array, p: Array, j: Array, i: Array, *seen: Any) -> tuple[Any, ...]:
+        head, block = at(p, j, i, *seen)
         return k * group + head, block, 0
 
-    def of_numbers(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
-        head, block = at(p, j, i, first_ref)
+    def of_numbers(k: Array, p: Array, j: Array, i: Array, *seen: Any) -> tuple[Any, ...]:
+        head, block = at(p, j, i, *seen)
         return k * group + head, 0, block
 
-    def written(k: Array, p: Array, j: Array, i: Array, first_ref: Any) -> tuple[Any, ...]:
-        del first_ref
+    def written(k: Array, p: Array, j: Array, i: Array, *seen: Any) -> tuple[Any, ...]:
+        del seen
         row = p * rows + jnp.where(j == count - 1, i, 0)  # the first block waits in its place until it is whole
         return k * group + row // each, row % each, 0
 
     queries = pl.BlockSpec((None, block_q, h), of_rows)
     numbers = pl.BlockSpec((None, 1, block_q), of_numbers)
-    of_queries = pl.BlockSpec((1, block_q), lambda k, p, j, i, first_ref: (0, at(p, j, i, first_ref)[1]))
-    keys = pl.BlockSpec((None, block_kv, h), lambda k, p, j, i, first_ref: (k, j, 0))
-    of_keys = pl.BlockSpec((block_kv, 1), lambda k, p, j, i, first_ref: (j, 0))
-    sums = pl.BlockSpec((None, None, block_kv, h), lambda k, p, j, i, first_ref: (p, k, j, 0))
+    of_queries = pl.BlockSpec((1, block_q), lambda k, p, j, i, *seen: (0, at(p, j, i, *seen)[1]))
+    keys = pl.BlockSpec((None, block_kv, h), lambda k, p, j, i, *seen: (k, j, 0))
+    of_keys = pl.BlockSpec((block_kv, 1), lambda k, p, j, i, *seen: (j, 0))
+    sums = pl.BlockSpec((None, None, block_kv, h), lambda k, p, j, i, *seen: (p, k, j, 0))
     summed = (k_ksh.dtype, v_ksh.dtype) if parts == 1 else (jnp.float32, jnp.float32)
     seen = [segments_t] if before_t is None else [segments_t, before_t]
     dq_nth, *keys_pksh = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
+            num_scalar_prefetch=2,
             grid=(heads, parts, count, rows),
             in_specs=[queries, queries, numbers, numbers, of_queries, keys, keys, of_keys, *[of_queries] * len(seen)],
             out_specs=[pl.BlockSpec((None, block_q, h), written), sums, sums],
@@ -155,6 +160,7 @@ def gradients(
         interpret=interpret,
     )(
         first_j,
+        last_j,
         q_nth,
         do_nth,
         logsumexp_nt[:, None],

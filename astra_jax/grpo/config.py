@@ -55,8 +55,7 @@ class GRPOConfig(TrainingConfig):
             importance sampling, and logged (`mismatch_kl`). vLLM servers have settings of their own.
         order: of the environments in each pass over them: `shuffled`, or `easy_first`: by recorded solve rate, the
             highest first, shuffled among equals.
-        row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used, and
-            shorter ones beside it where that takes clearly less.
+        row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used.
         weight_decay: with `b1`, `b2`, `eps` and `max_grad_norm` verl's defaults, which the paper's framework would have
             used.
         checkpoint_every: updates between full checkpoints; the last update is always saved.

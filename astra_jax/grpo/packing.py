@@ -7,7 +7,7 @@ sees what it would see there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,12 @@ from astra_jax.run.batch import PackedBatch
 from synthesis.core.refusals import InputError
 
 Array = Any
-RowWork = Callable[[int], tuple[float, bool]]
 
 WORTH = 2 / 3
 """Of the work that whole episodes take, the most that rows with common prompts may take: in longer rows attention
 visits more blocks of which part is hidden. On a CPU, with a million parameters: episodes of 256 tokens, 64 of them
 prompt, take 0.81 of the room and 1.4 times the time, those of 704 and 512 take 0.38 and 0.62; with 135 million those of
 650 and 474 take 0.23 and 0.28."""
-
-WORTH_OF_A_LENGTH = 0.9
-"""Of the work of rows of some lengths, the most that may be left where one length more is used: a program more is
-compiled for it."""
 
 
 @struct.dataclass
@@ -108,102 +103,19 @@ def _shared(episodes: Sequence[Episode]) -> int:
     return max(0, alike - 1)
 
 
-_Rows = dict[int, list[list[_Together]]]
-"""What lies in each row, by the rows' length."""
-
-
-class _Layouts:
-    """Ways to lay episodes into rows of several lengths, and what each takes.
-
-    Args:
-        groups: of which group each episode is; None: each is whole.
-        rows, work: see `pack`.
-    """
-
-    def __init__(
-        self, episodes: Sequence[Episode], groups: Sequence[int] | None, rows: int, work: Callable[[int], float]
-    ) -> None:
-        self._lengths = [len(episode.token_ids) for episode in episodes]
-        self._rows, self._work = rows, work
-        members: dict[int, list[int]] = {}
-        for index in range(len(episodes)):
-            members.setdefault(index if groups is None else groups[index], []).append(index)
-        self._groups = [(group, _shared([episodes[i] for i in group])) for group in members.values()]
-
-    def work_of(self, layout: _Rows) -> float:
-        """Of all its micro-batches, the places that nothing fills with the others."""
-        return sum(-(-len(placed) // self._rows) * self._work(length) for length, placed in layout.items())
-
-    def best(self, longest: Sequence[int], row_buckets: Sequence[int]) -> _Rows:
-        """Rows of one of the lengths that hold all, that in which they take the least work; and of shorter ones beside
-        it, one after the other, where that takes clearly less."""
-        found = min((self._placed([length]) for length in longest), key=self.work_of)
-        while len(more := self._with_one_more(found, row_buckets)) > len(found):
-            found = more
-        return found
-
-    def _with_one_more(self, layout: _Rows, row_buckets: Sequence[int]) -> _Rows:
-        """The best with one length more, where that is worth it; else the same."""
-        others = [length for length in sorted(row_buckets) if length not in layout and length < max(layout)]
-        tried = [one for length in others if len(one := self._placed([*layout, length])) > len(layout)]
-        if not tried or self.work_of(best := min(tried, key=self.work_of)) > WORTH_OF_A_LENGTH * self.work_of(layout):
-            return layout
-        return best
-
-    def _placed(self, row_buckets: Sequence[int]) -> _Rows:
-        """Each part of a group in the shortest rows that hold it."""
-        lengths = sorted(row_buckets)
-        of_length: dict[int, list[_Together]] = {length: [] for length in lengths}
-        for group, shared in self._groups:
-            tried = [self._parts(group, shared, most, lengths[-1]) for most in lengths]
-            parts = min(tried, key=lambda parts: sum(self._share(one, lengths) for one in parts))
-            for one in parts:
-                of_length[self._shortest(one, lengths)].append(one)
-        return {length: self._in_rows(found, length) for length, found in of_length.items() if found}
-
-    def _parts(self, group: Sequence[int], shared: int, most: int, longest: int) -> list[_Together]:
-        """A group in as few parts as rows of `most` hold, its prompt in each; longer episodes lie alone."""
-        short = [i for i in group if self._lengths[i] <= most]
-        alone = [_Together((i,), 0) for i in group if self._lengths[i] > most]
-        if not short:
-            return alone
-        fitting = first_fit([self._lengths[i] - shared for i in short], most - shared)
-        several = [tuple(short[i] for i in part) for part in fitting]
-        return alone + [_Together(one, shared if len(one) > 1 else 0) for one in several]
-
-    def _in_rows(self, found: Sequence[_Together], length: int) -> list[list[_Together]]:
-        return [[found[i] for i in row] for row in first_fit([one.length(self._lengths) for one in found], length)]
-
-    def _shortest(self, one: _Together, lengths: Sequence[int]) -> int:
-        return next(length for length in lengths if length >= one.length(self._lengths))
-
-    def _share(self, one: _Together, lengths: Sequence[int]) -> float:
-        """Of the work of a row, what falls to this part's tokens."""
-        row = self._shortest(one, lengths)
-        return self._work(row) * one.length(self._lengths) / row
-
-
-def layout(
-    episodes: Sequence[Episode],
-    *,
-    row_buckets: Sequence[int],
-    rows: int,
-    groups: Sequence[int] | None,
-    work: RowWork = lambda length: (length, False),
-) -> tuple[_Rows, bool]:
-    """What `pack` lays where: what lies in each row, by the rows' length; and whether prompts lie there once.
-
-    Raises:
-        InputError: an episode is longer than any row.
-    """
-    length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
-    whole = _Layouts(episodes, None, rows, lambda length: work(length)[0])
-    found = whole.best([length], row_buckets)
-    if groups is None:
-        return found, False
-    together = _Layouts(episodes, groups, rows, lambda length: work(length)[0])
-    best = together.best([one for one in sorted(row_buckets) if one >= length], row_buckets)
-    return (best, True) if together.work_of(best) <= WORTH * whole.work_of(found) else (found, False)
+def _laid_together(episodes: Sequence[Episode], groups: Sequence[int] | None, length: int) -> list[list[_Together]]:
+    """What lies in each row of `length`; a group that is too long for a row lies in several, its prompt in each."""
+    lengths = [len(episode.token_ids) for episode in episodes]
+    members: dict[int, list[int]] = {}
+    for index in range(len(episodes)):
+        members.setdefault(index if groups is None else groups[index], []).append(index)
+    found: list[_Together] = []
+    for group in members.values():
+        shared = _shared([episodes[i] for i in group])
+        for part in first_fit([lengths[i] - shared for i in group], length - shared):
+            several = tuple(group[i] for i in part)
+            found.append(_Together(several, shared if len(several) > 1 else 0))
+    return [[found[i] for i in row] for row in first_fit([one.length(lengths) for one in found], length)]
 
 
 def pack(
@@ -214,50 +126,49 @@ def pack(
     rows: int | None,
     packed: bool = True,
     groups: Sequence[int] | None = None,
-    work: RowWork = lambda length: (length, False),
+    told: bool = False,
     update: int | None = None,
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket].
 
     The bucket is the smallest that holds the longest episode; where prompts lie in a row once it is that in which all
-    take the least work, since a longer row has a prompt fewer times. Shorter buckets are used beside it, for what they
-    hold, where that takes clearly less (`WORTH_OF_A_LENGTH`): on TPUs attention visits a whole row, whatever is packed
-    into it, so that a short episode beside a long one would cost per token what the long one does.
+    take the fewest places, since a longer row has a prompt fewer times.
 
     Args:
         episodes: scored episodes.
         advantages: one for each.
         row_buckets: the allowed row lengths: as many programs are compiled as are used.
         rows: of a micro-batch; None is one.
-        packed: False gives each whole episode a row of its own (the reference in tests).
+        packed: False gives each episode a row of its own (the reference in tests).
         groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
             its episodes go on from (`attention.documents`), where that is worth it (`WORTH`). None: each episode is
             whole.
-        work: of a row by its length, and whether batches with such documents must say so: `Model.row_work`.
+        told: whether batches with such documents must say so: `Model.is_told_what_goes_on`.
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
 
     Returns:
-        Micro-batches (NumPy), the longest rows first; the last one of each length is filled up with padding rows.
+        Micro-batches (NumPy); the last one is filled up with padding rows.
     """
     rows, go_on = rows or 1, False
-    if packed:
-        placed_in, go_on = layout(episodes, row_buckets=row_buckets, rows=rows, groups=groups, work=work)
-    else:
-        longest = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
-        placed_in = {longest: [[_Together((i,), 0)] for i in range(len(episodes))]}
+    length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
+    placed = _laid_together(episodes, None, length) if packed else [[_Together((i,), 0)] for i in range(len(episodes))]
+    if groups is not None:
+
+        def cost(one: tuple[int, list[list[_Together]]]) -> int:
+            return -(-len(one[1]) // rows) * one[0]
+
+        tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
+        if cost(best := min(tried, key=cost)) <= WORTH * cost((length, placed)):
+            length, placed = best
+            go_on = told
     batches = []
-    of_batches = [
-        (length, placed[start : start + rows])
-        for length, placed in sorted(placed_in.items(), reverse=True)
-        for start in range(0, len(placed), rows)
-    ]
-    for length, placed in of_batches:
+    for start in range(0, len(placed), rows):
         shape = (rows, length)
         ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "loss_mask", "segment_ids", "positions")}
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
         if update is not None:
             ints["ages"] = np.zeros(shape, np.int32)
-        for row, together in enumerate(placed):
+        for row, together in enumerate(placed[start : start + rows]):
             at = 0
             for segment, index, first, last in _documents(together, episodes):
                 episode, n = episodes[index], last - first
@@ -273,7 +184,7 @@ def pack(
                     ints["ages"][span] = ages
                 at += n
         arrays = {f"{name}_bt": array for name, array in (ints | floats).items()}
-        batches.append(PolicyBatch(**arrays, go_on=go_on and work(length)[1]))
+        batches.append(PolicyBatch(**arrays, go_on=go_on))
     return batches
 
 

@@ -172,7 +172,7 @@ def lay_out(
         row_buckets=config.row_buckets,
         rows=config.micro_batch_size,
         groups=[number for number, group in enumerate(groups) for _ in group.episodes],
-        work=partial(model.row_work, mesh=mesh),
+        told=model.is_told_what_goes_on(mesh),
         update=of,
     )
     return batches, total
@@ -286,7 +286,7 @@ def abstract_arguments(
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
     ages = integer if config.async_steps else None
-    go_on = model.row_work(length, mesh)[1]
+    go_on = model.is_told_what_goes_on(mesh)
     batch = PolicyBatch(integer, integer, integer, integer, number, number, ages_bt=ages, go_on=go_on)
     return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 

@@ -461,10 +461,9 @@ class Decoder(Sizes, abc.ABC):
         """See `flops.batch_flops`."""
         return flops.batch_flops(self, segment_ids_bt)
 
-    def row_work(self, length: int, mesh: AnyMesh | None) -> tuple[float, bool]:
-        """See `Model.row_work`."""
-        told = is_told_what_goes_on(self.head_dim, mesh)
-        return float(length) if not told else length * flops.flops_per_token(self, length)[0], told
+    def is_told_what_goes_on(self, mesh: AnyMesh | None) -> bool:
+        """See `Model.is_told_what_goes_on`."""
+        return is_told_what_goes_on(self.head_dim, mesh)
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face
 

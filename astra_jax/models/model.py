@@ -137,7 +137,7 @@ class Model(Protocol):
             remat: a name of `remat.REMATS`.
             matmul: a name of `matmuls.MATMULS`: in which numbers the layers' matrices are multiplied, forward and for
                 the activations' gradient. Embedding and head stay in `dtype`.
-            go_on: documents may go on from others; must be said where `row_work` says so.
+            go_on: documents may go on from others; must be said where `is_told_what_goes_on`.
             backend: of `astra_jax.attention`.
             mesh: where parameters and batch live; the sequence is in its zig-zag order. None is one device.
 
@@ -204,9 +204,8 @@ class Model(Protocol):
         """Forward and backward of a packed batch: each document by its own length, padding (0) for nothing."""
         ...
 
-    def row_work(self, length: int, mesh: AnyMesh | None) -> tuple[float, bool]:
-        """What training on a row of `length` costs beside one of another length, whatever is in it, on this mesh; and
-        whether `forward` has to be told (`go_on`) that documents of a row go on from others."""
+    def is_told_what_goes_on(self, mesh: AnyMesh | None) -> bool:
+        """Whether `forward` has to be told (`go_on`), on this mesh, that documents of a row go on from others."""
         ...
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face

@@ -1,9 +1,9 @@
 """What a Pallas kernel does, which no compiler estimates: the arithmetic and the traffic of splash attention and of the
 experts' grouped matmuls.
 
-Read from the compiled program, so that block sizes and shapes are those that run. The kernel walks over the blocks that
-the causal mask shows, whatever is packed into a row. It does 2 matmuls a block forward; the kernel of its backward pass
-5, from scores computed again.
+Read from the compiled program, so that block sizes and shapes are those that run. Attention is that of a row with one
+document: the kernels walk over the blocks that the causal mask shows, of which packed rows leave out those of other
+documents. They do 2 matmuls a block forward, and 5 backward, from scores computed again.
 
 A grouped matmul computes whole tiles of rows: one more for each group than its rows would fill, and that many rows on
 each device as with equal loads. How busy its matrix units are is read off the bundles that the compiler makes of a tile

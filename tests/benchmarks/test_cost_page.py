@@ -74,29 +74,15 @@ def test_decoding_reaches_the_median_of_its_programs(monkeypatch) -> None:
 
 def test_training_is_its_arithmetic_over_its_rate(works) -> None:
     """By hand: 14B has 13.99 billion parameters in its matmuls and 40 layers of 40 heads of 128. On TPUs attention
-    visits whole rows of 20,480 tokens, on GPUs conversations."""
-    for kind, peak, length in (("v5p", 459e12, 20_480), ("h200", 989e12, ASSUMED.conversation)):
+    visits whole blocks of 1,024 at both ends of a document."""
+    for kind, peak, more in (("v5p", 459e12, 2_048), ("v6e", 918e12, 2_048), ("h200", 989e12, 0)):
         one = works["14b", kind]
-        each = 6 * 13.99e9 + 6 * 40 * 40 * 128 * length
-        by_hand = 54_885 * 2 * ASSUMED.conversation * each / (peak * one.mfu) / 3600
-        assert one.sft == pytest.approx(by_hand, rel=0.02)
-
-
-def test_what_was_planned_costs_what_its_plan_says(works) -> None:
-    """By tokens a second: a packed row takes a TPU as long as one of a single document. GRPO's rows are of other
-    lengths than the plan's; by hand, as above."""
-    plans = {(row["job"], row["size"], row["tokens"]): row for row in cost.fitting_plans("v6e")}
-    one = works["14b", "v6e"]
-    sft, grpo = plans["sft", "14b", 20_480], plans["grpo", "14b", 74_752]
-    assert one.sft == pytest.approx(54_885 * 2 * ASSUMED.conversation / sft["tokens_per_second_per_chip"] / 3600)
-    rows = cost.rows_of_a_batch("14b", ASSUMED)
-    each = {length: 6 * 13.99e9 + 6 * 40 * 40 * 128 * length for length in rows}
-    batch = sum(count * length * each[length] for length, count in rows.items())
-    assert one.update == pytest.approx(140 * batch / (918e12 * grpo["mfu"]) / 3600, rel=0.02)
-    # Each prompt of 4,000 tokens lies once in each row that has episodes of its group.
-    tokens = 256 * 8 * ASSUMED.episode
-    assert 0.7 * tokens < sum(length * count for length, count in rows.items()) < 1.1 * tokens
-    assert max(rows) < 81_920, "no episode of this batch is near the limit"
+        for hours, mfu, tokens, length in (
+            (one.sft, one.mfu, 54_885 * 2 * ASSUMED.conversation, ASSUMED.conversation),
+            (one.update, one.update_mfu, 140 * 256 * 8 * ASSUMED.episode, ASSUMED.episode),
+        ):
+            each = 6 * 13.99e9 + 6 * 40 * 40 * 128 * (length + more)
+            assert hours == pytest.approx(tokens * each / (peak * mfu) / 3600, rel=0.02)
 
 
 def test_rollouts_and_updates_grow_with_what_makes_them(works) -> None:

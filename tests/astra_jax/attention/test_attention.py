@@ -218,6 +218,57 @@ def test_splash_equals_blockwise_forward_and_backward(packed_wide) -> None:
         np.testing.assert_allclose(mine, expected, atol=2e-5)
 
 
+def test_blocks_that_share_a_document_are_known_by_their_least_and_greatest() -> None:
+    """Against every pair of tokens; a block that shares none may be taken for one that does only where documents are
+    in a mixed order, which rows never are."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(1, 40, 12)
+        own = np.repeat(np.arange(1, 13), lengths)
+        ids = np.pad(np.where(own > 3, own | 2 << 15, own), (0, -len(own) % 32 + 32))
+        for queries in (ids, documents.before(ids)):
+            wanted = (queries[:, None] & documents.MOST) == (ids & documents.MOST)
+            wanted &= (queries > 0)[:, None] & (ids > 0)
+            wanted = wanted.reshape(len(ids) // 16, 16, len(ids) // 32, 32).any(axis=(1, 3))
+            found = splash.sharing(jnp.array(queries), jnp.array(ids), (16, 32))
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("go_on", [False, True])
+def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch) -> None:
+    """What is not visited may be anything: keys and values of another document are no numbers, and a visit would make
+    none of whatever sees them."""
+    monkeypatch.setattr(splash, "LARGEST_BLOCK", 128)
+    lengths = [(256, 0), (256, 0), (128, 2 if go_on else 0), (128, 0)]
+    segments, positions = map(jnp.asarray, going_on_row(lengths))
+    rng = np.random.default_rng(7)
+    q, k, v, g = (jnp.array(rng.normal(size=(1, 768, n, 128)), jnp.float32) for n in (N, K, K, N))
+    where = jnp.arange(768)[None, :, None, None]
+
+    def of(sick: int, well: list[int]) -> None:
+        ends = np.cumsum([0, *(n for n, _ in lengths)])
+        bad = (where >= int(ends[sick])) & (where < int(ends[sick + 1]))
+
+        def total(q, k, v):
+            o = run(q, k, v, segments, positions, backend="splash_interpret", go_on=go_on)
+            return jnp.where(bad, 0.0, o * g).sum(), o
+
+        given = (q, *(jnp.where(bad, jnp.nan, x) for x in (k, v)))
+        (_, o), gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(*given)
+        for one in well:
+            for x in (o, *gradients):
+                assert np.isfinite(x[:, int(ends[one]) : int(ends[one + 1])]).all(), (sick, one)
+
+    splash.make_kernel.cache_clear()
+    try:
+        of(0, [1, 2, 3])
+        of(3, [0, 1, 2])
+        of(1, [0, 3] if go_on else [0, 2, 3])
+    finally:
+        splash.make_kernel.cache_clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [2 * 512 * 512, 128 * 512, 1])
 def test_splashs_gradients_are_the_same_in_any_number_of_parts(packed_wide, memory, monkeypatch) -> None:
