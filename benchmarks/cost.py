@@ -215,7 +215,9 @@ def cache_bytes(model: Decoder) -> float:
 def planned_slice(size: str, kind: str) -> tuple[str, int]:
     """The smallest slice that a plan of GRPO at full length fits on, and its chips; ("", 0) where there is no plan."""
     fits = [row for row in fitting_plans(kind) if row["job"] == "grpo" and row["size"] == size]
-    smallest = min(fits, key=lambda row: row["chips"], default={"topology": "", "chips": 0})
+    if not fits:
+        return "", 0
+    smallest = min(fits, key=lambda row: row["chips"])
     return smallest["topology"], smallest["chips"]
 
 

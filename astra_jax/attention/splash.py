@@ -169,6 +169,7 @@ def _visiting(kernel: Kernel, ids_t: Array, ids_s: Array) -> Kernel:
     What it fetches while it skips is what it visits next.
     """
     info, sizes = kernel.fwd_mask_info, kernel.kwargs["block_sizes"]
+    assert info.data_next is not None and info.block_mask is not None, "a causal mask has a schedule"
     (places_ij,), (kinds_ij,) = info.data_next, info.block_mask
     shared_ij = sharing(ids_t, ids_s, (sizes.block_q, sizes.block_kv))
     visible_ij = kinds_ij > 0
