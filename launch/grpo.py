@@ -123,7 +123,7 @@ def main() -> int:
 
     config = cli.overridden(models.config("grpo"))
     profile = models.profiled_steps()
-    if not _URLS.value:
+    if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
         cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
         cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)

@@ -124,7 +124,19 @@ def used(started: Callable[[], contextlib.AbstractContextManager[T]]) -> Iterato
     with started() as made, pytest.MonkeyPatch.context() as patch:
         for name, value in made.environment.items():
             patch.setenv(name, value)
+        forget_clients()
         yield made
+
+
+def forget_clients() -> None:
+    """Have clients of buckets made anew; another file's tests in this process had an emulator of their own."""
+    import gcsfs
+    import s3fs
+    from etils.epath import backend
+
+    backend.fsspec_backend._get_filesystem.cache_clear()
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @dataclass(frozen=True)
