@@ -137,41 +137,51 @@ def attend(
     segments = splash_attention_kernel.SegmentIds(
         q=jnp.pad(segments_q_bt, ((0, 0), (0, more_t))), kv=jnp.pad(segments_k_bs, ((0, 0), (0, more_s)))
     )
-    before_bt = jnp.where(before(segments.q) > 0, before(segments.q), _NONE) if go_on else None
-    o_bnth: Any = jax.vmap(_attend, in_axes=(None, 0, 0, 0, 0, 0))(kernel, q, k, v, segments, before_bt)
+    sizes = kernel.kwargs["block_sizes"]
+    blocks = (sizes.block_q, sizes.block_kv)
+    shared_ij = sharing(segments.q, segments.kv, blocks)
+    kernels, before_bt = [_visiting(kernel, shared_ij)], None
+    if go_on:
+        before_bt = jnp.where(before(segments.q) > 0, before(segments.q), _NONE)
+        others_ij = sharing(before_bt, segments.kv, blocks)
+        kernels.append(_visiting(kernel, others_ij))
+        shared_ij |= others_ij
+    for_each = jax.vmap(_attend, in_axes=(None, None, 0, 0, 0, 0, 0))
+    o_bnth: Any = for_each(kernels, shared_ij, q, k, v, segments, before_bt)
     o_btnh = jnp.moveaxis(o_bnth, 1, 2)[:, :length].astype(q_btnh.dtype)
     # The kernel lets padding attend to padding.
     return jnp.where((segments_q_bt > 0)[..., None, None], o_btnh, 0)
 
 
-def sharing(ids_t: Array, ids_s: Array, blocks: tuple[int, int]) -> Array:
-    """Of which blocks of queries and of keys documents may be the same: [T / block, S / block], bool.
+def sharing(ids_bt: Array, ids_bs: Array, blocks: tuple[int, int]) -> Array:
+    """Of which blocks of queries and of keys documents may be the same, in any of these rows: [T / block, S / block],
+    bool. Each device has a row or two, for which one schedule will do.
 
     By the least and the greatest of a block's documents, which follow one another in a row; padding is none.
 
     Args:
-        ids_t: segment ids that queries see; what is not above 0 is none.
+        ids_bt: segment ids that queries see; what is not above 0 is none.
     """
 
     def bounds(ids: Array, block: int) -> tuple[Array, Array]:
-        own = numbers(ids).reshape(-1, block)
-        there = (ids > 0).reshape(-1, block)
-        return jnp.min(jnp.where(there, own, MOST + 1), axis=1), jnp.max(jnp.where(there, own, 0), axis=1)
+        shape = (len(ids), -1, block)
+        own, there = numbers(ids).reshape(shape), (ids > 0).reshape(shape)
+        return jnp.min(jnp.where(there, own, MOST + 1), axis=2), jnp.max(jnp.where(there, own, 0), axis=2)
 
-    (least_i, most_i), (least_j, most_j) = bounds(ids_t, blocks[0]), bounds(ids_s, blocks[1])
-    return (least_i[:, None] <= most_j) & (least_j <= most_i[:, None])
+    (least_bi, most_bi), (least_bj, most_bj) = bounds(ids_bt, blocks[0]), bounds(ids_bs, blocks[1])
+    shared_bij = (least_bi[:, :, None] <= most_bj[:, None]) & (least_bj[:, None] <= most_bi[:, :, None])
+    return shared_bij.any(axis=0)
 
 
-def _visiting(kernel: Kernel, ids_t: Array, ids_s: Array) -> Kernel:
-    """The kernel for one row, with the blocks left out that its documents do not share.
+def _visiting(kernel: Kernel, shared_ij: Array) -> Kernel:
+    """The kernel, with the blocks left out that documents do not share.
 
     Each block of queries visits one at least, that on the diagonal: the kernel divides by what it has summed.
     What it fetches while it skips is what it visits next.
     """
-    info, sizes = kernel.fwd_mask_info, kernel.kwargs["block_sizes"]
+    info = kernel.fwd_mask_info
     assert info.data_next is not None and info.block_mask is not None, "a causal mask has a schedule"
     (places_ij,), (kinds_ij,) = info.data_next, info.block_mask
-    shared_ij = sharing(ids_t, ids_s, (sizes.block_q, sizes.block_kv))
     visible_ij = kinds_ij > 0
     visited_ij = visible_ij & jnp.take_along_axis(shared_ij, places_ij.astype(jnp.int32), axis=1)
     diagonal_ij = visible_ij & (jnp.cumsum(visible_ij, axis=1) == visible_ij.sum(axis=1, keepdims=True))
@@ -187,21 +197,28 @@ def _visiting(kernel: Kernel, ids_t: Array, ids_s: Array) -> Kernel:
 
 
 @jax.custom_vjp
-def _attend(kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None) -> Array:
-    """One row."""
-    return _both(kernel, q_nth, k_ksh, v_ksh, segments, before_t)[0]
+def _attend(
+    kernels: list[Kernel], shared_ij: Array, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Any
+) -> Array:
+    """One row.
+
+    Args:
+        kernels: for the document of each query, and, where there is one, for that before it.
+        shared_ij: the blocks that either visits, but for the diagonal.
+    """
+    del shared_ij
+    return _both(kernels, q_nth, k_ksh, v_ksh, segments, before_t)[0]
 
 
 def _both(
-    kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
+    kernels: list[Kernel], q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
 ) -> tuple[Array, Array]:
     """The output, and the log of the scores' sum: over both documents that a query sees, each as the kernel has it.
     Where one has nothing to see, the kernel's sum is as small as float32 can say, and its output weighs nothing."""
-    o_nth, (logsumexp_nt,) = _visiting(kernel, segments.q, segments.kv)(q_nth, k_ksh, v_ksh, segments)
+    o_nth, (logsumexp_nt,) = kernels[0](q_nth, k_ksh, v_ksh, segments)
     if before_t is None:
         return o_nth, logsumexp_nt
-    of_others = _visiting(kernel, before_t, segments.kv)
-    other_nth, (other_nt,) = of_others(q_nth, k_ksh, v_ksh, segments._replace(q=before_t))
+    other_nth, (other_nt,) = kernels[1](q_nth, k_ksh, v_ksh, segments._replace(q=before_t))
     both_nt = jnp.logaddexp(logsumexp_nt, other_nt)
     weights = (jnp.exp(x - both_nt)[..., None] for x in (logsumexp_nt, other_nt))
     parts = (x.astype(jnp.float32) * weight for x, weight in zip((o_nth, other_nth), weights, strict=True))
@@ -210,21 +227,17 @@ def _both(
 
 
 def _forward(
-    kernel: Kernel, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
+    kernels: list[Kernel], shared_ij: Array, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Any
 ) -> tuple[Array, Any]:
-    o_nth, logsumexp_nt = _both(kernel, q_nth, k_ksh, v_ksh, segments, before_t)
+    o_nth, logsumexp_nt = _both(kernels, q_nth, k_ksh, v_ksh, segments, before_t)
     o_nth, logsumexp_nt = checkpoint_name(o_nth, RESIDUALS), checkpoint_name(logsumexp_nt, RESIDUALS)
-    return o_nth, (kernel, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt)
+    return o_nth, (kernels[0], shared_ij, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt)
 
 
-def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array, None, None]:
-    kernel, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt = residuals
+def _backward(residuals: Any, do_nth: Array) -> tuple[None, None, Array, Array, Array, None, None]:
+    kernel, shared_ij, q_nth, k_ksh, v_ksh, segments, before_t, o_nth, logsumexp_nt = residuals
     delta_nt = jnp.sum(o_nth.astype(jnp.float32) * do_nth.astype(jnp.float32), axis=-1)
     places_t, sizes = kernel.fwd_mask_info.q_sequence, kernel.kwargs["block_sizes"]
-    blocks = (sizes.block_q, sizes.block_kv)
-    shared_ij = sharing(segments.q, segments.kv, blocks)
-    if before_t is not None:
-        shared_ij |= sharing(before_t, segments.kv, blocks)
     dq, dk, dv = splash_backward.gradients(
         q_nth,
         k_ksh,
@@ -237,10 +250,10 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, Array, Array, Array,
         places_t,
         before_t,
         shared_ij=shared_ij,
-        blocks=blocks,
+        blocks=(sizes.block_q, sizes.block_kv),
         interpret=kernel.kwargs["interpret"],
     )
-    return None, dq, dk, dv, None, None
+    return None, None, dq, dk, dv, None, None
 
 
 _attend.defvjp(_forward, _backward)

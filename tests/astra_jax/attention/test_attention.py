@@ -230,7 +230,7 @@ def test_blocks_that_share_a_document_are_known_by_their_least_and_greatest() ->
             wanted = (queries[:, None] & documents.MOST) == (ids & documents.MOST)
             wanted &= (queries > 0)[:, None] & (ids > 0)
             wanted = wanted.reshape(len(ids) // 16, 16, len(ids) // 32, 32).any(axis=(1, 3))
-            found = splash.sharing(jnp.array(queries), jnp.array(ids), (16, 32))
+            found = splash.sharing(jnp.array(queries)[None], jnp.array(ids)[None], (16, 32))
             np.testing.assert_array_equal(found, wanted)
 
 
