@@ -21,6 +21,7 @@ import pytest
 from notebooks_world import run_notebook
 from printed_commands import printed, started
 from programs_world import Programs, as_users, programs
+from scripted_mcp import write_server
 
 from astra_jax.cpu.environment import cpu_environment
 from launch.quickstart.ledger import Ledger, read_json
@@ -443,27 +444,17 @@ def test_a_corrupt_record_is_refused(finished, refused, tmp_path) -> None:
 
 
 BARE = """
-import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    if message["method"] == "initialize":
-        version = message["params"]["protocolVersion"]
-        info = {"name": "bare", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-    elif message["method"] == "tools/list":
-        result = {"tools": [{"name": "bare_tool", "description": "Has no schema at all."}]}
-    else:
-        result = {}
-    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
-"""
+    for message, answer in requests():
+        if message["method"] == "tools/list":
+            answer["result"] = {"tools": [{"name": "bare_tool", "description": "Has no schema at all."}]}
+        print(json.dumps({"result": {}} | answer), flush=True)
+    """
 
 
 def test_bad_servers_are_left_out_in_one_line_each(start, tmp_path) -> None:
     """One that is not installed, and one whose tool has no schema; the run goes on with the others."""
     bare = tmp_path / "bare.py"
-    bare.write_text(BARE)
+    write_server(bare, BARE)
     sources = [
         {"id": name, "title": name, "description": name, "domain": "test", "language": "en", "execution": execution}
         for name, execution in (

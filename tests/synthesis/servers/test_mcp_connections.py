@@ -6,10 +6,10 @@ import asyncio
 import codecs
 import os
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from scripted_mcp import write_server
 
 from synthesis.core.environment import ToolAnswer, ToolsUnavailable
 from synthesis.core.records import StdioExecution
@@ -17,9 +17,8 @@ from synthesis.servers import bounded_stdio
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable
 from synthesis.servers.mcp_environment import mcp_environments
 
-SERVER = textwrap.dedent(
-    """
-    import json, os, signal, sys, time
+SERVER = """
+    import os, signal, time
 
     mode, folder = sys.argv[1:]
     open(os.path.join(folder, f"pid-{os.getpid()}"), "w").close()
@@ -28,16 +27,8 @@ SERVER = textwrap.dedent(
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     heard = []
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message:
-            continue
-        answer = {"jsonrpc": "2.0", "id": message["id"]}
-        if message["method"] == "initialize":
-            version = message["params"]["protocolVersion"]
-            info = {"name": "f", "version": "1"}
-            answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-        elif message["method"] == "tools/list":
+    for message, answer in requests():
+        if message["method"] == "tools/list":
             tool = {"name": "hear", "description": "Hear a word.", "inputSchema": {"type": "object"}}
             tool["annotations"] = {"readOnlyHint": mode == "reads"}
             answer["result"] = {"tools": [tool]}
@@ -58,17 +49,16 @@ SERVER = textwrap.dedent(
                 continue
             heard.append("x" * 3_000_000 if word == "long" else word)
             answer["result"] = {"content": [{"type": "text", "text": " ".join(heard)}]}
-        else:
+        elif "result" not in answer:
             answer["error"] = {"code": -32601, "message": "no such method"}
         print(json.dumps(answer), flush=True)
     """
-)
 
 
 @pytest.fixture
 def served(tmp_path: Path):
     """The execution of a server in a mode, and the processes of it that are still there."""
-    (tmp_path / "server.py").write_text(SERVER)
+    write_server(tmp_path / "server.py", SERVER)
     notes = tmp_path / "notes"
     notes.mkdir()
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from scripted_mcp import write_server
 
 from synthesis.core.records import HttpExecution, StdioExecution, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient
@@ -328,36 +329,26 @@ def test_sources_are_written_as_json():
     assert stdio.execution == StdioExecution(["a"])
 
 
-LIAR = textwrap.dedent(
-    """
-    import json, sys, time
+LIAR = """
+    import time
 
     TOOLS, RESULT = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" not in message:
-            continue
-        answer = {"jsonrpc": "2.0", "id": message["id"]}
-        if message["method"] == "initialize":
-            version = message["params"]["protocolVersion"]
-            info = {"name": "liar", "version": "1"}
-            answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-        elif message["method"] == "tools/list":
+    for message, answer in requests():
+        if message["method"] == "tools/list":
             while TOOLS is None:
                 time.sleep(1)
             answer["result"] = {"tools": TOOLS}
         elif message["method"] == "tools/call":
             answer["result"] = RESULT
-        else:
+        elif "result" not in answer:
             answer["error"] = {"code": -32601, "message": "no such method"}
         print("this line is no message", flush=True)
         print(json.dumps(answer), flush=True)
     """
-)
 
 
 def liar(folder: Path, tools: object, result: object = None) -> ServerSource:
-    (folder / "liar.py").write_text(LIAR)
+    write_server(folder / "liar.py", LIAR)
     if isinstance(tools, list):
         tools = [{**tool, "annotations": {"readOnlyHint": True}} if isinstance(tool, dict) else tool for tool in tools]
     command = [sys.executable, str(folder / "liar.py"), json.dumps(tools), json.dumps(result)]
