@@ -1,9 +1,9 @@
 """Splash attention, JAX's TPU kernel: flash attention that skips blocks which the causal mask hides.
 
 It is made for the whole sequence at once, with the places of its queries as data, so that over a `context` axis each
-device gets its own part of the block schedule. Of that schedule each row visits what its own documents see
-(`_visiting`): a block of keys that is of other documents costs neither arithmetic nor memory traffic. Its backward pass
-is a kernel of ours (`splash_backward.py`).
+device gets its own part of the block schedule. Of that schedule a device visits what the documents of any of its rows
+see (`_visiting`): a block of keys that is of other documents in all of them costs neither arithmetic nor memory
+traffic. Its backward pass is a kernel of ours (`splash_backward.py`).
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def gradients(
         *seen_refs, dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum = refs
         p, j, i = (pl.program_id(axis) for axis in (1, 2, 3))
         here = pl.ds(i * block_q, block_q)
+        block = (p * rows + i) % each
 
         @pl.when(i == 0)
         def _() -> None:
@@ -84,7 +85,7 @@ def gradients(
         def _() -> None:
             dq_sum[here, :] = jnp.zeros((block_q, h), jnp.float32)
 
-        @pl.when(((p * rows + i) % each >= first_ref[j]) & ((p * rows + i) % each <= last_ref[j]))
+        @pl.when((block >= first_ref[j]) & (block <= last_ref[j]))
         def _() -> None:
             q, do, k = q_ref[...], do_ref[...], k_ref[...]
             key_s1 = j * block_kv + jax.lax.broadcasted_iota(jnp.int32, (block_kv, block_q), 0)

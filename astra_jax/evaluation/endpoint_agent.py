@@ -27,15 +27,13 @@ _CONTEXT = re.compile(r"context (?:length|window|size)(?: is| of)? (\d{1,9})\b")
 _PROMPT = re.compile(
     r"\b(\d{1,9}) (?:tokens )?(?:in the (?:messages|prompt|functions|tools)|input tokens|from the input)\b"
 )
-_REFUSED = re.compile(r"refused the request with status (\d{3}): (.*)", re.DOTALL)
-"""As `Endpoint` says of what was refused; of a request that failed again and again it says something else."""
 
 
-def room_left(status: int, said: str, max_tokens: int | None) -> int | None:
+def room_left(status: int | None, said: str, max_tokens: int | None) -> int | None:
     """What a refusal leaves a completion.
 
     Args:
-        status: of the refusal.
+        status: of the refusal; None: it had none.
         said: with it.
         max_tokens: that the request asked for; None: it left it to the endpoint.
 
@@ -58,11 +56,6 @@ def room_left(status: int, said: str, max_tokens: int | None) -> int | None:
             "less, or leave it out"
         )
     return max(room, 0)
-
-
-def _room(refusal: RequestRefused, max_tokens: int | None) -> int | None:
-    found = _REFUSED.search(str(refusal))
-    return room_left(int(found[1]), found[2], max_tokens) if found else None
 
 
 def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: float) -> Endpoint:
@@ -145,7 +138,7 @@ class EndpointAgent:
                 reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
                 break
             except RequestRefused as refusal:
-                limit = _room(refusal, limit)  # which is less each time
+                limit = room_left(refusal.status, refusal.said, limit)  # which is less each time
                 if limit is None:
                     raise Transient(str(refusal)) from None
                 if limit == 0:

@@ -156,12 +156,8 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """The newest step that can be resumed from, or None. Waits for saves under way."""
-        return max(self._whole(), default=None)
-
-    def _whole(self) -> list[int]:
-        """The steps that are in both folders, ascending."""
         self.wait()
-        return sorted(set(self._params.all_steps()) & set(self._states.all_steps()))
+        return max(set(self._params.all_steps()) & set(self._states.all_steps()), default=None)
 
     def params_steps(self) -> list[int]:
         """The steps whose weights are there, ascending. Waits for saves under way."""

@@ -147,9 +147,8 @@ class TrainingRun:
             error = failed
             raise
         finally:
-            if (
-                is_first() and not is_fault(error) and not isinstance(error, LeaseError)
-            ):  # then it is another's to count
+            # Where the lease is lost it is another's to count.
+            if is_first() and not is_fault(error) and not isinstance(error, LeaseError):
                 self._starts.take_back()
 
     def begin(

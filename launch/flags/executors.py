@@ -77,8 +77,7 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     from synthesis.pipeline.executors import LocalExecutor
 
     of_ray: tuple[flags.FlagHolder[Any], ...] = (ADDRESS, _WORKERS)
-    if given := next((flag.name for flag in of_ray if flag.value is not None), None):
-        raise cli.UsageError(f"--{given} is for --{_EXECUTOR.name}=ray: give that too")
+    cli.refuse_unused(of_ray, f"is for --{_EXECUTOR.name}=ray: give that too")
     teacher = make_endpoint() if make_endpoint else OfflineTeacher()
     async with sandboxes.sandbox_from_flags() as sandbox:
         with _kept(make_embedder(), workdir) as embedder:

@@ -224,18 +224,24 @@ def step() -> int | None:
     return None if found is None else int(said)
 
 
+def _spelled(rows: int) -> dict[int, tuple[int, ...]]:
+    """Those of the tokenizer's tokens of which the weights, an embedding of `rows`, have none; see its `spelled`."""
+    from astra_jax.tokenizer import ChatTokenizer
+
+    return ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
+
+
 def origin(config: TrainingConfig, model: Model) -> Origin | None:
     """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
     from astra_jax.models import hf_checkpoint
     from astra_jax.run.frozen import Origin
-    from astra_jax.tokenizer import ChatTokenizer
 
     if config.lora.rank is None:
         return None
     source = hub.model_folder(_WEIGHTS)
     found = Origin(str(source), step())
     rows = hf_checkpoint.read_config(source).vocab_size
-    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
+    spelled = _spelled(rows)
     if rows >= model.vocab_size and not spelled:
         return found
     return dataclasses.replace(found, rows=rows, spelled=spelled)
@@ -274,10 +280,8 @@ def load(model: Model, mesh: Mesh | None) -> Params:
     """
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import weights
-    from astra_jax.tokenizer import ChatTokenizer
 
     shardings = None if mesh is None else model.param_shardings(mesh)
     source = hub.model_folder(_WEIGHTS)
     rows = hf_checkpoint.read_config(source).vocab_size
-    spelled = ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
-    return weights.load(source, model, shardings=shardings, step=step(), rows=rows, spelled=spelled)
+    return weights.load(source, model, shardings=shardings, step=step(), rows=rows, spelled=_spelled(rows))

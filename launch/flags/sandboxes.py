@@ -34,7 +34,7 @@ _CALLS_A_CPU = 4
 
 def given() -> list[str]:
     """Those of these flags that were given."""
-    return [flag.name for flag in (_TIER, _URLS, _KEY_FILE, _CA_FILE) if flag.present]
+    return [flag.name for flag in FLAGS if flag.present]
 
 
 def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:

@@ -46,7 +46,16 @@ class EndpointUnusable(Stopped):
 
 
 class RequestRefused(Exception):
-    """The endpoint will not answer this request, and asking it again does not help; others it would answer."""
+    """The endpoint will not answer this request, and asking it again does not help; others it would answer.
+
+    Attributes:
+        status: with which it was refused; None: it failed again and again.
+        said: with that.
+    """
+
+    def __init__(self, problem: str, *, status: int | None = None, said: str = "") -> None:
+        super().__init__(problem)
+        self.status, self.said = status, said
 
 
 class _Failure(Exception):
@@ -75,7 +84,7 @@ class _Refusal(Exception):
 
     def __init__(self, status: int, said: str, *, account: bool = False) -> None:
         super().__init__(f"status {status}: {said}")
-        self.status = status
+        self.status, self.said = status, said
         self.account = account or status == 402
 
 
@@ -184,7 +193,7 @@ class Endpoint:
                 return await self._try(kind, body, timeout_seconds)
             except _Refusal as refusal:
                 if trying and refusal.status not in self.OF_THE_CALLER:
-                    raise RequestRefused(str(refusal)) from None
+                    raise RequestRefused(str(refusal), status=refusal.status, said=refusal.said) from None
                 failure = await self._judged(refusal, body)
             except _Failure as problem:
                 failure = problem
@@ -332,7 +341,8 @@ class Endpoint:
             telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
             if not telling and (failure := await self._probe(body)) is not None:
                 return failure
-        raise RequestRefused(f"{self.config.base_url} refused the request with {refusal}")
+        problem = f"{self.config.base_url} refused the request with {refusal}"
+        raise RequestRefused(problem, status=refusal.status, said=refusal.said)
 
     async def _answers(self, body: bytes) -> bool:
         """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""

@@ -52,11 +52,11 @@ def read_reply(message: Mapping[str, Any]) -> AssistantTurn:
 def text_of(value: Any) -> str:
     """A text, which some servers send as a list of parts."""
     if isinstance(value, list):
-        return "".join(part["text"] for part in value if isinstance(part, Mapping) and _istext_of(part.get("text")))
+        return "".join(part["text"] for part in value if isinstance(part, Mapping) and _is_text(part.get("text")))
     return value if isinstance(value, str) else ""
 
 
-def _istext_of(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 

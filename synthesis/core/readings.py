@@ -26,7 +26,7 @@ from synthesis.core.quantities import (
     plain,
     written_number,
 )
-from synthesis.core.units import Quantity, unit_of_key
+from synthesis.core.units import LONGEST_UNIT, Quantity, unit_of_key
 
 MOST_CHARACTERS: Final = 16_384
 """Twice what a model is shown of a result."""
@@ -38,8 +38,6 @@ _GROWING: Final = "\ufdfa"
 _MOST_GROWING: Final = 100
 _LONGEST_PIECED: Final = 10_000
 _SAID_WITHIN: Final = 200
-_KEY_END: Final = 40
-"""No unit is longer; of a key, and of what stands before a colon, only the end is read."""
 _TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
 _FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
 _NO: Final = "no"
@@ -317,7 +315,7 @@ def _says_no(head: str, start: int, end: int, behind: int) -> bool:
     """Whether a "no" between two marks of a text is the word."""
     before, after = head[:start].rstrip(" \"'"), head[end : behind + 1].lstrip("\"'")
     if before.endswith((":", "=", "->", "→")):
-        label = before[-_KEY_END:]
+        label = before[-LONGEST_UNIT:]
         return not _names_a_code(label) and ("NO" not in head[start:end] or bool(_ANSWER.search(label)))
     if "NO" in head[start:end]:
         return False
@@ -402,8 +400,8 @@ _CODE: Final = "\0"
 
 def _members(value: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     beside = next((value[key] for key in ("unit", "units", "单位") if isinstance(value.get(key), str)), "")
-    beside = beside[:_KEY_END]
-    places = ((one, _place(str(key)[-_KEY_END:])) for key, one in value.items())
+    beside = beside[:LONGEST_UNIT]
+    places = ((one, _place(str(key)[-LONGEST_UNIT:])) for key, one in value.items())
     if not beside:
         return places
     # It yields to a unit that the key says for sure.

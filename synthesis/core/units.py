@@ -253,8 +253,8 @@ _IN_KEYS: Final = {
     "stone": "stone", "knot": "knot", "atm": "atm",
 }  # fmt: skip
 """Units, and parts of other names: `temp_min` gives no minutes, `wait_min` may."""
-_LONGEST_END: Final = 40
-"""Characters; of a key only its end is read."""
+LONGEST_UNIT: Final = 40
+"""Characters. No unit is longer; of a key only its end is read."""
 _BETWEEN = re.compile(r"[\s_.,:;()\[\]{}-]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -280,12 +280,7 @@ def unit_of_key(key: str) -> str:
     """The unit in which a JSON key says that its number is: `ft` of `elevation_ft`, `km2` of `area (km2)` and
     `areaSqKm`, `billion usd` of `gdp_billion_usd`; "" for none, as of `price_per_kg`. `min?` may be one.
     """
-    return _unit_of_end(key[-_LONGEST_END:])
-
-
-@lru_cache(maxsize=4096)
-def _unit_of_end(key: str) -> str:
-    key = normalized("NFKC", key)
+    key = normalized("NFKC", key[-LONGEST_UNIT:])
     words = [word for word in _BETWEEN.split(key) if word]
     if not words:
         return ""

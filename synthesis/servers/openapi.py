@@ -90,9 +90,8 @@ def _parameters(shared: Any, operation: Mapping[str, Any], document: Mapping[str
             if not isinstance(one.get("name"), str):
                 raise Unmappable("unknown_form", f"a parameter has a name; found {brief(one.get('name')):.80}")
             place = one.get("in")
-            found[one["name"], place if isinstance(place, str) else ""] = (
-                one  # the operation's own takes the place of the path's
-            )
+            # The operation's own takes the place of the path's.
+            found[one["name"], place if isinstance(place, str) else ""] = one
     properties: dict[str, Any] = {}
     required: list[str] = []
     for (name, place), one in found.items():
