@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from synthesis.core.quantities import CJK, chinese_number, plain
 
@@ -35,8 +36,13 @@ _LONGEST_DATE = 26
 def digits_in_dates(text: str) -> str:
     """A `plain` text with 二〇二六年五月一日 as 2026年5月1日, on one line, each space single."""
     if "月" in text:
-        text = _CHINESE_DATE_PART.sub(lambda one: str(chinese_number(one[0])), text)
+        text = _CHINESE_DATE_PART.sub(lambda one: _in_digits(one[0]), text)
     return " ".join(text.split())
+
+
+@lru_cache(maxsize=1024)  # a text names the same years, months and days again and again
+def _in_digits(part: str) -> str:
+    return str(chinese_number(part))
 
 
 def dates_of_year(text: str, year: int) -> set[datetime.date]:
