@@ -29,6 +29,7 @@ from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, Count, SecondsOrZero
+from synthesis.core.typed import decode_json
 
 _REQUESTS = number_flag(
     "requests", 51_200, Annotated[int, Bound(least=100, most=2**31 - 1)], "Requests of one measurement."
@@ -116,7 +117,7 @@ async def measure(side: str, url: str, requests: int, in_flight: int, folder: Pa
                 if side == "openai_raw"
                 else given.choices[0].message.content
             )
-            return msgspec.json.decode(text, type=CapitalAnswer)
+            return decode_json(text, CapitalAnswer)
 
         return await rate(asked, requests, in_flight)
 

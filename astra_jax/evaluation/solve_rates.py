@@ -19,6 +19,7 @@ from sandbox import Sandbox
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
+from synthesis.core.typed import json_decoder
 from synthesis.environments.dependency_graph import difficulty_of
 
 _DIGITS = 5
@@ -72,7 +73,7 @@ async def measure(
     (repeated, count), *_ = Counter(environment.id for environment in environments).most_common(1)
     if count > 1:
         raise InputError(f"{count} environments have the id {repeated!r}; ids must be unique: synthesise them again")
-    decoder = msgspec.json.Decoder(Measured)
+    decoder = json_decoder(Measured)
     found = {key: decoder.decode(row) for key, (row, _, _) in journal.load(run).items() if row is not None}
     under_way: dict[str, dict[int, float | None]] = {}
 

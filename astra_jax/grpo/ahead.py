@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
 from astra_jax.rollout.stream import GroupStream, TooOld
+from synthesis.core.typed import convert_to
 
 
 class AsyncRollouts(Rollouts):
@@ -127,7 +126,7 @@ class AsyncRollouts(Rollouts):
         self._buffer.groups = [group for group in self._buffer.groups if group.index not in trained]
         self._buffer.lengths = taken.lengths
         self._begin(self._update + 1)
-        return GroupBatch(groups, msgspec.convert(taken.filling, FillReport))
+        return GroupBatch(groups, convert_to(taken.filling, FillReport))
 
     def _started(self) -> GroupStream:
         self._since = time.perf_counter()

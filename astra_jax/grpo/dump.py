@@ -36,6 +36,7 @@ from synthesis.core.datasets import (
 )
 from synthesis.core.files import location, on_disk, write_text
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:  # the pages want neither
     from etils import epath
@@ -213,9 +214,9 @@ class DumpedBatches:
         if "updates" not in self.card:
             raise DatasetError(f"{folder} is the batch of one update; give the folder that it is in")
         try:
-            lines = msgspec.convert(self.card["updates"], list[DumpedUpdate])
-            self.run = msgspec.convert(self.card.get("run"), str)
-            self.identity = msgspec.convert(self.card.get("identity"), dict[str, Any])
+            lines = convert_to(self.card["updates"], list[DumpedUpdate])
+            self.run = convert_to(self.card.get("run"), str)
+            self.identity = convert_to(self.card.get("identity"), dict[str, Any])
         except msgspec.ValidationError as error:
             raise DatasetError(
                 f"{self.folder / CARD_FILE} is no card of batches ({error}); have them written again"
@@ -248,8 +249,8 @@ class DumpedBatches:
         if update not in self.updates or card["digest"] != self.updates[update].digest:
             raise DatasetError(f"{path} is another batch than {self.folder / CARD_FILE} says; have both written again")
         try:
-            filling = msgspec.convert(card.get("filling"), dict[str, Any])
-            return msgspec.convert(card.get("groups"), list[GroupLine]), filling
+            filling = convert_to(card.get("filling"), dict[str, Any])
+            return convert_to(card.get("groups"), list[GroupLine]), filling
         except msgspec.ValidationError as error:
             raise DatasetError(f"{path / CARD_FILE} is no card of a batch ({error}); have it written again") from None
 

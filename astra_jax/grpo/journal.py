@@ -40,6 +40,7 @@ from astra_jax.rollout.filling import FillCounts, Group, Lengths
 from astra_jax.rollout.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from synthesis.core.datasets import Folder
 from synthesis.core.files import check_held, first_line, in_bucket, location, write_bytes
+from synthesis.core.typed import decode_json, decode_msgpack
 
 FOLDER = "rollouts"
 """Below a run's workdir."""
@@ -172,11 +173,11 @@ class BatchJournal:
             if content is None:  # the end of a file that was being written, or damage: nothing behind it counts
                 self.taken.dropped += 1
                 return
-            record = msgspec.msgpack.decode(content, type=_Record)
+            record = decode_msgpack(content, _Record)
             self.seconds = max(self.seconds, record.seconds)
             where = record.group, record.number
             if record.place == -2:
-                self.batch = msgspec.json.decode(record.content.text, type=TakenBatch)
+                self.batch = decode_json(record.content.text, TakenBatch)
                 continue
             if record.place == -1:
                 self._episodes[where] = unpacked(record.content)
@@ -382,7 +383,7 @@ class Onlooker:
                 if content is None:  # not all of it is written yet
                     return
                 if at:
-                    record = msgspec.msgpack.decode(content, type=_Record)
+                    record = decode_msgpack(content, _Record)
                     episode = (record.group, record.number)
                     self._seconds = max(self._seconds, record.seconds)
                     if record.place == -1:

@@ -19,6 +19,7 @@ from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.run.identity import differences
 from synthesis.core.datasets import DatasetError, Folder
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import convert_to
 
 
 class Replay:
@@ -83,7 +84,7 @@ class Replay:
         """
         groups, filling = await asyncio.to_thread(self._batches.groups, update)
         try:
-            self._batch = GroupBatch(groups, msgspec.convert(filling, FillReport))
+            self._batch = GroupBatch(groups, convert_to(filling, FillReport))
         except msgspec.ValidationError as error:
             raise DatasetError(f"{self.folder}: update {update}: {error}; have it written again") from None
         on_group(0)

@@ -24,6 +24,7 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.progress import say_beside_bars
+from synthesis.core.typed import convert_to, decode_msgpack
 
 
 class FillReport(msgspec.Struct):
@@ -169,7 +170,7 @@ class Rollouts:
         if not taken.trained:
             return None
         self._buffer.counts = taken.counts
-        report = msgspec.convert(taken.filling, FillReport)
+        report = convert_to(taken.filling, FillReport)
         return msgspec.structs.replace(report, counts=report.counts | journal.counts())
 
     def _taken(self, trained: Sequence[Group], filling: FillReport) -> TakenBatch:
@@ -252,7 +253,7 @@ class Rollouts:
         """Go on from a `state`."""
         self._buffer.load(state["buffer"])
         self._sampler.next_index, self._update = state["next_index"], state["update"]
-        filling = msgspec.convert(state["filling"], FillReport | None)
+        filling = convert_to(state["filling"], FillReport | None)
         self._filling = filling if filling is not None and filling.filled else None  # else it is tried again
 
 
@@ -261,7 +262,7 @@ def on_every_host(batch: GroupBatch | None) -> GroupBatch | None:
     if jax.process_count() == 1:
         return batch
     sent = None if batch is None else _Sent(batch.filling, [_bare(group) for group in batch.groups])
-    found = msgspec.msgpack.decode(from_first(msgspec.msgpack.encode(sent)), type=_Sent | None)
+    found = decode_msgpack(from_first(msgspec.msgpack.encode(sent)), _Sent | None)
     return None if found is None else GroupBatch([_whole(*one) for one in found.groups], found.filling)
 
 

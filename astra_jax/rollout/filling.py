@@ -16,6 +16,7 @@ import numpy as np
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
+from synthesis.core.typed import convert_to
 
 
 def begun_at_once(concurrent: int, size: int) -> int:
@@ -231,8 +232,8 @@ class GroupBuffer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, of this version or of one before, which had episodes as JSON."""
         self.groups = [_group(one) for one in state["groups"]]
-        self.counts = msgspec.convert(state["counts"], FillCounts)
-        self.lengths = msgspec.convert(state.get("lengths", {}), Lengths)
+        self.counts = convert_to(state["counts"], FillCounts)
+        self.lengths = convert_to(state.get("lengths", {}), Lengths)
 
 
 def _tokens(group: Group) -> int:
@@ -242,8 +243,8 @@ def _tokens(group: Group) -> int:
 def _group(value: Mapping[str, Any]) -> Group:
     """A group of a `GroupBuffer.state`."""
     if not all("spans" in episode for episode in value["episodes"]):
-        return _of_tokens(msgspec.convert(value, Group))
-    one = msgspec.convert(value, _Waiting)
+        return _of_tokens(convert_to(value, Group))
+    one = convert_to(value, _Waiting)
     return Group(one.index, one.environment_id, one.update, [expanded(episode) for episode in one.episodes])
 
 

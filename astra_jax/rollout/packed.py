@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from astra_jax.rollout.episode import Episode, FinishedTurn
+from synthesis.core.typed import convert_to
 
 
 class Packed(msgspec.Struct, array_like=True):
@@ -37,7 +38,7 @@ def unpacked(content: Packed) -> Episode:
         "logprobs": np.frombuffer(content.logprobs, np.float64).tolist(),
         "versions": np.frombuffer(content.versions, np.int32).tolist(),
     }
-    return msgspec.convert(json.loads(content.text) | values, Episode)
+    return convert_to(json.loads(content.text) | values, Episode)
 
 
 class CompactEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ def expanded(content: CompactEpisode) -> Episode:
         "logprobs": logprobs.tolist(),
         "versions": np.where(sampled, versions, 0).tolist(),
     }
-    return msgspec.convert(json.loads(content.text) | values, Episode)
+    return convert_to(json.loads(content.text) | values, Episode)
 
 
 def packed_turn(turn: FinishedTurn) -> Packed:
@@ -113,7 +114,7 @@ def unpacked_turn(content: Packed) -> FinishedTurn:
     versions = np.frombuffer(content.versions, np.int32).tolist()
     values = {"token_ids": ids[: len(logprobs)], "observation": ids[len(logprobs) :]}
     values |= {"logprobs": logprobs, "versions": versions}
-    return msgspec.convert(json.loads(content.text) | values, FinishedTurn)
+    return convert_to(json.loads(content.text) | values, FinishedTurn)
 
 
 def _ints(values: list[int]) -> bytes:

@@ -29,6 +29,7 @@ from astra_jax.run.hosts import is_first
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_text
+from synthesis.core.typed import decode_json
 
 FILE = "lora.json"
 
@@ -134,7 +135,7 @@ def read(directory: Folder) -> Frozen | None:
     if not file.exists():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Frozen)
+        return decode_json(file.read_bytes(), Frozen)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
             f"{file} does not say what adapters are there ({error}); copy it from the run again"

@@ -14,6 +14,7 @@ import msgspec
 from synthesis.core.datasets import Folder
 from synthesis.core.files import StorageError, location, write_text
 from synthesis.core.refusals import Refusal
+from synthesis.core.typed import decode_json
 
 FILE = "starts.json"
 """In a run's workdir."""
@@ -72,7 +73,7 @@ class Starts:
 
     def _read(self) -> _Stand | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Stand)
+            return decode_json(self._path.read_bytes(), _Stand)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 

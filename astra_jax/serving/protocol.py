@@ -24,6 +24,7 @@ from astra_jax.rollout.policy import (
     MIN_TOP_P,
 )
 from sandbox import http_service
+from synthesis.core.typed import convert_to
 
 MAX_CHOICES = 128
 """Completions of one request."""
@@ -297,7 +298,7 @@ def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
     if unknown := sorted(set(fields) - set(kind.__struct_fields__)):
         raise InvalidRequest(f"unknown field {unknown[0]!r:.100}; leave it out", param=unknown[0])
     try:
-        request = msgspec.convert(fields, kind)
+        request = convert_to(fields, kind)
     except msgspec.ValidationError as error:
         where = re.search(r"`\$\.([^`]+)`", str(error)) or re.search(r"field `([^`]+)`", str(error))
         param = where.group(1) if where else None

@@ -22,6 +22,7 @@ from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, check_dataset
 from synthesis.core.files import location, write_text
 from synthesis.core.records import Trajectory
+from synthesis.core.typed import decode_json
 
 FOLDER = "statistics"
 _WITHOUT_EFFECT = ("rename_entities", "rehearsed", "workers", "packing_bins", "seed")
@@ -67,7 +68,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 def _read(content: bytes, of: dict[str, Any]) -> DataStats:
     """Raises `ValueError`: it is damaged, or of something else."""
-    kept = msgspec.json.decode(content, type=_Kept)
+    kept = decode_json(content, _Kept)
     if kept.of != of:
         raise ValueError("it is of other data")
     if digest_of_json(dataclasses.asdict(kept.stats)) != kept.digest:

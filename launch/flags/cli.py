@@ -29,6 +29,7 @@ from launch.flags import endings, settings_list, shared
 from sandbox.settings import SettingError, declared, wording
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import printable, say
+from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:
     from etils import epath
@@ -410,10 +411,10 @@ def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
     except (ValueError, RecursionError):  # no JSON, or of thousands of digits or brackets
         value = {"True": True, "False": False, "None": None}.get(text, text)
     try:
-        return msgspec.convert(value, annotation)
+        return convert_to(value, annotation)
     except msgspec.ValidationError:
         try:
-            return msgspec.convert(text, annotation)
+            return convert_to(text, annotation)
         except msgspec.ValidationError:
             raise UsageError(f"{_PREFIX}{name}={shown(text)} is not what it takes; use {allowed}") from None
 

@@ -10,6 +10,7 @@ from absl import flags
 
 from launch.flags import cli
 from sandbox.settings import SettingError
+from synthesis.core.typed import decode_json
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import Role, RoleSettings
@@ -69,7 +70,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
         return {}
     try:
         text = ROLES.value if ROLES.value.lstrip().startswith("{") else Path(ROLES.value).read_text(encoding="utf-8")
-        given = msgspec.json.decode(text, type=dict[str, dict[str, Any] | list[dict[str, Any]]])
+        given = decode_json(text, dict[str, dict[str, Any] | list[dict[str, Any]]])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise _wrong(str(error)) from None
     except OSError as error:

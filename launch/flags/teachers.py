@@ -22,6 +22,7 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
+from synthesis.core.typed import decode_json
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import AnswerForm
@@ -147,7 +148,7 @@ def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
     if flag.value is None:
         return None
     try:
-        return msgspec.json.decode(flag.value, type=kind)
+        return decode_json(flag.value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise cli.UsageError(f"--{flag.name}={flag.value}: {error}") from None
 

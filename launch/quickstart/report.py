@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import networkx as nx
 from markupsafe import Markup
 
@@ -19,6 +18,7 @@ from synthesis.core.files import write_text
 from synthesis.core.html import template
 from synthesis.core.records import Message, ToolEnvironment, ToolServer, Trajectory
 from synthesis.core.terminal import printable
+from synthesis.core.typed import convert_to
 
 
 def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
@@ -57,8 +57,7 @@ def _episodes(workdir: Path, model: str) -> dict[str, dict[str, Any]]:
     """The kept episodes of a model's evaluation, by environment."""
     episodes = read_json(workdir / "stages" / f"evaluate_{model}.json")["samples"]
     return {
-        id: episode | {"messages": msgspec.convert(episode["messages"], list[Message])}
-        for id, episode in episodes.items()
+        id: episode | {"messages": convert_to(episode["messages"], list[Message])} for id, episode in episodes.items()
     }
 
 

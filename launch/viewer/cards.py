@@ -11,6 +11,7 @@ import msgspec
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
 from synthesis.core import charts
+from synthesis.core.typed import convert_to
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 from synthesis.trajectories.judge import AXES
@@ -128,7 +129,7 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
 
 def _suites(card: Mapping[str, Any]) -> list[SuiteCard]:
     try:
-        runs = msgspec.convert(card.get("suites", []), list[SuiteRun])
+        runs = convert_to(card.get("suites", []), list[SuiteRun])
     except msgspec.ValidationError:
         return []  # another version's; they are shown as they are
     return [

@@ -19,6 +19,7 @@ from synthesis.core.datasets import each_record, read_record
 from synthesis.core.records import Message, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_results import server_text
+from synthesis.core.typed import decode_json
 from synthesis.trajectories.execution import FAILURES
 from synthesis.trajectories.judge import AXES
 
@@ -347,6 +348,6 @@ def _results(trajectory: Trajectory) -> dict[int, Result]:
 def _is_error(text: str) -> bool:
     """Whether a result says that the call failed, in the one way that the executor writes it."""
     try:
-        return list(msgspec.json.decode(text, type=dict)) == ["error"]
+        return list(decode_json(text, dict)) == ["error"]
     except (ValueError, RecursionError):
         return False

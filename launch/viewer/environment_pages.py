@@ -35,6 +35,7 @@ from sandbox import SandboxError
 from sandbox.http_service import HttpRefusal
 from sandbox.interface import Sandbox
 from synthesis.core.records import World
+from synthesis.core.typed import decode_json
 from synthesis.core.worlds import EpisodeCalls
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'
@@ -152,7 +153,7 @@ def _place(wanted: EnvironmentFilter, id: str) -> str:
 
 def _call_request(body: bytes) -> CallRequest:
     try:
-        return msgspec.json.decode(body, type=CallRequest)
+        return decode_json(body, CallRequest)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, text that is not UTF-8 too
         raise HttpRefusal(400, f"the body is no call ({error}); {_CALL}") from None
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import msgspec
-
 from astra_jax.evaluation.results import ItemResult
 from launch.viewer.conversations import TOO_DEEP, Asked, Said, Turn, arguments_text, arranged, result_of
 from launch.viewer.listing import Page, part
 from launch.viewer.listing import arranged as in_order
 from synthesis.core.datasets import DatasetError, each_record, read_card, read_record
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import decode_json
 
 SCORES = ("0", "between", "1")
 _SHORT_CHARACTERS = 300
@@ -215,7 +214,7 @@ def _asked(call: Any) -> Asked:
         return Asked(id, name, arguments_text(written))
     text = _text(written)
     try:
-        return Asked(id, name, arguments_text(msgspec.json.decode(text, type=dict[str, Any]) if text else {}))
+        return Asked(id, name, arguments_text(decode_json(text, dict[str, Any]) if text else {}))
     except (ValueError, RecursionError):  # msgspec's are ValueErrors
         return Asked(id, name, text, unreadable=True)
 

@@ -20,6 +20,7 @@ import msgspec
 
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
+from synthesis.core.typed import convert_to, decode_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
@@ -105,7 +106,7 @@ def _opened(value: Any, column: str) -> list[dict[str, Any]]:
     """A list of objects, or the JSON of one. Raises `Rejected`."""
     try:
         kind = list[dict[str, Any]]
-        return msgspec.json.decode(value, type=kind) if isinstance(value, str) else msgspec.convert(value, kind)
+        return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"column {column}: {error}") from None
 

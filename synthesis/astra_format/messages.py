@@ -22,6 +22,7 @@ import msgspec
 from synthesis.astra_format.records import Defect
 from synthesis.core.records import Message, ToolCall
 from synthesis.core.stages import Rejected
+from synthesis.core.typed import convert_to, decode_json
 
 ERROR = "[ERROR:"
 """How the last message of a run begins that the original wrote down although it had failed."""
@@ -156,7 +157,7 @@ class _Reader:
         if isinstance(given, dict):
             return given
         try:
-            return msgspec.json.decode(given, type=dict[str, Any]) if given and given.strip() else {}
+            return decode_json(given, dict[str, Any]) if given and given.strip() else {}
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             self.defects.append(Defect("bad_arguments", f"{function.name}: no JSON object: {given!r:.80}"))
             return {}
@@ -195,7 +196,7 @@ def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
     reader = _Reader()
     for index, one in enumerate(given):
         try:
-            reader.add(msgspec.convert(one, _Given))
+            reader.add(convert_to(one, _Given))
         except msgspec.ValidationError as error:
             raise Rejected("bad_record", f"message {index}: {error}") from None
         except Rejected as rejection:

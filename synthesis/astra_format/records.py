@@ -29,6 +29,7 @@ from synthesis.core.records import Answer, ToolSpec
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema, check_size
+from synthesis.core.typed import convert_to, decode_json
 from synthesis.environments.implement import check_source
 
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
@@ -138,7 +139,7 @@ def each_row(path: Path | str) -> Iterator[bytes]:
                 for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                     yield from (msgspec.json.encode(_without_filling(row)) for row in batch.to_pylist())
         elif path.suffix == ".json":
-            yield from (bytes(row) for row in msgspec.json.decode(read_unpacked(path), type=list[msgspec.Raw]))
+            yield from (bytes(row) for row in decode_json(read_unpacked(path), list[msgspec.Raw]))
         else:
             yield from (line.rstrip(b"\n") for line in unpacked_lines(path) if line.strip())
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -209,7 +210,7 @@ def parse(data: bytes, row: int, path: Path | str) -> AstraRecord:
         return Rejected("bad_record", f"{path}: row {row}{where}: {problem}; correct the row or delete it")
 
     try:
-        given = msgspec.json.decode(data, type=_Row)
+        given = decode_json(data, _Row)
     except msgspec.ValidationError as error:
         column = next((one for one in COLUMNS if f"$.{one}" in str(error) or f"`{one}`" in str(error)), "")
         raise broken(column, error) from None
@@ -221,7 +222,7 @@ def parse(data: bytes, row: int, path: Path | str) -> AstraRecord:
     def opened(column: str, kind: Any) -> Any:
         value = getattr(given, column)
         try:
-            return msgspec.json.decode(value, type=kind) if isinstance(value, str) else msgspec.convert(value, kind)
+            return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise broken(column, error) from None
 
@@ -264,7 +265,7 @@ def typed_answer(value: Value) -> Answer:
         return Answer(text.casefold() == "true")
     if text.startswith("["):
         try:
-            return Answer(msgspec.json.decode(text, type=list[str]))
+            return Answer(decode_json(text, list[str]))
         except msgspec.MsgspecError:
             return Answer(value)
     unit = _CURRENCIES.get(text[:1])

@@ -40,6 +40,7 @@ from synthesis.core.records import (
 )
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
+from synthesis.core.typed import convert_to, decode_json
 from synthesis.pipeline.languages import language_of
 
 __all__ = [
@@ -266,7 +267,7 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
         Rejected: `bad_record`: it is no record; the detail names the column, or the forms that are known.
     """
     try:
-        given = msgspec.convert(columns(msgspec.json.decode(data, type=dict[str, Any])), _Row)
+        given = convert_to(columns(decode_json(data, dict[str, Any])), _Row)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"no record ({error})") from None
     column = "messages" if given.trajectory is None else "trajectory"
@@ -311,7 +312,7 @@ def _opened(row: _Row, column: str, kind: Any) -> Any:
     if value is None:
         return None
     try:
-        return msgspec.json.decode(value, type=kind) if isinstance(value, str) else msgspec.convert(value, kind)
+        return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise Rejected("bad_record", f"column {column}: {error}; correct the row or delete it") from None
 

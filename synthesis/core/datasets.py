@@ -26,6 +26,7 @@ from etils import epath
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
 from synthesis.core.refusals import Refusal
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
+from synthesis.core.typed import decode_msgpack
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
@@ -273,7 +274,7 @@ def _card_of(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _decoded(path: Folder, kind: type[Record], index: int, data: bytes) -> Record:
     try:
-        record = msgspec.msgpack.decode(data, type=kind) if issubclass(kind, BinaryRecord) else decode(data, kind)
+        record = decode_msgpack(data, kind) if issubclass(kind, BinaryRecord) else decode(data, kind)
     except msgspec.MsgspecError as error:
         raise DatasetError(f"{path}: record {index} is corrupt ({error}); {_AGAIN.format(path)}") from None
     for tool in _callable_tools(record):

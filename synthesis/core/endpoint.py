@@ -35,6 +35,7 @@ from synthesis.core.progress import TRAFFIC
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff, retry_after
 from synthesis.core.recording import Recording
 from synthesis.core.stages import Stopped
+from synthesis.core.typed import decode_json, json_decoder
 
 
 class EndpointDown(Stopped):
@@ -94,7 +95,7 @@ class _Limit(msgspec.Struct):
     max_tokens: int
 
 
-_limits = msgspec.json.Decoder(_Limit)
+_limits = json_decoder(_Limit)
 
 
 @dataclass
@@ -358,7 +359,7 @@ class Endpoint:
         Raises:
             EndpointUnusable: the endpoint refuses even this.
         """
-        settings = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        settings = decode_json(body, dict[str, msgspec.Raw])
         for of_the_request in ("tools", "tool_choice", "parallel_tool_calls"):
             settings.pop(of_the_request, None)
         simplest = msgspec.json.encode({**settings, "messages": [{"role": "user", "content": "Say yes."}]})

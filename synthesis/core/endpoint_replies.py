@@ -10,6 +10,7 @@ import msgspec
 from synthesis.core.endpoint_limits import BYTES_PER_TOKEN
 from synthesis.core.openai_messages import text_of
 from synthesis.core.rate_limits import Usage
+from synthesis.core.typed import decode_json, json_decoder
 
 _WHOLE = frozenset(
     {"", "stop", "tool_calls", "function_call"}  # OpenAI's
@@ -68,7 +69,7 @@ class EndpointReply(msgspec.Struct, frozen=True):
 
         Decoded at each access: who only wants the text does not pay for it.
         """
-        return msgspec.json.decode(self.sent, type=dict[str, Any])
+        return decode_json(self.sent, dict[str, Any])
 
 
 class _Message(msgspec.Struct):
@@ -96,9 +97,9 @@ class _Counted(msgspec.Struct):
     usage: _Counts
 
 
-_counted = msgspec.json.Decoder(_Counted)
-_completions = msgspec.json.Decoder(_Completion)
-_messages = msgspec.json.Decoder(_Message)
+_counted = json_decoder(_Counted)
+_completions = json_decoder(_Completion)
+_messages = json_decoder(_Message)
 
 
 class UnreadableReply(Exception):

@@ -24,6 +24,7 @@ from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
 from synthesis.core.refusals import Refusal
 from synthesis.core.stored import Keys, Stored, outputs_of
+from synthesis.core.typed import json_decoder
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
@@ -221,7 +222,7 @@ async def run_stage(
         result.outputs = Stored(journal, name, keys, out, rejected)
         return result
     made: list[Any] = []
-    decoder = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+    decoder = json_decoder(list[out])  # type: ignore[valid-type]
     take = made.append if sink is None else sink
     for _, outputs in outputs_of(journal, name, keys, decoder, rejected):
         for output in outputs:

@@ -17,6 +17,7 @@ import msgspec
 
 from synthesis.core.journal import Journal
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import json_decoder
 
 T = TypeVar("T")
 _AT_ONCE = 64
@@ -99,7 +100,7 @@ class Stored(Records[T]):
         self, journal: Journal, stage: str, keys: Sequence[str], out: type[T], rejected: Callable[[str, str], object]
     ) -> None:
         self._journal, self._stage, self._keys = journal, stage, keys
-        self._decoder: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[out])  # type: ignore[valid-type]
+        self._decoder: msgspec.json.Decoder[list[T]] = json_decoder(list[out])  # type: ignore[valid-type]
         self._inputs, self._parts = array("Q"), array("I")
         for number, outputs in outputs_of(journal, stage, keys, self._decoder, rejected):
             self._inputs.extend([number] * len(outputs))

@@ -19,6 +19,7 @@ import msgspec
 from sandbox import SandboxEpisode
 from synthesis.core.records import CodeTool, StateChange, SubQuestion, ToolEnvironment, World
 from synthesis.core.reward import Grade
+from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox
@@ -213,7 +214,7 @@ class FoundGrade(msgspec.Struct, frozen=True):
 def read_grade(value: Any) -> FoundGrade | None:
     """The module's answer, or None where it is none."""
     try:
-        return msgspec.convert(value, FoundGrade)
+        return convert_to(value, FoundGrade)
     except msgspec.ValidationError:
         return None
 

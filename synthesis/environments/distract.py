@@ -23,6 +23,7 @@ from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
 from synthesis.core.stored import Records
+from synthesis.core.typed import json_decoder
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
@@ -211,7 +212,7 @@ class Index:
         return rows[~bad]
 
 
-_candidates = msgspec.json.Decoder(Candidate)
+_candidates = json_decoder(Candidate)
 
 
 def _packed(records: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from synthesis.core.files import unpacked_lines
 from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import convert_to, decode_json
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.languages import language_of
 
@@ -89,7 +90,7 @@ def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
         if line.strip():
             where, found = f"{path}, line {number}", True
             try:
-                yield where, msgspec.json.decode(line, type=kind)
+                yield where, decode_json(line, kind)
             except msgspec.MsgspecError as error:
                 fields = ", ".join(field.name for field in msgspec.structs.fields(kind))
                 raise SourceError(f"{where}: {error}; a line is a JSON object of {fields}") from None
@@ -124,7 +125,7 @@ def _leaves(node: Any, names: tuple[str, ...], path: Path) -> Iterator[Source]:
             yield from _leaves(child, (*names, name), path)
         return
     try:
-        examples = [one.query for one in msgspec.convert(node.get("examples", []), list[_Example])]
+        examples = [one.query for one in convert_to(node.get("examples", []), list[_Example])]
     except msgspec.ValidationError as error:
         raise SourceError(f'{where}: examples: {error}; they are [{{"query": "…"}}]') from None
     domain = " > ".join(names)

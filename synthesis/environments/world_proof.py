@@ -20,6 +20,7 @@ from synthesis.core.records import CodeTool, ReferenceCall, StateChange, SubQues
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import argument_error
+from synthesis.core.typed import convert_to
 from synthesis.core.worlds import PLAYS, EpisodeCalls, FoundPlay, checks_of, forms_of, graded, module_of
 from synthesis.environments.proof import Case, perturbed, searches, short, shown, translated
 
@@ -226,7 +227,7 @@ class _Proof:
 
 def _read(value: Any) -> list[FoundPlay]:
     try:
-        return msgspec.convert(value, list[FoundPlay])
+        return convert_to(value, list[FoundPlay])
     except msgspec.ValidationError as error:
         raise Rejected("world_failed", f"the world's module gave no account of its calls: {error}") from None
 

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from synthesis.core.typed import decode_json
+
 Form = Literal["json_schema", "json_object", "text"]
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -195,12 +197,12 @@ def _decoded(text: str, answer: type[T]) -> T:
 
 def _fitting(text: str, answer: type[T]) -> T:
     try:
-        return msgspec.json.decode(text, type=answer)
+        return decode_json(text, answer)
     except msgspec.ValidationError:
         given = msgspec.json.decode(text)
         if (kept := _without_nulls(given)) == given:
             raise
-    return msgspec.json.decode(msgspec.json.encode(kept), type=answer)
+    return decode_json(msgspec.json.encode(kept), answer)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -19,6 +19,7 @@ import msgspec
 from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.rate_limits import Spent
 from synthesis.core.stages import Rejected, rng_for
+from synthesis.core.typed import decode_json
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -128,7 +129,7 @@ class Preview:
         if seen is None:
             return
         seen.spent.add(reply.usage, money)
-        request = msgspec.json.decode(body, type=dict[str, Any])
+        request = decode_json(body, dict[str, Any])
         last = request["messages"][-1]
         answer = reply.text or msgspec.json.encode(reply.message.get("tool_calls") or "").decode()
         seen.exchanges.append(Exchange(request["model"], str(last.get("content") or ""), answer, reply.usage.tokens))

@@ -27,6 +27,7 @@ from synthesis.core.progress import TRAFFIC, Traffic
 from synthesis.core.rate_limits import Spent, Usage
 from synthesis.core.refusals import Refusal
 from synthesis.core.stages import Stopped
+from synthesis.core.typed import msgpack_decoder
 from synthesis.pipeline.answer_forms import Form
 from synthesis.pipeline.prompts import Prompts
 from synthesis.pipeline.ray_mail import Mailbox
@@ -161,7 +162,7 @@ class Refuse(Letter, frozen=True, array_like=True, tag=True):
 ToWorker = RecordedAnswer | Kept | SlotLease | Recall | Grant | Refuse | Pause
 
 ENCODER = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[ToActor])
+_decoder = msgpack_decoder(list[ToActor])
 
 
 @dataclass(frozen=True)

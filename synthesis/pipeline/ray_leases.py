@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from synthesis.core.endpoint_limits import EndpointLimits, Permit, TokenEstimate
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.rate_limits import Usage
 from synthesis.core.recording import Answers
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Stopped
+from synthesis.core.typed import msgpack_decoder
 from synthesis.pipeline.answer_forms import Form
 from synthesis.pipeline.ray_endpoint import (
     ENCODER,
@@ -49,7 +48,7 @@ from synthesis.pipeline.teacher import OpenAITeacher
 _GATHER_SECONDS = 0.03
 """That what is not waited for, or is waited for in any case, waits for company."""
 
-_decoder = msgspec.msgpack.Decoder(list[ToWorker])
+_decoder = msgpack_decoder(list[ToWorker])
 
 
 class LeasedSlots:

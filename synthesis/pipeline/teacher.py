@@ -28,6 +28,7 @@ from synthesis.core.progress import say_beside_bars
 from synthesis.core.rate_limits import Budget, Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
+from synthesis.core.typed import decode_json
 from synthesis.pipeline.answer_forms import (
     BadAnswer,
     Form,
@@ -408,7 +409,7 @@ class OpenAITeacher:
                     break
                 text = reply.text.rpartition("</think>")[2].strip()
                 with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    given = msgspec.json.decode(text, type=dict[str, Any])
+                    given = decode_json(text, dict[str, Any])
                     if form != "json_schema" or set(given) == set(Probe.__struct_fields__):
                         return form, why
                 why = f" ({form} is taken, and not heeded)"

@@ -16,6 +16,8 @@ import msgspec
 from mcp.types import JSONRPCError, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from synthesis.core.typed import decode_json
+
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
@@ -64,7 +66,7 @@ async def _asked(request: httpx2.Request) -> str | int | None:
     """The id of a request of JSON-RPC; None of what wants no answer."""
     if request.method != "POST":
         return None
-    sent = msgspec.json.decode(await request.aread(), type=_Sent)
+    sent = decode_json(await request.aread(), _Sent)
     return sent.id if sent.method is not None else None
 
 

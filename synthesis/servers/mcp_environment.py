@@ -32,6 +32,7 @@ from synthesis.core.records import Answer, McpExecution, Message, ToolSpec
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
 from synthesis.core.rewards import answers, called
+from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
 from synthesis.servers.normalize import fix_names
@@ -211,7 +212,7 @@ def read_tasks(file: Path) -> _File:
         InputError: it is of another form, or has a task that nothing can judge.
     """
     try:
-        read = msgspec.json.decode(read_unpacked(file), type=_File)
+        read = decode_json(read_unpacked(file), _File)
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

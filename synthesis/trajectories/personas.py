@@ -19,6 +19,7 @@ import msgspec
 from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import decode_json
 from synthesis.pipeline.languages import language_of
 
 PERSONAS: Mapping[Language, tuple[str, ...]] = {
@@ -85,7 +86,7 @@ def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
             if not line.strip():
                 continue
             try:
-                persona = _persona(msgspec.json.decode(line, type=_Row))
+                persona = _persona(decode_json(line, _Row))
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 raise InputError(f"personas: {path}:{number}: {error}; correct the line or delete it") from None
             found.setdefault(persona.language, []).append(persona)

@@ -1,0 +1,75 @@
+"""Data read as a type: JSON, MessagePack and plain values into structs, from any number of threads.
+
+msgspec (0.22) looks at a struct's fields when the type is first asked for, and other threads see what it has of them by
+then: two that ask at once end the process by a segmentation fault, in a decoder's first use and in `msgspec.convert`
+alike. Here a type is looked at by one thread, before anybody reads by it. So nothing else in the project makes
+msgspec's decoders, or gives it a type to read by.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from types import UnionType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+_looking = threading.RLock()
+_MOST_KINDS = 1024
+"""How many types are kept at hand; forms of answers are made while a run goes on."""
+
+
+def _looked_at(decoder: Callable[[Any], T]) -> Callable[[Any], T]:
+    def made(kind: Any) -> T:
+        with _looking:
+            return decoder(kind)
+
+    return lru_cache(_MOST_KINDS)(made)
+
+
+_json: Callable[[Any], msgspec.json.Decoder[Any]] = _looked_at(msgspec.json.Decoder)
+_msgpack: Callable[[Any], msgspec.msgpack.Decoder[Any]] = _looked_at(msgspec.msgpack.Decoder)
+
+
+def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """What decodes JSON as `kind`. Raises `TypeError`: msgspec reads nothing as such a type."""
+    return _json(kind)
+
+
+def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """What decodes MessagePack as `kind`. Raises `TypeError`: msgspec reads nothing as such a type."""
+    return _msgpack(kind)
+
+
+def decode_json(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
+    """The value that is written in JSON.
+
+    Raises:
+        msgspec.ValidationError: it is JSON but no `kind`; the message names the field.
+        msgspec.DecodeError: it is not JSON.
+    """
+    decoder: msgspec.json.Decoder[T] = _json(kind)
+    return decoder.decode(data)
+
+
+@overload
+def decode_msgpack(data: bytes | bytearray | memoryview, kind: type[T]) -> T: ...
+@overload
+def decode_msgpack(data: bytes | bytearray | memoryview, kind: UnionType) -> Any: ...
+def decode_msgpack(data: bytes | bytearray | memoryview, kind: Any) -> Any:
+    """The value that is written in MessagePack. Raises as `decode_json` does."""
+    return _msgpack(kind).decode(data)
+
+
+@overload
+def convert_to(value: Any, kind: type[T]) -> T: ...
+@overload
+def convert_to(value: Any, kind: UnionType) -> Any: ...
+def convert_to(value: Any, kind: Any) -> Any:
+    """Plain dictionaries, lists, strings and numbers as `kind`. Raises `msgspec.ValidationError`: they are none."""
+    _msgpack(kind)
+    return msgspec.convert(value, kind)
