@@ -17,33 +17,34 @@ from launch.flags import cli
 
 LONG, PAPER_SFT = 74_752, 20_480
 PLANS = (
-    ("sft", "0.6b", PAPER_SFT, "v5e:2x2"),
-    ("sft", "1.7b", PAPER_SFT, "v5e:2x4"),
-    ("sft", "4b", PAPER_SFT, "v6e:2x4"),
-    ("sft", "8b", 32_768, "v6e:2x4"),
-    ("sft", "14b", PAPER_SFT, "v6e:4x4"),
-    ("sft", "14b", LONG, "v5p:2x2x2"),
-    ("sft", "14b", LONG, "v6e:4x4"),
-    ("sft", "32b", LONG, "v5p:2x2x4"),
-    ("sft", "32b", LONG, "v6e:4x8"),
-    ("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4"),
-    ("grpo", "0.6b", LONG, "v6e:2x2"),
-    ("grpo", "1.7b", LONG, "v6e:2x4"),
-    ("grpo", "4b", LONG, "v6e:2x4"),
-    ("grpo", "8b", LONG, "v6e:4x4"),
-    ("grpo", "14b", LONG, "v5p:2x2x2"),
-    ("grpo", "14b", LONG, "v6e:4x4"),
-    ("grpo", "32b", LONG, "v5p:2x2x4"),
-    ("grpo", "32b", LONG, "v6e:4x8"),
-    ("grpo", "30b-a3b", LONG, "v5p:2x2x4"),
-    ("sft", "1.7b", 65_536, "h200:1"),
-    ("sft", "4b", 16_384, "h200:1"),
-    ("sft", "4b", 65_536, "h200:1"),
-    ("sft", "8b", 32_768, "h200:4"),
-    ("grpo", "14b", LONG, "h200:4"),
-    ("grpo", "14b", LONG, "h100:8"),
-    ("grpo", "32b", LONG, "h200:8"),
+    ("sft", "0.6b", PAPER_SFT, "v5e:2x2", "dots"),
+    ("sft", "1.7b", PAPER_SFT, "v5e:2x4", "dots"),
+    ("sft", "4b", PAPER_SFT, "v6e:2x4", "dots"),
+    ("sft", "8b", 32_768, "v6e:2x4", "attention"),
+    ("sft", "14b", PAPER_SFT, "v6e:4x4", "heads"),
+    ("sft", "14b", LONG, "v5p:2x2x2", "attention"),
+    ("sft", "14b", LONG, "v6e:4x4", "heads"),
+    ("sft", "32b", LONG, "v5p:2x2x4", "heads"),
+    ("sft", "32b", LONG, "v6e:4x8", "full"),
+    ("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4", "attention"),
+    ("grpo", "0.6b", LONG, "v6e:2x2", "dots"),
+    ("grpo", "1.7b", LONG, "v6e:2x4", "dots"),
+    ("grpo", "4b", LONG, "v6e:2x4", "heads"),
+    ("grpo", "8b", LONG, "v6e:4x4", "heads"),
+    ("grpo", "14b", LONG, "v5p:2x2x2", "attention"),
+    ("grpo", "14b", LONG, "v6e:4x4", "heads"),
+    ("grpo", "32b", LONG, "v5p:2x2x4", "heads"),
+    ("grpo", "32b", LONG, "v6e:4x8", "full"),
+    ("grpo", "30b-a3b", LONG, "v5p:2x2x4", "attention"),
+    ("sft", "1.7b", 65_536, "h200:1", "full"),
+    ("sft", "4b", 16_384, "h200:1", "full"),
+    ("sft", "4b", 65_536, "h200:1", "full"),
+    ("sft", "8b", 32_768, "h200:4", "full"),
+    ("grpo", "14b", LONG, "h200:4", "full"),
+    ("grpo", "14b", LONG, "h100:8", "full"),
+    ("grpo", "32b", LONG, "h200:8", "full"),
 )
+"""Job, size, tokens, slice, and what the backward pass keeps: of `REMATS` what fits and computes least again."""
 OF_A_PLAN = ("job", "size", "tokens", "topology")
 """In which rows of one plan agree."""
 PAGE = rows.ROOT / "docs" / "scale.md"
@@ -52,9 +53,9 @@ _ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default 
 _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by default all.")
 
 
-def plan(job: str, size: str, tokens: int, topology: str) -> dict:
+def plan(job: str, size: str, tokens: int, topology: str, remat: str) -> dict:
     """What `launch.plan` says, as its JSON."""
-    asked = f"--config={job}:{size}", f"--topology={topology}", f"--tokens={tokens}"
+    asked = f"--config={job}:{size}", f"--config.{job}.remat={remat}", f"--topology={topology}", f"--tokens={tokens}"
     said = processes.run("launch.plan", *asked, "--json", keep=True)
     return {"size": size} | json.loads(said.splitlines()[-1])
 
@@ -62,16 +63,16 @@ def plan(job: str, size: str, tokens: int, topology: str) -> dict:
 def table(found: list[dict]) -> str:
     """The newest row of each plan, as Markdown, in the order of `PLANS`; rows of before there were times have none."""
     newest = {tuple(row[name] for name in OF_A_PLAN): row for row in rows.newest(found, *OF_A_PLAN)}
-    heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "fits", "GiB a chip", "s a step"]
+    heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "`remat`", "fits", "GiB a chip", "s a step"]
     heads += ["tokens/s a chip", "MFU", "most of it"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
-    for key in PLANS:
-        if (row := newest.get(key)) is None:
+    for *key, _ in PLANS:
+        if (row := newest.get(tuple(key))) is None:
             continue
         mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
         gib = f"{row['peak_bytes_per_chip'] / 2**30:.1f} of {row['hbm_bytes_per_chip'] / 2**30:.1f}"
         cells = [row["job"], row["size"], f"{row['tokens']:,}", row["topology"], mesh]
-        cells += [row.get("micro_batch_size") or row["micro_batch_rows"]]
+        cells += [row.get("micro_batch_size") or row["micro_batch_rows"], row["remat"]]
         cells += ["yes" if row["fits"] else "no", gib]
         if row["fits"] and "mfu" in row:
             sign = ("", "") if row["expected"] else ("≥ ", "≤ ")
