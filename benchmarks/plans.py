@@ -9,6 +9,7 @@ What goes by these rows: docs/cost.md (`python -m benchmarks.cost`), and the siz
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from absl import flags
 
@@ -16,35 +17,53 @@ from benchmarks import processes, rows
 from launch.flags import cli
 
 LONG, PAPER_SFT = 74_752, 20_480
+
+
+class Asked(NamedTuple):
+    """One plan.
+
+    Attributes:
+        remat: what the backward pass keeps: of `REMATS` what fits and computes least again.
+        rows: of a forward pass, where more fit than the planner takes by itself.
+    """
+
+    job: str
+    size: str
+    tokens: int
+    topology: str
+    remat: str = "full"
+    rows: int | None = None
+
+
 PLANS = (
-    ("sft", "0.6b", PAPER_SFT, "v5e:2x2", "dots"),
-    ("sft", "1.7b", PAPER_SFT, "v5e:2x4", "dots"),
-    ("sft", "4b", PAPER_SFT, "v6e:2x4", "dots"),
-    ("sft", "8b", 32_768, "v6e:2x4", "attention"),
-    ("sft", "14b", PAPER_SFT, "v6e:4x4", "heads"),
-    ("sft", "14b", LONG, "v5p:2x2x2", "attention"),
-    ("sft", "14b", LONG, "v6e:4x4", "heads"),
-    ("sft", "32b", LONG, "v5p:2x2x4", "heads"),
-    ("sft", "32b", LONG, "v6e:4x8", "full"),
-    ("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4", "attention"),
-    ("grpo", "0.6b", LONG, "v6e:2x2", "dots"),
-    ("grpo", "1.7b", LONG, "v6e:2x4", "dots"),
-    ("grpo", "4b", LONG, "v6e:2x4", "heads"),
-    ("grpo", "8b", LONG, "v6e:4x4", "heads"),
-    ("grpo", "14b", LONG, "v5p:2x2x2", "attention"),
-    ("grpo", "14b", LONG, "v6e:4x4", "heads"),
-    ("grpo", "32b", LONG, "v5p:2x2x4", "heads"),
-    ("grpo", "32b", LONG, "v6e:4x8", "full"),
-    ("grpo", "30b-a3b", LONG, "v5p:2x2x4", "attention"),
-    ("sft", "1.7b", 65_536, "h200:1", "full"),
-    ("sft", "4b", 16_384, "h200:1", "full"),
-    ("sft", "4b", 65_536, "h200:1", "full"),
-    ("sft", "8b", 32_768, "h200:4", "full"),
-    ("grpo", "14b", LONG, "h200:4", "full"),
-    ("grpo", "14b", LONG, "h100:8", "full"),
-    ("grpo", "32b", LONG, "h200:8", "full"),
+    Asked("sft", "0.6b", PAPER_SFT, "v5e:2x2", "dots"),
+    Asked("sft", "1.7b", PAPER_SFT, "v5e:2x4", "dots"),
+    Asked("sft", "4b", PAPER_SFT, "v6e:2x4", "dots"),
+    Asked("sft", "8b", 32_768, "v6e:2x4", "attention"),
+    Asked("sft", "14b", PAPER_SFT, "v5p:2x2x2", "dots", rows=4),
+    Asked("sft", "14b", PAPER_SFT, "v6e:4x4", "heads"),
+    Asked("sft", "14b", LONG, "v5p:2x2x2", "dots"),
+    Asked("sft", "14b", LONG, "v6e:4x4", "heads"),
+    Asked("sft", "32b", LONG, "v5p:2x2x4", "heads"),
+    Asked("sft", "32b", LONG, "v6e:4x8"),
+    Asked("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4", "attention"),
+    Asked("grpo", "0.6b", LONG, "v6e:2x2", "dots"),
+    Asked("grpo", "1.7b", LONG, "v6e:2x4", "dots"),
+    Asked("grpo", "4b", LONG, "v6e:2x4", "heads"),
+    Asked("grpo", "8b", LONG, "v6e:4x4", "heads"),
+    Asked("grpo", "14b", LONG, "v5p:2x2x2", "dots"),
+    Asked("grpo", "14b", LONG, "v6e:4x4", "heads"),
+    Asked("grpo", "32b", LONG, "v5p:2x2x4", "heads"),
+    Asked("grpo", "32b", LONG, "v6e:4x8"),
+    Asked("grpo", "30b-a3b", LONG, "v5p:2x2x4", "attention"),
+    Asked("sft", "1.7b", 65_536, "h200:1"),
+    Asked("sft", "4b", 16_384, "h200:1"),
+    Asked("sft", "4b", 65_536, "h200:1"),
+    Asked("sft", "8b", 32_768, "h200:4"),
+    Asked("grpo", "14b", LONG, "h200:4"),
+    Asked("grpo", "14b", LONG, "h100:8"),
+    Asked("grpo", "32b", LONG, "h200:8"),
 )
-"""Job, size, tokens, slice, and what the backward pass keeps: of `REMATS` what fits and computes least again."""
 OF_A_PLAN = ("job", "size", "tokens", "topology")
 """In which rows of one plan agree."""
 PAGE = rows.ROOT / "docs" / "scale.md"
@@ -53,11 +72,13 @@ _ONLY = flags.DEFINE_list("only", None, "Sizes, for example 14b,32b; by default 
 _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by default all.")
 
 
-def plan(job: str, size: str, tokens: int, topology: str, remat: str) -> dict:
+def plan(one: Asked) -> dict:
     """What `launch.plan` says, as its JSON."""
-    asked = f"--config={job}:{size}", f"--config.{job}.remat={remat}", f"--topology={topology}", f"--tokens={tokens}"
+    asked = [f"--config={one.job}:{one.size}", f"--topology={one.topology}", f"--tokens={one.tokens}"]
+    asked += [f"--config.{one.job}.remat={one.remat}"]
+    asked += [f"--config.{one.job}.micro_batch_size={one.rows}"] if one.rows else []
     said = processes.run("launch.plan", *asked, "--json", keep=True)
-    return {"size": size} | json.loads(said.splitlines()[-1])
+    return {"size": one.size} | json.loads(said.splitlines()[-1])
 
 
 def table(found: list[dict]) -> str:
@@ -66,8 +87,8 @@ def table(found: list[dict]) -> str:
     heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "`remat`", "fits", "GiB a chip", "s a step"]
     heads += ["tokens/s a chip", "MFU", "most of it"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
-    for *key, _ in PLANS:
-        if (row := newest.get(tuple(key))) is None:
+    for one in PLANS:
+        if (row := newest.get(tuple(getattr(one, name) for name in OF_A_PLAN))) is None:
             continue
         mesh = " x ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
         gib = f"{row['peak_bytes_per_chip'] / 2**30:.1f} of {row['hbm_bytes_per_chip'] / 2**30:.1f}"
@@ -85,10 +106,10 @@ def table(found: list[dict]) -> str:
 
 
 def main() -> None:
-    for key in PLANS:
-        size, kind = key[1], key[3].partition(":")[0]
-        if size in (_ONLY.value or [size]) and kind in (_CHIPS.value or [kind]):
-            rows.append("plans", plan(*key))
+    for one in PLANS:
+        kind = one.topology.partition(":")[0]
+        if one.size in (_ONLY.value or [one.size]) and kind in (_CHIPS.value or [kind]):
+            rows.append("plans", plan(one))
     rows.rewrite(PAGE, "plans", table(rows.read("plans")))
 
 
