@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
     Attributes:
         remat: what the backward pass keeps: of `REMATS` what fits and computes least again.
-        rows: of a forward pass, where more fit than the planner takes by itself.
+        mesh, rows: axis sizes, and rows of a forward pass, where others are faster than the planner's own.
     """
 
     job: str
@@ -33,12 +33,14 @@ class Asked(NamedTuple):
     topology: str
     remat: str = "full"
     rows: int | None = None
+    mesh: str | None = None
 
 
 PLANS = (
     Asked("sft", "0.6b", PAPER_SFT, "v5e:2x2", "dots"),
     Asked("sft", "1.7b", PAPER_SFT, "v5e:2x4", "dots"),
-    Asked("sft", "4b", PAPER_SFT, "v6e:2x4", "dots"),
+    Asked("sft", "4b", PAPER_SFT, "v5p:2x2x2", "dots", rows=8, mesh="fsdp=8"),
+    Asked("sft", "4b", PAPER_SFT, "v6e:2x4", "attention", rows=8, mesh="fsdp=8"),
     Asked("sft", "8b", 32_768, "v6e:2x4", "attention"),
     Asked("sft", "14b", PAPER_SFT, "v5p:2x2x2", "dots", rows=4),
     Asked("sft", "14b", PAPER_SFT, "v6e:4x4", "heads"),
@@ -77,6 +79,7 @@ def plan(one: Asked) -> dict:
     asked = [f"--config={one.job}:{one.size}", f"--topology={one.topology}", f"--tokens={one.tokens}"]
     asked += [f"--config.{one.job}.remat={one.remat}"]
     asked += [f"--config.{one.job}.micro_batch_size={one.rows}"] if one.rows else []
+    asked += [f"--mesh={one.mesh}"] if one.mesh else []
     said = processes.run("launch.plan", *asked, "--json", keep=True)
     return {"size": one.size} | json.loads(said.splitlines()[-1])
 
