@@ -29,7 +29,6 @@ from launch.flags import endings, settings_list, shared
 from sandbox.settings import SettingError, declared, wording
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import printable, say
-from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:
     from etils import epath
@@ -405,6 +404,8 @@ def _is_config(value: Any) -> bool:
 
 def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
     import msgspec  # here, so that --help does not wait for it
+
+    from synthesis.core.typed import convert_to
 
     try:
         value = json.loads(text)

@@ -10,7 +10,6 @@ from absl import flags
 
 from launch.flags import cli
 from sandbox.settings import SettingError
-from synthesis.core.typed import decode_json
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import Role, RoleSettings
@@ -65,6 +64,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
     import msgspec
 
     from synthesis.core.endpoint_settings import Role
+    from synthesis.core.typed import decode_json
 
     if ROLES.value is None:
         return {}

@@ -22,7 +22,6 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
-from synthesis.core.typed import decode_json
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import AnswerForm
@@ -144,6 +143,8 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
 def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
     """What the JSON of a flag holds; None where it is not given. Raises `cli.UsageError`."""
     import msgspec
+
+    from synthesis.core.typed import decode_json
 
     if flag.value is None:
         return None

@@ -10,9 +10,10 @@
 set -euo pipefail
 
 # What may be edited. Sizes are the planner's: 22.5 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
-#   python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=context=16 --tokens=74752
+#   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=v6e:4x4 --mesh=context=16 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 MESH=${MESH:-data=-1,context=16}
+REMAT=${REMAT:-heads}
 BUCKET=${BUCKET:-gs://YOUR-BUCKET/grpo}
 WEIGHTS=${WEIGHTS:-gs://YOUR-BUCKET/models/Qwen3-14B}
 ENVIRONMENTS=${ENVIRONMENTS:-gs://YOUR-BUCKET/environments/train}
@@ -84,7 +85,8 @@ sudo docker run -d --name=sandbox --net=host --user=\$(id -u) --read-only --cap-
     on "$node" all "$prepare
 sudo docker rm -f trainer >/dev/null 2>&1
 $docker --name=trainer $REGISTRY/trainer:tpu launch/recipes/until_done.sh python -m launch.grpo \
-  --config=$CONFIG --workdir=$BUCKET/run --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost \
+  --config=$CONFIG --workdir=$BUCKET/run --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH \
+  --config.grpo.remat=$REMAT --multihost \
   --publish_dir=$BUCKET/policy --rollout_url=$(IFS=,; echo "${urls[*]}") --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
   --sandbox_url=$(IFS=,; echo "${sandboxes[*]}") --sandbox_key_file=/secrets/sandbox \

@@ -10,9 +10,10 @@
 set -euo pipefail
 
 # What may be edited. Sizes are the planner's: 22.5 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
-#   python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=context=16 --tokens=74752
+#   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=v6e:4x4 --mesh=context=16 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 MESH=${MESH:-data=-1,context=16}
+REMAT=${REMAT:-heads}
 BUCKET=${BUCKET:-gs://YOUR-BUCKET/grpo}
 WEIGHTS=${WEIGHTS:-gs://YOUR-BUCKET/models/Qwen3-14B}
 ENVIRONMENTS=${ENVIRONMENTS:-gs://YOUR-BUCKET/environments/train}
@@ -25,7 +26,8 @@ REGISTRY=${REGISTRY:-us-docker.pkg.dev/YOUR-PROJECT/astra}
 RESTARTS=${RESTARTS:-20}
 
 command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFIG --workdir=$BUCKET/run \
-  --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --multihost --publish_dir=$BUCKET/policy \
+  --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --config.grpo.remat=$REMAT --multihost \
+  --publish_dir=$BUCKET/policy \
   --rollout_url=dns+http://servers:8000 --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
   --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_key_file=/secrets/sandbox \
