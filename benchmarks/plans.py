@@ -43,7 +43,7 @@ PLANS = (
     Asked("sft", "4b", PAPER_SFT, "v6e:2x4", "attention", rows=8, mesh="fsdp=8"),
     Asked("sft", "8b", 32_768, "v6e:2x4", "attention"),
     Asked("sft", "14b", PAPER_SFT, "v5p:2x2x2", "dots", rows=4),
-    Asked("sft", "14b", PAPER_SFT, "v6e:4x4", "heads"),
+    Asked("sft", "14b", PAPER_SFT, "v6e:4x4", "attention", rows=8, mesh="fsdp=8,context=2"),
     Asked("sft", "14b", LONG, "v5p:2x2x2", "dots"),
     Asked("sft", "14b", LONG, "v6e:4x4", "heads"),
     Asked("sft", "32b", LONG, "v5p:2x2x4", "heads"),
