@@ -16,7 +16,8 @@ from absl import flags
 from benchmarks import processes, rows
 from launch.flags import cli
 
-LONG, PAPER_SFT = 74_752, 20_480
+LONG, SHORT = 74_752, 20_480
+"""Tokens of the paper's longest episodes, and of its SFT."""
 
 
 class Asked(NamedTuple):
@@ -37,22 +38,24 @@ class Asked(NamedTuple):
 
 
 PLANS = (
-    Asked("sft", "0.6b", PAPER_SFT, "v5e:2x2", "dots"),
-    Asked("sft", "1.7b", PAPER_SFT, "v5e:2x4", "dots"),
-    Asked("sft", "4b", PAPER_SFT, "v5p:2x2x2", "dots", rows=8, mesh="fsdp=8"),
-    Asked("sft", "4b", PAPER_SFT, "v6e:2x4", "attention", rows=8, mesh="fsdp=8"),
+    Asked("sft", "0.6b", SHORT, "v5e:2x2", "dots"),
+    Asked("sft", "1.7b", SHORT, "v5e:2x4", "dots"),
+    Asked("sft", "4b", SHORT, "v5p:2x2x2", "dots", rows=8, mesh="fsdp=8"),
+    Asked("sft", "4b", SHORT, "v6e:2x4", "attention", rows=8, mesh="fsdp=8"),
     Asked("sft", "8b", 32_768, "v6e:2x4", "attention"),
-    Asked("sft", "14b", PAPER_SFT, "v5p:2x2x2", "dots", rows=4),
-    Asked("sft", "14b", PAPER_SFT, "v6e:4x4", "attention", rows=8, mesh="fsdp=8,context=2"),
+    Asked("sft", "14b", SHORT, "v5p:2x2x2", "dots", rows=4),
+    Asked("sft", "14b", SHORT, "v6e:4x4", "attention", rows=8, mesh="fsdp=8,context=2"),
     Asked("sft", "14b", LONG, "v5p:2x2x2", "dots"),
     Asked("sft", "14b", LONG, "v6e:4x4", "heads"),
     Asked("sft", "32b", LONG, "v5p:2x2x4", "heads"),
     Asked("sft", "32b", LONG, "v6e:4x8"),
-    Asked("sft", "30b-a3b", PAPER_SFT, "v5p:2x2x4", "attention"),
+    Asked("sft", "30b-a3b", SHORT, "v5p:2x2x4", "attention"),
     Asked("grpo", "0.6b", LONG, "v6e:2x2", "dots"),
     Asked("grpo", "1.7b", LONG, "v6e:2x4", "dots"),
     Asked("grpo", "4b", LONG, "v6e:2x4", "heads"),
     Asked("grpo", "8b", LONG, "v6e:4x4", "heads"),
+    Asked("grpo", "14b", SHORT, "v5p:2x2x2", "dots", rows=4),
+    Asked("grpo", "14b", SHORT, "v6e:4x4", "attention", rows=8, mesh="fsdp=8,context=2"),
     Asked("grpo", "14b", LONG, "v5p:2x2x2", "dots"),
     Asked("grpo", "14b", LONG, "v6e:4x4", "heads"),
     Asked("grpo", "32b", LONG, "v5p:2x2x4", "heads"),
