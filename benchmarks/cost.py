@@ -140,7 +140,7 @@ def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[f
         row = max(expected, key=near)
         where = f"{row['job']}:{row['size']}, {row['tokens']:,} tokens, {row['topology']}"
         return row["mfu"], f"compiled cycles: {where}"
-    executed = executed_flops_per_token(model, tokens, "full", CHIPS[kind])
+    executed = executed_flops_per_token(model, tokens, "attention", CHIPS[kind])  # all their plans have room for it
     useful = model.flops_per_token(tokens)[0]
     return GPU_EFFICIENCY * useful / executed, f"arithmetic: {GPU_EFFICIENCY:.0%} of the peak, a bound"
 
@@ -279,9 +279,9 @@ _FROM = """
 - **Compiled cycles** are the TPU compiler's own of a whole step ([Full size](scale.md#the-planner)), at the length and
   size that are named, the nearest there are, whose MFU is taken for all lengths. Attention leaves out the blocks of
   other documents; the two at a document's ends, of 1,024 tokens each, count whole. On v6e attention's heads fill half
-  of a matrix unit, and 4B's layers alone come to 39 % MFU ([by line](scale.md#the-step-in-compiled-cycles)).
-- **Arithmetic** is a bound: matmuls and attention with what `remat=full` computes again, at 60 % of the peak; on GPUs
-  attention visits no other document, so that it goes by the lengths above.
+  of a matrix unit ([by line](scale.md#the-step-in-compiled-cycles)).
+- **Arithmetic** is a bound: matmuls and attention with what `remat=attention` computes again, at 60 % of the peak;
+  on GPUs attention visits no other document, so that it goes by the lengths above.
   SFT of 4B on one H200 [carried out 49 %](scale.md#the-planner).
 - **Rollouts** are arithmetic everywhere: a step of a server reads the weights once and the cache of all its sequences
   at {share:.0%} of the memory's bandwidth, which the embedded engine's decoding has in compiled cycles on v6e
