@@ -11,12 +11,13 @@ root=$(cd "$here/../../.." && pwd)
 # shellcheck source-path=SCRIPTDIR source=../parts.sh
 source "$here/../parts.sh"
 
-# What may be edited. Sizes are the planner's: 86.5 of 133.4 GiB on an H200,
-#   python -m launch.plan --config=grpo:14b --topology=h200:4 --mesh=context=4 --tokens=74752
+# What may be edited. Sizes are the planner's: 105.2 of 133.4 GiB on an H200,
+#   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=h200:4 --mesh=context=4 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 WEIGHTS=${WEIGHTS:-Qwen/Qwen3-14B}
 ENVIRONMENTS=${ENVIRONMENTS:-$root/runs/environments/train}
 MESH=${MESH:-context=4}
+REMAT=${REMAT:-heads}
 TRAINER_GPUS=${TRAINER_GPUS:-0,1,2,3}
 SERVER_GPUS=${SERVER_GPUS:-4,5 6,7} # a server for each word, over that many GPUs
 METRICS_PORT=${METRICS_PORT:-9100} # on this machine alone
@@ -63,7 +64,8 @@ for i in "${!servers[@]}"; do await "server-$i" "${urls[$i]}/health" 1200; done
 
 # The memory that the planner counts with. Compiler options are the program's own, by the kind of chip.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 CUDA_VISIBLE_DEVICES=$TRAINER_GPUS
-run_to_end "$PYTHON" -m launch.grpo "${job[@]}" --mesh="$MESH" --publish_dir="$folder/policy" \
+run_to_end "$PYTHON" -m launch.grpo "${job[@]}" --mesh="$MESH" --config.grpo.remat="$REMAT" \
+  --publish_dir="$folder/policy" \
   --rollout_url="$(IFS=,; echo "${urls[*]}")" --rollout_key_file="$folder/keys/api" \
   --rollout_sync_key_file="$folder/keys/sync" --rollout_min_servers=1 \
   --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_key_file="$folder/keys/sandbox" \
