@@ -20,7 +20,7 @@ import msgspec
 
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import convert_to, decode_json
+from synthesis.core.typed import value_or_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
@@ -105,8 +105,7 @@ def _without_nulls(schema: Any) -> Any:
 def _opened(value: Any, column: str) -> list[dict[str, Any]]:
     """A list of objects, or the JSON of one. Raises `Rejected`."""
     try:
-        kind = list[dict[str, Any]]
-        return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
+        return value_or_json(value, list[dict[str, Any]])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"column {column}: {error}") from None
 

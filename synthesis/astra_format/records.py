@@ -29,7 +29,7 @@ from synthesis.core.records import Answer, ToolSpec
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema, check_size
-from synthesis.core.typed import convert_to, decode_json
+from synthesis.core.typed import decode_json, value_or_json
 from synthesis.environments.implement import check_source
 
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
@@ -222,7 +222,7 @@ def parse(data: bytes, row: int, path: Path | str) -> AstraRecord:
     def opened(column: str, kind: Any) -> Any:
         value = getattr(given, column)
         try:
-            return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
+            return value_or_json(value, kind)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
             raise broken(column, error) from None
 

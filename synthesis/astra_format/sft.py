@@ -40,7 +40,7 @@ from synthesis.core.records import (
 )
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import convert_to, decode_json
+from synthesis.core.typed import convert_to, decode_json, value_or_json
 from synthesis.pipeline.languages import language_of
 
 __all__ = [
@@ -312,7 +312,7 @@ def _opened(row: _Row, column: str, kind: Any) -> Any:
     if value is None:
         return None
     try:
-        return decode_json(value, kind) if isinstance(value, str) else convert_to(value, kind)
+        return value_or_json(value, kind)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise Rejected("bad_record", f"column {column}: {error}; correct the row or delete it") from None
 

@@ -52,8 +52,7 @@ def decode_json(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
         msgspec.ValidationError: it is JSON but no `kind`; the message names the field.
         msgspec.DecodeError: it is not JSON.
     """
-    decoder: msgspec.json.Decoder[T] = _json(kind)
-    return decoder.decode(data)
+    return json_decoder(kind).decode(data)
 
 
 @overload
@@ -73,3 +72,8 @@ def convert_to(value: Any, kind: Any) -> Any:
     """Plain dictionaries, lists, strings and numbers as `kind`. Raises `msgspec.ValidationError`: they are none."""
     _msgpack(kind)
     return msgspec.convert(value, kind)
+
+
+def value_or_json(given: Any, kind: type[T]) -> T:
+    """What is given, as `kind`, or what the JSON says that is given as text. Raises as `decode_json` does."""
+    return decode_json(given, kind) if isinstance(given, str) else convert_to(given, kind)

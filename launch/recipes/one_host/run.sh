@@ -65,8 +65,7 @@ for i in "${!servers[@]}"; do await "server-$i" "${urls[$i]}/health" 1200; done
 # The memory that the planner counts with. Compiler options are the program's own, by the kind of chip.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 CUDA_VISIBLE_DEVICES=$TRAINER_GPUS
 run_to_end "$PYTHON" -m launch.grpo "${job[@]}" --mesh="$MESH" --config.grpo.remat="$REMAT" \
-  --publish_dir="$folder/policy" \
-  --rollout_url="$(IFS=,; echo "${urls[*]}")" --rollout_key_file="$folder/keys/api" \
+  --publish_dir="$folder/policy" --rollout_url="$(IFS=,; echo "${urls[*]}")" --rollout_key_file="$folder/keys/api" \
   --rollout_sync_key_file="$folder/keys/sync" --rollout_min_servers=1 \
   --sandbox_url="http://127.0.0.1:$port_sandbox" --sandbox_key_file="$folder/keys/sandbox" \
   --metrics_port="$METRICS_PORT" --metrics_key_file="$folder/keys/metrics"

@@ -27,8 +27,7 @@ RESTARTS=${RESTARTS:-20}
 
 command="exec launch/recipes/until_done.sh python -m launch.grpo --config=$CONFIG --workdir=$BUCKET/run \
   --weights=$WEIGHTS --environments=$ENVIRONMENTS --mesh=$MESH --config.grpo.remat=$REMAT --multihost \
-  --publish_dir=$BUCKET/policy \
-  --rollout_url=dns+http://servers:8000 --rollout_key_file=/secrets/api \
+  --publish_dir=$BUCKET/policy --rollout_url=dns+http://servers:8000 --rollout_key_file=/secrets/api \
   --rollout_sync_key_file=/secrets/sync --rollout_min_servers=1 \
   --sandbox_url=http://sandbox-0.sandbox:8700,http://sandbox-1.sandbox:8700 --sandbox_key_file=/secrets/sandbox \
   --sandbox_tier=B --metrics_host=0.0.0.0 --metrics_port=9100 --metrics_key_file=/secrets/metrics"
