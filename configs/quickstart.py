@@ -290,7 +290,7 @@ PRETRAINED_SERVERS = (
 
 
 def _pretrained() -> QuickstartConfig:
-    """SmolLM2-135M-Instruct becomes a tool user in three hours on two cores (docs/quickstart.md has the sum).
+    """SmolLM2-135M-Instruct becomes a tool user in two hours and a half on two cores (docs/quickstart.md has the sum).
 
     Held out are look-ups themselves, with all tools that need them, beside entities.
     """

@@ -38,7 +38,7 @@ _PROFILE = flags.DEFINE_enum(
     "quick",
     PROFILES,
     "quick: at most 15 minutes on 2 cores. full: at most 60. ci: 3, too short to learn much. "
-    "pretrained: about three hours, from SmolLM2-135M-Instruct.",
+    "pretrained: about two hours and a half, from SmolLM2-135M-Instruct.",
 )
 
 
