@@ -3,7 +3,8 @@ experts' grouped matmuls.
 
 Read from the compiled program, so that block sizes and shapes are those that run. Attention is that of a row with one
 document: the kernels walk over the blocks that the causal mask shows, of which packed rows leave out those of other
-documents. They do 2 matmuls a block forward, and 5 backward, from scores computed again.
+documents. They do 2 matmuls a block forward, and 5 backward, from scores computed again; splash's own two kernels of
+the backward pass, which other libraries' programs have, 4 and 3.
 
 A grouped matmul computes whole tiles of rows: one more for each group than its rows would fill, and that many rows on
 each device as with equal loads. How busy its matrix units are is read off the bundles that the compiler makes of a tile
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from astra_jax.attention import splash_backward
@@ -78,18 +80,18 @@ def work_of(one: Instruction, expert: int = 1) -> Work | None:
     arrays = [dims for kind, dims in shapes(operands.group(1) if operands else "") if kind not in ("s8", "s32")]
     if (grouped := re.search(r"(?:^|_)(t?gmm)(?:_|$)", name)) is not None:
         return _grouped(grouped.group(1), arrays, [dims for _, dims in shapes(one.result)], expert)
-    backward = splash_backward.NAME in name
-    if not (backward or name.startswith("splash_mha_fwd")) or len(arrays) < 3 or len(arrays[0]) < 3:
+    kernel = next((kernel for part, kernel in _ATTENTION.items() if part in name), None)
+    if kernel is None or len(arrays) <= kernel.keys or len(arrays[0]) < 3:
         return None
-    q, k = arrays[0], arrays[4 if backward else 1]  # behind the queries: output's gradient, two numbers for each
+    q, k = arrays[0], arrays[kernel.keys]
     rows, (heads, length_q, h), (kv_heads, length_k, _) = math.prod(q[:-3]), q[-3:], k[-3:]
-    sizes = [re.search(rf'\\?"block_{side}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
+    sizes = [re.search(rf'\\?"block_{side}{kernel.blocks}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
     if sizes[0] is None or sizes[1] is None:
         return None
     blocks = _visited(length_q, length_k, int(sizes[0].group(1)), int(sizes[1].group(1)))
     pairs = rows * heads * blocks.visited
-    traffic = rows * (_backward if backward else _forward)(blocks, heads, kv_heads, h)
-    return Work(2.0 * (5 if backward else 2) * pairs * blocks.block_q * blocks.block_kv * h, h, float(traffic))
+    traffic = rows * kernel.traffic(blocks, heads, kv_heads, h)
+    return Work(2.0 * kernel.matmuls * pairs * blocks.block_q * blocks.block_kv * h, h, float(traffic))
 
 
 def _grouped(kind: str, operands: list[tuple[int, ...]], results: list[tuple[int, ...]], expert: int) -> Work | None:
@@ -129,3 +131,42 @@ def _backward(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
     segment and a place, for each block of keys of each head."""
     own = heads * b.queries * b.block_q * 2 * h + kv_heads * b.keys * b.block_kv * (4 * 2 * h + 4 * _LANES)
     return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4)
+
+
+def _of_keys(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
+    """Splash's gradients of keys and values: those and theirs once, queries and outputs' gradients, with two numbers,
+    for each block of keys of each head."""
+    own = b.keys * b.block_kv * (heads * 2 * 2 * h + kv_heads * 2 * 2 * h + heads * 4 * _LANES)
+    return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4 * _SUBLANES)
+
+
+def _of_queries(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
+    """Splash's gradient of queries: those, outputs' gradients and the result once, keys and values for each block of
+    queries of each head."""
+    del kv_heads
+    own = b.queries * b.block_q * (3 * 2 * h + 2 * 4 * _LANES + 2 * 4)
+    return heads * (own + b.visited * b.block_kv * (2 * 2 * h + 4 * _SUBLANES))
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One of attention's kernels."""
+
+    matmuls: int
+    """For each pair of blocks that is visited."""
+    keys: int
+    """Which of its arrays are the keys; the queries are the first."""
+    blocks: str
+    """What the names of its blocks' sizes end in."""
+    traffic: Callable[[_Blocks, int, int, int], int]
+
+
+_ATTENTION = {
+    splash_backward.NAME: _Kernel(
+        5, 4, "", _backward
+    ),  # before the keys: output's gradient, two numbers for each query
+    "splash_mha_fwd": _Kernel(2, 1, "", _forward),
+    "splash_mha_dkv": _Kernel(4, 1, "_dkv", _of_keys),
+    "splash_mha_dq": _Kernel(3, 1, "_dq", _of_queries),
+}
+"""By a part of its name."""

@@ -194,6 +194,24 @@ def test_the_backward_kernel_computes_scores_once_and_writes_each_gradient_once(
     assert written + read < work.traffic < 1.2 * (written + read)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "matmuls", "visited"),
+    [("dkv", 4, 1 + 1 + 1 + 1 + 2 + 2 + 2 + 2), ("dq", 3, 1 + 1 + 2 + 2)],
+)
+def test_the_two_kernels_of_splashs_own_backward_pass_are_known(kernel: str, matmuls: int, visited: int) -> None:
+    """As other libraries' steps have them; each has blocks of its own."""
+    forward = read_hlo(WINDOWED).computations["main"].by_name["splash_mha_fwd_segmented_residuals.2"]
+    attributes = forward.attributes.replace(
+        "block_kv_dkv", 'block_q_dq\\": 512, \\"block_kv_dq\\": 1024, \\"block_kv_dkv'
+    )
+    work = work_of(dataclasses.replace(forward, name=f"splash_mha_{kernel}_no_residuals.1", attributes=attributes))
+    assert work is not None
+    block_q = {"dkv": 256, "dq": 512}[kernel]
+    assert work.flops == 4 * visited * matmuls * (2 * block_q * 1024 * 128)
+    streamed = 4 * visited * {"dkv": block_q, "dq": 1024}[kernel] * (2 * 2 * 128)
+    assert streamed < work.traffic < 4 * streamed
+
+
 def test_the_clock_waits_only_for_what_the_work_does_not_hide() -> None:
     chip = CHIPS["v5e"]
     assert chip.clock is not None
