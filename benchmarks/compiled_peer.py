@@ -1,8 +1,8 @@
 """Another library's training step, compiled for the slice that ours is compiled for, and read in the same way.
 
 A library that writes its layers out takes very long to compile at full depth. So it is compiled with few layers, twice,
-and what a layer adds is added for the others: cycles, bytes and seconds of compiling grow by the layer. `layers` of the
-figures says with how many.
+and what a layer adds is added for the others: cycles and bytes grow by the layer. `layers` of the figures says with how
+many, `compile_seconds` what each took: of those the machine's other users would be added too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def compile_peer(
     refusals = [one["refusal"] for one in found if one["refusal"]]
     fits = not refusals and whole["peak_bytes_per_chip"] <= slice_.chip.hbm_bytes
     asked = {"topology": slice_.name, "chips": slice_.chips, "batch_size": batch_size, "row_tokens": tokens}
-    return asked | whole | {"layers": list(cuts), "fits": fits, "refusal": "; ".join(refusals)}
+    seconds = [one["compile_seconds"] for one in found]
+    return (
+        asked | whole | {"layers": list(cuts), "compile_seconds": seconds, "fits": fits, "refusal": "; ".join(refusals)}
+    )
 
 
 def deeper(less: Figures, more: Figures, step: int, missing: int) -> Figures:
