@@ -206,6 +206,12 @@ class _Check:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.alternatives = 0
+        """Within how many of which only is asked whether they fit."""
+
+    def brief(self, value: Any) -> str:
+        """A value in a message. Nobody hears what an alternative says, and a list's takes longer than its check."""
+        return "" if self.alternatives else brief(value)
 
     def step(self, path: tuple[str | int, ...], count: int = 1) -> None:
         self.steps += count
@@ -216,12 +222,12 @@ class _Check:
         """Raises `_Unfit`; what is wrong with a value is said before what is wrong inside it."""
         self.step(path, 1 if isinstance(schema, bool) else len(schema))
         if schema is False:
-            raise _Unfit(path, f"nothing is allowed here, not even {brief(value)}")
+            raise _Unfit(path, f"nothing is allowed here, not even {self.brief(value)}")
         if schema is True:
             return
         if "type" in schema and not _has_type(value, schema["type"]):
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            raise _Unfit(path, f"{brief(value)} is not of type {', '.join(map(repr, names))}")
+            raise _Unfit(path, f"{self.brief(value)} is not of type {', '.join(map(repr, names))}")
         if problem := self.own(schema, value, path):
             raise _Unfit(path, problem)
         self.combined(schema, value, path)
@@ -233,46 +239,49 @@ class _Check:
     def own(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> str:
         """What is wrong with the value itself."""
         if "const" in schema and self.frozen(value, path) != self.frozen(schema["const"], path):
-            return f"{brief(schema['const'])} was expected"
+            return f"{self.brief(schema['const'])} was expected"
         if "enum" in schema:
             listed = schema["enum"]
             self.step(path, len(listed) // 50)
             is_text = isinstance(value, str)  # which equals nothing but a text
             if not (value in listed if is_text else self.is_among(value, listed, path)):
-                return f"{brief(value)} is not one of {brief(listed)}"
+                return f"{self.brief(value)} is not one of {self.brief(listed)}"
         if isinstance(value, str):
-            return _size_problem(schema, value, "minLength", "maxLength")
+            return _size_problem(self.brief, schema, value, "minLength", "maxLength")
         if _is_json_number(value):
-            return _number_problem(schema, value)
+            return _number_problem(self.brief, schema, value)
         if isinstance(value, list):
             if schema.get("uniqueItems") and len({self.frozen(one, path) for one in value}) < len(value):
-                return f"{brief(value)} has non-unique elements"
-            return _size_problem(schema, value, "minItems", "maxItems")
+                return f"{self.brief(value)} has non-unique elements"
+            return _size_problem(self.brief, schema, value, "minItems", "maxItems")
         if isinstance(value, Mapping):
             missing = next((name for name in schema.get("required", ()) if name not in value), None)
             if missing is not None:
-                return f"{brief(missing)} is a required property"
-            return _size_problem(schema, value, "minProperties", "maxProperties")
+                return f"{self.brief(missing)} is a required property"
+            return _size_problem(self.brief, schema, value, "minProperties", "maxProperties")
         return ""
 
     def combined(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> None:
         for one in schema.get("allOf", ()):
             self.value(one, value, path)
         if "anyOf" in schema and not any(self.fits(one, value, path) for one in schema["anyOf"]):
-            raise _Unfit(path, f"{brief(value)} is not valid under any of the given schemas")
+            raise _Unfit(path, f"{self.brief(value)} is not valid under any of the given schemas")
         if "oneOf" in schema and (count := sum(self.fits(one, value, path) for one in schema["oneOf"])) != 1:
             how = f"valid under {count}" if count else "not valid under any"
-            raise _Unfit(path, f"{brief(value)} is {how} of the given schemas")
+            raise _Unfit(path, f"{self.brief(value)} is {how} of the given schemas")
         if "not" in schema and self.fits(schema["not"], value, path):
-            raise _Unfit(path, f"{brief(value)} should not be valid under {brief(schema['not'])}")
+            raise _Unfit(path, f"{self.brief(value)} should not be valid under {self.brief(schema['not'])}")
 
     def fits(self, schema: Any, value: Any, path: tuple[str | int, ...]) -> bool:
+        self.alternatives += 1
         try:
             self.value(schema, value, path)
         except _TooLarge:
             raise
         except _Unfit:
             return False
+        finally:
+            self.alternatives -= 1
         return True
 
     def members(self, schema: Mapping[str, Any], value: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
@@ -282,7 +291,7 @@ class _Check:
             if name in properties:
                 self.value(properties[name], one, (*path, name))
             elif further is False:
-                raise _Unfit(path, f"Additional properties are not allowed ({brief(name)} was unexpected)")
+                raise _Unfit(path, f"Additional properties are not allowed ({self.brief(name)} was unexpected)")
             elif further is not True:
                 self.value(further, one, (*path, name))
 
@@ -321,7 +330,7 @@ def _has_type(value: Any, names: str | list[str]) -> bool:
     return not {names}.isdisjoint(found) if isinstance(names, str) else not set(names).isdisjoint(found)
 
 
-def _number_problem(schema: Mapping[str, Any], value: int | float) -> str:
+def _number_problem(brief: Callable[[Any], str], schema: Mapping[str, Any], value: int | float) -> str:
     if "minimum" in schema and value < schema["minimum"]:
         return f"{brief(value)} is less than the minimum of {schema['minimum']}"
     if "maximum" in schema and value > schema["maximum"]:
@@ -345,7 +354,7 @@ def _is_multiple(value: int | float, of: int | float) -> bool:
     return math.isfinite(quotient) and abs(quotient - round(quotient)) <= 1e-9 * max(1.0, abs(quotient))
 
 
-def _size_problem(schema: Mapping[str, Any], value: Any, least: str, most: str) -> str:
+def _size_problem(brief: Callable[[Any], str], schema: Mapping[str, Any], value: Any, least: str, most: str) -> str:
     if least in schema and len(value) < schema[least]:
         return f"{brief(value)} is too short"
     if most in schema and len(value) > schema[most]:

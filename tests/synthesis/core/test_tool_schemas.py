@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_time import MOST_SECONDS, loop_seconds
 
+from synthesis.core import tool_schemas
 from synthesis.core.tool_schemas import (
     KEYWORDS,
     MOST_DEPTH,
@@ -219,6 +220,15 @@ def test_no_check_holds_the_loop(schema: Any, arguments: Any, fits: bool) -> Non
     problem = argument_error(schema, arguments)
     assert (problem == "") == fits and len(problem) < 500
     assert loop_seconds(lambda: argument_error(schema, arguments)) < MOST_SECONDS
+
+
+def test_what_an_alternative_would_say_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears it, and a long value's beginning takes longer than its check."""
+    made: list[Any] = []
+    plain = tool_schemas.brief
+    monkeypatch.setattr(tool_schemas, "brief", lambda value: made.append(value) or plain(value))
+    problem = argument_error(of(nested(8, "anyOf")), {"x": [LARGE] * 10})
+    assert problem.startswith("argument 'x': [[1, 1") and len(made) == 1
 
 
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
