@@ -14,7 +14,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 MOST_DEPTH: Final = 40
@@ -187,14 +187,20 @@ def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> s
         _Check().value(schema, arguments, ())
     except _Unfit as error:
         where = ".".join(map(str, error.path))[:100]
-        return f"argument {where!r}: {error}" if where else str(error)
+        problem = error.message()[:300]
+        return f"argument {where!r}: {problem}" if where else problem
     return ""
 
 
+_Message = Callable[[], str]
+"""What is wrong, made when it is asked for: nobody hears an alternative's, and a long value's takes longer than its
+check."""
+
+
 class _Unfit(Exception):
-    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
-        super().__init__(message[:300])
-        self.path = path
+    def __init__(self, path: tuple[str | int, ...], message: _Message) -> None:
+        super().__init__()
+        self.path, self.message = path, message
 
 
 class _TooLarge(_Unfit):
@@ -206,28 +212,22 @@ class _Check:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.alternatives = 0
-        """Within how many of which only is asked whether they fit."""
-
-    def brief(self, value: Any) -> str:
-        """A value in a message. Nobody hears what an alternative says, and a list's takes longer than its check."""
-        return "" if self.alternatives else brief(value)
 
     def step(self, path: tuple[str | int, ...], count: int = 1) -> None:
         self.steps += count
         if self.steps > MOST_STEPS:
-            raise _TooLarge(path, "the arguments are too large to be checked; make them smaller")
+            raise _TooLarge(path, lambda: "the arguments are too large to be checked; make them smaller")
 
     def value(self, schema: Any, value: Any, path: tuple[str | int, ...]) -> None:
         """Raises `_Unfit`; what is wrong with a value is said before what is wrong inside it."""
         self.step(path, 1 if isinstance(schema, bool) else len(schema))
         if schema is False:
-            raise _Unfit(path, f"nothing is allowed here, not even {self.brief(value)}")
+            raise _Unfit(path, lambda: f"nothing is allowed here, not even {brief(value)}")
         if schema is True:
             return
         if "type" in schema and not _has_type(value, schema["type"]):
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            raise _Unfit(path, f"{self.brief(value)} is not of type {', '.join(map(repr, names))}")
+            raise _Unfit(path, lambda: f"{brief(value)} is not of type {', '.join(map(repr, names))}")
         if problem := self.own(schema, value, path):
             raise _Unfit(path, problem)
         self.combined(schema, value, path)
@@ -236,52 +236,49 @@ class _Check:
         elif isinstance(value, list):
             self.items(schema, value, path)
 
-    def own(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> str:
+    def own(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> _Message | None:
         """What is wrong with the value itself."""
         if "const" in schema and self.frozen(value, path) != self.frozen(schema["const"], path):
-            return f"{self.brief(schema['const'])} was expected"
+            return lambda: f"{brief(schema['const'])} was expected"
         if "enum" in schema:
             listed = schema["enum"]
             self.step(path, len(listed) // 50)
             is_text = isinstance(value, str)  # which equals nothing but a text
             if not (value in listed if is_text else self.is_among(value, listed, path)):
-                return f"{self.brief(value)} is not one of {self.brief(listed)}"
+                return lambda: f"{brief(value)} is not one of {brief(listed)}"
         if isinstance(value, str):
-            return _size_problem(self.brief, schema, value, "minLength", "maxLength")
+            return _size_problem(schema, value, "minLength", "maxLength")
         if _is_json_number(value):
-            return _number_problem(self.brief, schema, value)
+            return _number_problem(schema, value)
         if isinstance(value, list):
             if schema.get("uniqueItems") and len({self.frozen(one, path) for one in value}) < len(value):
-                return f"{self.brief(value)} has non-unique elements"
-            return _size_problem(self.brief, schema, value, "minItems", "maxItems")
+                return lambda: f"{brief(value)} has non-unique elements"
+            return _size_problem(schema, value, "minItems", "maxItems")
         if isinstance(value, Mapping):
             missing = next((name for name in schema.get("required", ()) if name not in value), None)
             if missing is not None:
-                return f"{self.brief(missing)} is a required property"
-            return _size_problem(self.brief, schema, value, "minProperties", "maxProperties")
-        return ""
+                return lambda: f"{brief(missing)} is a required property"
+            return _size_problem(schema, value, "minProperties", "maxProperties")
+        return None
 
     def combined(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> None:
         for one in schema.get("allOf", ()):
             self.value(one, value, path)
         if "anyOf" in schema and not any(self.fits(one, value, path) for one in schema["anyOf"]):
-            raise _Unfit(path, f"{self.brief(value)} is not valid under any of the given schemas")
+            raise _Unfit(path, lambda: f"{brief(value)} is not valid under any of the given schemas")
         if "oneOf" in schema and (count := sum(self.fits(one, value, path) for one in schema["oneOf"])) != 1:
             how = f"valid under {count}" if count else "not valid under any"
-            raise _Unfit(path, f"{self.brief(value)} is {how} of the given schemas")
+            raise _Unfit(path, lambda: f"{brief(value)} is {how} of the given schemas")
         if "not" in schema and self.fits(schema["not"], value, path):
-            raise _Unfit(path, f"{self.brief(value)} should not be valid under {self.brief(schema['not'])}")
+            raise _Unfit(path, lambda: f"{brief(value)} should not be valid under {brief(schema['not'])}")
 
     def fits(self, schema: Any, value: Any, path: tuple[str | int, ...]) -> bool:
-        self.alternatives += 1
         try:
             self.value(schema, value, path)
         except _TooLarge:
             raise
         except _Unfit:
             return False
-        finally:
-            self.alternatives -= 1
         return True
 
     def members(self, schema: Mapping[str, Any], value: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
@@ -291,7 +288,7 @@ class _Check:
             if name in properties:
                 self.value(properties[name], one, (*path, name))
             elif further is False:
-                raise _Unfit(path, f"Additional properties are not allowed ({self.brief(name)} was unexpected)")
+                raise _Unfit(path, partial(_unexpected, name))
             elif further is not True:
                 self.value(further, one, (*path, name))
 
@@ -308,12 +305,16 @@ class _Check:
         """A value that equals another as JSON does, by which 1 is 1.0 but not true."""
         self.step(path)
         if depth > MOST_DEPTH:
-            raise _TooLarge(path, f"the value nests deeper than {MOST_DEPTH}")
+            raise _TooLarge(path, lambda: f"the value nests deeper than {MOST_DEPTH}")
         if isinstance(value, Mapping):
             return ("object", frozenset((name, self.frozen(one, path, depth + 1)) for name, one in value.items()))
         if isinstance(value, list):
             return ("array", *(self.frozen(one, path, depth + 1) for one in value))
         return (isinstance(value, bool), value)
+
+
+def _unexpected(name: str) -> str:
+    return f"Additional properties are not allowed ({brief(name)} was unexpected)"
 
 
 def _is_json_number(value: Any) -> bool:
@@ -330,18 +331,18 @@ def _has_type(value: Any, names: str | list[str]) -> bool:
     return not {names}.isdisjoint(found) if isinstance(names, str) else not set(names).isdisjoint(found)
 
 
-def _number_problem(brief: Callable[[Any], str], schema: Mapping[str, Any], value: int | float) -> str:
+def _number_problem(schema: Mapping[str, Any], value: int | float) -> _Message | None:
     if "minimum" in schema and value < schema["minimum"]:
-        return f"{brief(value)} is less than the minimum of {schema['minimum']}"
+        return lambda: f"{brief(value)} is less than the minimum of {schema['minimum']}"
     if "maximum" in schema and value > schema["maximum"]:
-        return f"{brief(value)} is greater than the maximum of {schema['maximum']}"
+        return lambda: f"{brief(value)} is greater than the maximum of {schema['maximum']}"
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-        return f"{brief(value)} is less than or equal to the minimum of {schema['exclusiveMinimum']}"
+        return lambda: f"{brief(value)} is less than or equal to the minimum of {schema['exclusiveMinimum']}"
     if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
-        return f"{brief(value)} is greater than or equal to the maximum of {schema['exclusiveMaximum']}"
+        return lambda: f"{brief(value)} is greater than or equal to the maximum of {schema['exclusiveMaximum']}"
     if "multipleOf" in schema and not _is_multiple(value, schema["multipleOf"]):
-        return f"{brief(value)} is not a multiple of {schema['multipleOf']}"
-    return ""
+        return lambda: f"{brief(value)} is not a multiple of {schema['multipleOf']}"
+    return None
 
 
 def _is_multiple(value: int | float, of: int | float) -> bool:
@@ -354,9 +355,9 @@ def _is_multiple(value: int | float, of: int | float) -> bool:
     return math.isfinite(quotient) and abs(quotient - round(quotient)) <= 1e-9 * max(1.0, abs(quotient))
 
 
-def _size_problem(brief: Callable[[Any], str], schema: Mapping[str, Any], value: Any, least: str, most: str) -> str:
+def _size_problem(schema: Mapping[str, Any], value: Any, least: str, most: str) -> _Message | None:
     if least in schema and len(value) < schema[least]:
-        return f"{brief(value)} is too short"
+        return lambda: f"{brief(value)} is too short"
     if most in schema and len(value) > schema[most]:
-        return f"{brief(value)} is too long"
-    return ""
+        return lambda: f"{brief(value)} is too long"
+    return None
