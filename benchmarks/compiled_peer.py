@@ -40,14 +40,13 @@ def compile_peer(
     """
     work = {"size": size, "topology": slice_.name, "chips": slice_.chips, "rows": batch_size, "tokens": tokens}
     found = [_compiled(peer, python, work | {"layers": layers}, slice_) for layers in cuts]
+    seconds = [one.pop("compile_seconds") for one in found]
     whole = found[0] if len(found) == 1 else deeper(found[0], found[1], (cuts[1] - cuts[0]), depth - cuts[1])
     refusals = [one["refusal"] for one in found if one["refusal"]]
     fits = not refusals and whole["peak_bytes_per_chip"] <= slice_.chip.hbm_bytes
     asked = {"topology": slice_.name, "chips": slice_.chips, "batch_size": batch_size, "row_tokens": tokens}
-    seconds = [one["compile_seconds"] for one in found]
-    return (
-        asked | whole | {"layers": list(cuts), "compile_seconds": seconds, "fits": fits, "refusal": "; ".join(refusals)}
-    )
+    told = {"layers": list(cuts), "compile_seconds": seconds, "fits": fits, "refusal": "; ".join(refusals)}
+    return asked | whole | told
 
 
 def deeper(less: Figures, more: Figures, step: int, missing: int) -> Figures:

@@ -84,6 +84,8 @@ def work_of(one: Instruction, expert: int = 1) -> Work | None:
     if kernel is None or len(arrays) <= kernel.keys or len(arrays[0]) < 3:
         return None
     q, k = arrays[0], arrays[kernel.keys]
+    if kernel.traffic is _of_keys and any(len(dims) > len(q) for _, dims in shapes(one.result)):
+        return None  # under the same name splash's one kernel for all gradients: a part of the queries' a block of keys
     rows, (heads, length_q, h), (kv_heads, length_k, _) = math.prod(q[:-3]), q[-3:], k[-3:]
     sizes = [re.search(rf'\\?"block_{side}{kernel.blocks}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
     if sizes[0] is None or sizes[1] is None:
@@ -162,9 +164,8 @@ class _Kernel:
 
 
 _ATTENTION = {
-    splash_backward.NAME: _Kernel(
-        5, 4, "", _backward
-    ),  # before the keys: output's gradient, two numbers for each query
+    # Before the keys are the output's gradient and two numbers for each query.
+    splash_backward.NAME: _Kernel(5, 4, "", _backward),
     "splash_mha_fwd": _Kernel(2, 1, "", _forward),
     "splash_mha_dkv": _Kernel(4, 1, "_dkv", _of_keys),
     "splash_mha_dq": _Kernel(3, 1, "_dq", _of_queries),

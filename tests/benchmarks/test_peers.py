@@ -17,9 +17,10 @@ from benchmark_world import program
 
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.grpo.step import trainer_logprobs
+from astra_jax.planner.hardware import Slice
 
 side = program("benchmarks.grpo_step_side")
-deeper = program("benchmarks.compiled_peer").deeper
+compiled_peer = program("benchmarks.compiled_peer")
 grpo_step = program("benchmarks.grpo_step")
 TINY = grpo_step.CASES["tiny"]
 NEEDS = {"trl": ("trl", "accelerate", "datasets"), "tunix": ("tunix",)}
@@ -91,5 +92,17 @@ def test_apart_is_the_worst_parameters_distance() -> None:
 def test_what_a_layer_adds_is_added_for_the_layers_that_are_missing() -> None:
     less = {"fits": True, "peak": 10.0, "cycles": {"matmul": 4.0}, "uncounted": []}
     more = {"fits": True, "peak": 14.0, "cycles": {"matmul": 6.0, "copy": 2.0}, "uncounted": []}
-    got = deeper(less, more, 2, 10)
+    got = compiled_peer.deeper(less, more, 2, 10)
     assert got == {"fits": True, "peak": 34.0, "cycles": {"matmul": 16.0, "copy": 12.0}, "uncounted": []}
+
+
+def test_seconds_of_compiling_are_told_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second cut may take less, on a machine with other users: 34 layers of that would be less than nothing."""
+    slice_ = Slice.parse("v6e:2x4")
+    cuts = [
+        {"refusal": "", "compile_seconds": seconds, "peak_bytes_per_chip": peak, "cycles": {}}
+        for seconds, peak in ((90.0, 1e9), (48.0, 1.25e9))
+    ]
+    monkeypatch.setattr(compiled_peer, "_compiled", lambda *_: cuts.pop(0))
+    got = compiled_peer.compile_peer("tunix", "python", "4b", slice_, 8, 4096, 36, [1, 2])
+    assert got["compile_seconds"] == [90.0, 48.0] and got["peak_bytes_per_chip"] == 9.75e9 and got["fits"]

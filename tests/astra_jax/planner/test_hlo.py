@@ -55,7 +55,8 @@ ENTRY %main (x: bf16[64,8]) -> bf16[64,8] {
 custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, s8[1,2,2]{2,1,0}, \
 bf16[4,2048,128]{2,1,0}, bf16[2,2048,128]{2,1,0}, bf16[2,2048,128]{2,1,0}, s32[2048,128]{1,0}, s32[8,2048]{1,0}, \
 s32[2048,128]{1,0}}, frontend_attributes={kernel_metadata={
-"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 1024, \\"block_q_dkv\\": 256, \\"block_kv_dkv\\": 1024}"
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 1024, \\"block_q_dkv\\": 256, \\"block_kv_dkv\\": 1024, \
+\\"block_q_dq\\": 512, \\"block_kv_dq\\": 1024}"
 }}, metadata={op_name="jit(step)/splash_mha_fwd"}
   %seen = bf16[4,2048,128]{2,1,0} get-tuple-element(%splash_mha_fwd_segmented_residuals.2), index=1, \
 frontend_attributes={kernel_metadata={
@@ -195,21 +196,28 @@ def test_the_backward_kernel_computes_scores_once_and_writes_each_gradient_once(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "matmuls", "visited"),
-    [("dkv", 4, 1 + 1 + 1 + 1 + 2 + 2 + 2 + 2), ("dq", 3, 1 + 1 + 2 + 2)],
+    ("kernel", "matmuls", "visited", "block_q", "streamed"),
+    [("dkv", 4, 1 + 1 + 1 + 1 + 2 + 2 + 2 + 2, 256, 256), ("dq", 3, 1 + 1 + 2 + 2, 512, 1024)],
 )
-def test_the_two_kernels_of_splashs_own_backward_pass_are_known(kernel: str, matmuls: int, visited: int) -> None:
-    """As other libraries' steps have them; each has blocks of its own."""
+def test_the_two_kernels_of_splashs_own_backward_pass_are_known(
+    kernel: str, matmuls: int, visited: int, block_q: int, streamed: int
+) -> None:
+    """As other libraries' steps have them; each has its own blocks, and reads one side for each block of the other."""
     forward = read_hlo(WINDOWED).computations["main"].by_name["splash_mha_fwd_segmented_residuals.2"]
-    attributes = forward.attributes.replace(
-        "block_kv_dkv", 'block_q_dq\\": 512, \\"block_kv_dq\\": 1024, \\"block_kv_dkv'
-    )
-    work = work_of(dataclasses.replace(forward, name=f"splash_mha_{kernel}_no_residuals.1", attributes=attributes))
+    work = work_of(dataclasses.replace(forward, name=f"splash_mha_{kernel}_no_residuals.1"))
     assert work is not None
-    block_q = {"dkv": 256, "dq": 512}[kernel]
     assert work.flops == 4 * visited * matmuls * (2 * block_q * 1024 * 128)
-    streamed = 4 * visited * {"dkv": block_q, "dq": 1024}[kernel] * (2 * 2 * 128)
-    assert streamed < work.traffic < 4 * streamed
+    least = 4 * visited * streamed * (2 * 2 * 128)
+    assert least < work.traffic < 4 * least
+
+
+def test_splashs_one_kernel_of_all_gradients_is_told_from_that_of_the_keys() -> None:
+    """Both have one name."""
+    forward = read_hlo(WINDOWED).computations["main"].by_name["splash_mha_fwd_segmented_residuals.2"]
+    result = "(bf16[2,4,2048,128]{3,2,1,0}, bf16[2,2048,128]{2,1,0}, bf16[2,2048,128]{2,1,0})"
+    one = dataclasses.replace(forward, name="splash_mha_dkv_no_residuals.1", result=result)
+    assert work_of(one) is None
+    assert work_of(dataclasses.replace(one, result=result.replace("bf16[2,4,2048,128]{3,2,1,0}, ", ""))) is not None
 
 
 def test_the_clock_waits_only_for_what_the_work_does_not_hide() -> None:
