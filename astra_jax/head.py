@@ -210,6 +210,10 @@ def _forward(
 ) -> tuple[tuple[Array, Any], tuple[Array, Array]]:
     part = functools.partial(_loss_and_gradients, objective, plan)
     result, dx_btd, dw_dv = plan.spread(part, (P(), _HIDDEN, _MATRIX))(x, w, targets, terms)
+    if plan.mesh is not None:
+        # The layers' backward pass begins with one and nothing there wants the other: the devices would sum it last,
+        # and each hold the gradient of its words' whole matrix until then.
+        dx_btd, dw_dv = jax.lax.optimization_barrier((dx_btd, dw_dv))
     return result, (dx_btd, dw_dv)
 
 

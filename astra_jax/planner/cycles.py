@@ -23,13 +23,16 @@ _FREE = frozenset(
 """Take no time of their own."""
 _BESIDE = frozenset(
     f"{name}{end}"
-    for name in ("copy", "slice", "dynamic-slice", "dynamic-update-slice", "async", *KINDS)
+    for name in ("copy", "slice", "dynamic-slice", "dynamic-update-slice", "async", "call", *KINDS)
     for end in ("-start", "-update", "-done")
 ) | frozenset({"send", "recv", "send-done", "recv-done"})
 """What runs beside the arithmetic: copies between memories, collectives, and the network between slices."""
 
-_PLACES = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding")
-"""Custom calls that only say where something is."""
+_PLACES = (
+    *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"),
+    *("PrepareAsyncCallStart", "PrepareAsyncCallDone"),
+)
+"""Custom calls that only say where something is, or what comes."""
 
 MATMUL, COPY, GATHER, ELEMENTWISE = "matmul", "copy", "gather and scatter", "elementwise"
 

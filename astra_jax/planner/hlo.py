@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _OPENING = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_END = re.compile(r'\}(?:, execution_thread="\w+")?\s*$')
 _NAMED = re.compile(r" +(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r" *([\w\-]+)\(")
 _CALLED = re.compile(
@@ -121,13 +122,14 @@ class Module:
 
     @cached_property
     def fused(self) -> frozenset[str]:
-        """Computations that are the inside of a fusion, and all that those call."""
+        """Computations that are the inside of a fusion, or run on a core beside (a TPU's sparse cores), and all that
+        those call."""
         inside: set[str] = set()
         left = [
             called
             for computation in self.computations.values()
             for one in computation.instructions
-            if one.opcode == "fusion"
+            if one.opcode in ("fusion", "call-start")
             for called in one.called
         ]
         while left:
@@ -284,7 +286,7 @@ def read_hlo(text: str) -> Module:
             if found := _OPENING.match(line):
                 name, parts = found.group(2), []
                 entry = name if found.group(1) else entry
-        elif line.rstrip() == "}":
+        elif _END.match(line):
             computations[name] = Computation(name, tuple(_instruction("\n".join(one)) for one in parts))
             name = None
         elif _NAMED.match(line):

@@ -129,6 +129,8 @@ class _Walk:
             rate = self._chip.flops * min(1.0, work.contracted / self._chip.matrix_side)
             rate *= work.busy[self._chip.matrix_side > 128]
             return work.part, max(work.flops / rate, work.traffic / self._chip.hbm_bandwidth)
+        if one.opcode == "call-start":
+            self.unknown.add(f"{one.name}, which runs beside")
         if is_free(one):
             return None
         if one.opcode == "custom-call":
@@ -143,7 +145,7 @@ class _Walk:
         """What an instruction starts: it is a collective, or calls a computation that has one."""
         if one.opcode.removesuffix("-start") in (*KINDS, "recv"):
             return collective_of(one, name)
-        if one.opcode not in ("fusion", "async-start"):
+        if one.opcode not in ("fusion", "async-start", "call-start"):
             return None
         for called in one.called:
             for inner in self._module.computations[called].instructions if called in self._module.computations else ():

@@ -46,14 +46,27 @@ _TPU_OPTIONS = (
     # XLA cuts a matmul with gathered weights into a loop over their parts: smaller matmuls, whose sums are rounded to
     # bfloat16 after each. Never below a million MiB.
     ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
-    # A layer's weights are gathered, and its gradients summed, beside matmuls; without these the chip waits for each.
+    # Collectives start and end at different places; what follows says who carries them out in between.
     ("xla_enable_async_all_gather", "true"),
     ("xla_enable_async_all_reduce", "true"),
     ("xla_tpu_enable_async_collective_fusion", "true"),
-    ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
-    ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
     ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
     ("xla_tpu_overlap_compute_collective_tc", "true"),
+)
+# A layer's weights are gathered, and its gradients summed, in pieces of the matmuls beside them; without these the chip
+# waits for each.
+_BY_THE_MATMULS = (
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
+)
+# By the sparse cores, also scattered sums, which matmuls do not take with them. A v5p has such cores too, but its
+# compiler leaves nearly all collectives of a cube to the others, and then they are waited for.
+_BY_SPARSE_CORES = (
+    ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
+    ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),
+    ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "false"),
+    ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # The data sheets' peaks in 8 bits over those in bf16. These TPUs' units know no e4m3: a matmul of them takes as many of
@@ -76,7 +89,7 @@ CHIPS = {
         3.125e9,
         clock=1.5e9,
         narrow=_INT8,
-        compiler_options=_TPU_OPTIONS,
+        compiler_options=_TPU_OPTIONS + _BY_THE_MATMULS,
     ),
     "v5p": Chip(
         "v5p",
@@ -89,7 +102,7 @@ CHIPS = {
         6.25e9,
         clock=1.75e9,
         narrow=_INT8,
-        compiler_options=_TPU_OPTIONS,
+        compiler_options=_TPU_OPTIONS + _BY_THE_MATMULS,
     ),
     "v6e": Chip(
         "v6e",
@@ -103,7 +116,7 @@ CHIPS = {
         clock=1.75e9,
         narrow=_INT8,
         matrix_side=256,
-        compiler_options=_TPU_OPTIONS,
+        compiler_options=_TPU_OPTIONS + _BY_SPARSE_CORES,
     ),
     # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
     # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.

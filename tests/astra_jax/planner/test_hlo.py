@@ -235,3 +235,65 @@ def test_the_clock_waits_only_for_what_the_work_does_not_hide() -> None:
         4 * 2 * sent + found.work["elementwise"] + found.work["attention"]
     )  # fmt: skip
     assert not found.unknown
+
+
+BESIDE = """HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add.clone (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[]{:S(7)} parameter(0)
+  %b = f32[]{:S(7)} parameter(1)
+  ROOT %sum = f32[]{:S(7)} add(%a, %b), backend_config={"window_config":{"estimated_cycles":"1165"}}
+}, execution_thread="sparsecore"
+
+%called_computation (whole: f32[64,32], ready: token[]) -> f32[8,32] {
+  %whole = f32[64,32]{1,0} parameter(0)
+  %ready = token[] parameter(1)
+  ROOT %reduce-scatter.8 = f32[8,32]{1,0} reduce-scatter(%whole), channel_id=1, \
+replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, to_apply=%add.clone
+}, execution_thread="sparsecore"
+
+%product (x: bf16[64,64]) -> f32[64,64] {
+  %x = bf16[64,64]{1,0} parameter(0)
+  ROOT %dot = f32[64,64]{1,0} convolution(%x, %x), dim_labels=bf_io->bf
+}
+
+ENTRY %main (gradient: f32[64,32], x: bf16[64,64]) -> f32[8,32] {
+  %gradient = f32[64,32]{1,0} parameter(0)
+  %x = bf16[64,64]{1,0} parameter(1)
+  %prepare = s32[]{:S(2)} custom-call(), custom_call_target="PrepareAsyncCallStart"
+  %prepared = token[] custom-call(%prepare), custom_call_target="PrepareAsyncCallDone"
+  %start = ((f32[64,32]{1,0}, token[]), f32[8,32]{1,0}) call-start(%gradient, %prepared), \
+async_execution_thread="sparsecore", to_apply=%called_computation
+  %matmul = f32[64,64]{1,0} fusion(%x), kind=kOutput, calls=%product, \
+backend_config={"window_config":{"estimated_cycles":"1000"}}
+  ROOT %done = f32[8,32]{1,0} call-done(%start)
+}
+""".replace("\\\n", "")
+
+
+def test_what_a_sparse_core_exchanges_is_counted_and_waited_for() -> None:
+    chip, module = CHIPS["v6e"], read_hlo(BESIDE)
+    received = 7 * 8 * 32 * 4
+    assert bytes_by_axis(module, MESH) == {"fsdp": received}
+    assert count_cycles(module).by_category == {"matmul": 1000}
+    assert count_cycles(module).unestimated == {}
+    places = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0))
+    assert chip.clock is not None
+    for link in (1e9, 1e12):
+        network = Torus(places, (2, 4), (False, False), link=link, network=1e9)
+        found = schedule_of(module, chip, network, MESH)
+        alone = schedule_of(read_hlo(re.sub(r"\n  %matmul.*", "", BESIDE)), chip, network, MESH)
+        (sent,) = alone.exposed.values()
+        assert sent >= received / 7 / link
+        matmul = 1000 / chip.clock
+        assert found.work == {"matmul": pytest.approx(matmul)} and not found.unknown
+        assert found.exposed == {"reduce-scatter over fsdp": pytest.approx(max(0.0, sent - matmul))}
+        assert found.hidden == {"reduce-scatter over fsdp": pytest.approx(min(sent, matmul))}
+
+
+def test_what_else_a_sparse_core_does_is_said_not_to_be_counted() -> None:
+    text = re.sub(
+        r"ROOT %reduce-scatter.8 = (\S+) reduce-scatter\(%whole\).*", r"ROOT %part = \1 slice(%whole)", BESIDE
+    )
+    network = Torus(((0, 0), (0, 1)), (1, 2), (False, False), link=1e9, network=1e9)
+    assert schedule_of(read_hlo(text), CHIPS["v6e"], network, MESH).unknown == ("start, which runs beside",)

@@ -14,6 +14,7 @@ from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner.collectives import collectives
 from astra_jax.planner.hardware import Slice
+from astra_jax.planner.hlo import Module
 from astra_jax.planner.programs import Compiling, sft_programs
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -38,18 +39,27 @@ MODEL = Qwen3Config(
 
 
 @pytest.fixture(scope="module")
-def received() -> dict[tuple[str, str], float]:
-    return received_by(MODEL, ROWS, fsdp=2, context=2)
+def step() -> Module:
+    return compiled_step(MODEL, ROWS, fsdp=2, context=2)
 
 
-def received_by(model: Qwen3Config, rows: int, **axes: int) -> dict[tuple[str, str], float]:
-    """Bytes that a chip receives in a step, by (kind, type)."""
+@pytest.fixture(scope="module")
+def received(step) -> dict[tuple[str, str], float]:
+    return received_by(step)
+
+
+def compiled_step(model: Qwen3Config, rows: int, **axes: int) -> Module:
     mesh = make_mesh(**axes, devices=Slice.parse("v6e:2x2").devices())
     config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=rows, remat="full", compiler_options=QUICKER)
     (compiled,) = sft_programs(model, config, mesh, Compiling())
     assert compiled.module is not None
+    return compiled.module
+
+
+def received_by(step: Module) -> dict[tuple[str, str], float]:
+    """Bytes that a chip receives in a step, by (kind, type)."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
-    for one, runs in collectives(compiled.module):
+    for one, runs in collectives(step):
         sums[one.kind, "+".join(one.dtypes)] += one.received * runs
     return dict(sums)
 
@@ -101,10 +111,23 @@ def test_embeddings_are_exchanged_and_not_gathered(received) -> None:
     assert permuted <= 4 * ROWS * LENGTH * 8  # the batch's numbers, into zig-zag order
 
 
+def test_the_heads_gradient_is_summed_before_the_layers_backward_pass(step) -> None:
+    """And not after it: until it is summed a chip holds it of all its words, beside all else of that pass."""
+    entry = step.computations[step.entry].instructions
+    loops = [place for place, one in enumerate(entry) if one.opcode == "while"]
+    words = str(MODEL.vocab_size // 2)  # of the two that share them over `context`
+    sums = [
+        place
+        for place, one in enumerate(entry)
+        if one.opcode.startswith(("reduce-scatter", "all-reduce", "call-start")) and words in one.result
+    ]
+    assert sums and max(sums) < loops[-1]
+
+
 def test_experts_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32() -> None:
     """Routers and biases too: in bfloat16 only activations are summed, the experts' outputs and their gradients."""
     model = dataclasses.replace(MODEL, n_experts=16, experts_per_token=2, d_ff=128, attention_bias=True)
-    received = received_by(model, CHIPS, fsdp=2, expert=2)
+    received = received_by(compiled_step(model, CHIPS, fsdp=2, expert=2))
     experts = model.n_layers * model.n_experts * 3 * model.d_model * model.d_ff
     tokens = CHIPS * LENGTH / CHIPS * model.d_model
     small = 4 * CHIPS * LENGTH * 16
