@@ -68,6 +68,9 @@ _BY_SPARSE_CORES = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "false"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )
+# Half of vector memory for what one operation works on: larger blocks of matmuls, and more fused into them. (v5p's
+# compiler has refused whole steps with it.)
+_LARGE_WINDOWS = (("xla_tpu_scoped_vmem_limit_kib", "65536"),)
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 # The data sheets' peaks in 8 bits over those in bf16. These TPUs' units know no e4m3: a matmul of them takes as many of
 # the compiler's cycles as one in bfloat16 (4,096 x 4,096 x 4,096 on v5p: 547,213 and 544,403; int8 275,123).
@@ -116,7 +119,7 @@ CHIPS = {
         clock=1.75e9,
         narrow=_INT8,
         matrix_side=256,
-        compiler_options=_TPU_OPTIONS + _BY_SPARSE_CORES,
+        compiler_options=_TPU_OPTIONS + _BY_SPARSE_CORES + _LARGE_WINDOWS,
     ),
     # GPUs: NVIDIA's data sheets (dense bf16; NVLink one way; one 400 Gb/s adapter a GPU). The memory is 95 % of what
     # the driver shows, as with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.
