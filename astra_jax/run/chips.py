@@ -65,6 +65,9 @@ _BY_SPARSE_CORES = (
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true"),
+    # Over both sides of a slice (v6e:4x4) a scattered sum would be a whole one otherwise, of twice the bytes.
+    ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true"),
+    ("xla_tpu_enable_sparse_core_reduce_scatter_v2", "true"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "false"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )

@@ -12,7 +12,7 @@ from tpu_world import QUICKER, needs_libtpu
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.planner.collectives import collectives
+from astra_jax.planner.collectives import collective_of, collectives
 from astra_jax.planner.hardware import Slice
 from astra_jax.planner.hlo import Module
 from astra_jax.planner.programs import Compiling, sft_programs
@@ -122,6 +122,24 @@ def test_the_heads_gradient_is_summed_before_the_layers_backward_pass(step) -> N
         if one.opcode.startswith(("reduce-scatter", "all-reduce", "call-start")) and words in one.result
     ]
     assert sums and max(sums) < loops[-1]
+
+
+def test_on_v6e_the_sparse_cores_gather_and_scatter(step) -> None:
+    """Weights, keys and values, and all gradients: the matmuls' core waits for none that starts early enough."""
+    beside = {
+        called
+        for computation in step.computations.values()
+        for one in computation.instructions
+        if one.opcode == "call-start"
+        for called in one.called
+    }
+    kinds = {"all-gather": 0, "reduce-scatter": 0}
+    for name, computation in step.computations.items():
+        for one in computation.instructions:
+            if (moved := collective_of(one, name)) is not None and moved.kind in kinds and moved.received > 2**16:
+                assert name in beside, one.name
+                kinds[moved.kind] += 1
+    assert min(kinds.values()) >= 7  # at least a layer's matrices
 
 
 def test_experts_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32() -> None:
