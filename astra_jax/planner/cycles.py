@@ -65,14 +65,14 @@ def count_cycles(module: Module) -> Cycles:
     others: dict[str, float] = defaultdict(float)
 
     def own(computation: Computation) -> float:
-        if computation.name in module.fused:
+        if computation.name in module.apart:
             return 0.0
         return sum(estimated(one) or 0.0 for one in computation.instructions)
 
     every = module.runs(own)
     for name, computation in module.computations.items():
         runs = every[name]
-        if not runs or name in module.fused:
+        if not runs or name in module.apart:
             continue
         for one in computation.instructions:
             if (cycles := estimated(one)) is not None:

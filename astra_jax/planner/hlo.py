@@ -121,9 +121,9 @@ class Module:
     _trips: dict[tuple[str, str], int | None] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
-    def fused(self) -> frozenset[str]:
-        """Computations that are the inside of a fusion, or run on a core beside (a TPU's sparse cores), and all that
-        those call."""
+    def apart(self) -> frozenset[str]:
+        """Computations that take no time of their own in the program's order, and all that those call: the inside of
+        a fusion, and what another core runs beside (a TPU's sparse cores)."""
         inside: set[str] = set()
         left = [
             called

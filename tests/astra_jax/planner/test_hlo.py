@@ -83,7 +83,7 @@ def test_what_follows_a_kernels_metadata_is_read() -> None:
     module = read_hlo(WINDOWED)
     assert module.entry == "main" and list(module.computations["main"].by_name)[-1] == "tanh"
     assert [one.opcode for one in module.computations["main"].instructions].count("while") == 1
-    assert module.computations["main"].root is not None and module.fused == {"fused"}
+    assert module.computations["main"].root is not None and module.apart == {"fused"}
 
 
 def test_unsigned_loops_that_count_by_twos_run_half_as_often() -> None:
