@@ -9,7 +9,7 @@
 #   launch/recipes/tpu/xpk.sh
 set -euo pipefail
 
-# What may be edited. Sizes are the planner's: 27.3 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
+# What may be edited. Sizes are the planner's: 26.9 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
 #   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=v6e:4x4 --mesh=context=16 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 MESH=${MESH:-data=-1,context=16}
