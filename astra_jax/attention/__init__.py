@@ -28,7 +28,7 @@ from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.cache import Cache
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
-from astra_jax.mesh import BATCH, AnyMesh, on_each_device, platform_of, unzigzag
+from astra_jax.mesh import BATCH, AnyMesh, gather_row, on_each_device, platform_of
 from synthesis.core.refusals import InputError
 
 Array = jax.Array
@@ -97,7 +97,8 @@ def attention(
         q_btnh.shape[1], q_btnh.shape[2] // tensor, context, interpret=backend == "splash_interpret"
     )
     if mesh is None:
-        return splash.attend(kernel, *operands[:3], segment_ids_bt, segment_ids_bt, go_on=go_on)
+        k_bksh, v_bksh = (jnp.moveaxis(x, 2, 1) for x in (k_btkh, v_btkh))
+        return splash.attend(kernel, q_btnh, k_bksh, v_bksh, segment_ids_bt, segment_ids_bt, go_on=go_on)
     part = partial(_splash_part, context=context, go_on=go_on)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
 
@@ -127,15 +128,11 @@ def _sharded(part, mesh: AnyMesh, q_btnh: Array, k_btkh: Array, first=None):
     return on_each_device(part, mesh, specs if first is None else (first, *specs), heads)
 
 
-def _gather(x: Array) -> Array:
-    return jax.lax.all_gather(x, "context", axis=1, tiled=True)
-
-
 def _part(
     attend: Callable[..., Array], context: int, q: Array, k: Array, v: Array, segments: Array, positions: Array
 ) -> Array:
     # Keys in the row's order: then what a block of queries sees lies together.
-    k, v, segments_k, positions_k = (unzigzag(_gather(x), context) for x in (k, v, segments, positions))
+    k, v, segments_k, positions_k = (gather_row(x, context) for x in (k, v, segments, positions))
     return attend(q, k, v, (segments, segments_k, positions, positions_k))
 
 
@@ -151,8 +148,9 @@ def _splash_part(
     go_on: bool,
 ) -> Array:
     del positions  # ascending in each document: the order of the row says the same
-    k, v, segments_k = (unzigzag(_gather(x), context) for x in (k, v, segments))
-    return splash.attend(kernel, q, k, v, segments, segments_k, go_on=go_on)
+    # As the kernel takes them before they are gathered: on TPUs heads and places change places slowly.
+    k, v = (gather_row(jnp.moveaxis(x, 2, 1), context, axis=2) for x in (k, v))
+    return splash.attend(kernel, q, k, v, segments, gather_row(segments, context), go_on=go_on)
 
 
 def extending_attention(

@@ -118,8 +118,8 @@ def kernel_specs(kernel: Kernel, context: int) -> Any:
 def attend(
     kernel: Kernel,
     q_btnh: Array,
-    k_bskh: Array,
-    v_bskh: Array,
+    k_bksh: Array,
+    v_bksh: Array,
     segments_q_bt: Array,
     segments_k_bs: Array,
     *,
@@ -132,8 +132,9 @@ def attend(
             document, and over the one before.
     """
     length, h = q_btnh.shape[1], q_btnh.shape[3]
-    more_t, more_s = (padded_length(x.shape[1]) - x.shape[1] for x in (q_btnh, k_bskh))
-    q, k, v = (_heads_first(x, more) for x, more in ((q_btnh * h**-0.5, more_t), (k_bskh, more_s), (v_bskh, more_s)))
+    more_t, more_s = (padded_length(x) - x for x in (length, k_bksh.shape[2]))
+    q = jnp.moveaxis(jnp.pad(q_btnh * h**-0.5, ((0, 0), (0, more_t), (0, 0), (0, 0))), 2, 1)
+    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, more_s), (0, 0))) for x in (k_bksh, v_bksh))
     segments = splash_attention_kernel.SegmentIds(
         q=jnp.pad(segments_q_bt, ((0, 0), (0, more_t))), kv=jnp.pad(segments_k_bs, ((0, 0), (0, more_s)))
     )
@@ -257,7 +258,3 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, None, Array, Array, 
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _heads_first(x_btnh: Array, more: int) -> Array:
-    return jnp.moveaxis(jnp.pad(x_btnh, ((0, 0), (0, more), (0, 0), (0, 0))), 2, 1)
