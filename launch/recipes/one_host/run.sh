@@ -11,7 +11,7 @@ root=$(cd "$here/../../.." && pwd)
 # shellcheck source-path=SCRIPTDIR source=../parts.sh
 source "$here/../parts.sh"
 
-# What may be edited. Sizes are the planner's: 105.2 of 133.4 GiB on an H200,
+# What may be edited. Sizes are the planner's: 105.1 of 133.4 GiB on an H200,
 #   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=h200:4 --mesh=context=4 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 WEIGHTS=${WEIGHTS:-Qwen/Qwen3-14B}
