@@ -65,6 +65,8 @@ _BY_SPARSE_CORES = (
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true"),
+    # Over two axes of a mesh that are each a side of the slice; else they are waited for.
+    ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", "true"),
     # Over both sides of a slice (v6e:4x4) a scattered sum would be a whole one otherwise, of twice the bytes.
     ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true"),
     ("xla_tpu_enable_sparse_core_reduce_scatter_v2", "true"),
