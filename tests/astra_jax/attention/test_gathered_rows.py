@@ -51,7 +51,10 @@ def test_what_is_gathered_is_moved_once_at_most() -> None:
         return attention(q, k, v, ids, ids, mesh=mesh)
 
     def gradients(x, weights, ids):
-        return jax.grad(lambda *some: layer(*some, ids).astype(jnp.float32).sum(), argnums=(0, 1))(x, weights)
+        def total(x, weights):
+            return layer(x, weights, ids).astype(jnp.float32).sum()
+
+        return jax.grad(total, argnums=(0, 1))(x, weights)
 
     x = of((1, LENGTH, D_MODEL), P(None, "context"))
     weights = tuple(of((D_MODEL, heads, WIDTH), P()) for heads in (QUERIES, KEYS, KEYS))
