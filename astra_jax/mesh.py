@@ -240,9 +240,8 @@ def unzigzag(x_bt: Array, context: int) -> Array:
 def gather_row(x: Array, context: int, axis: int = 1) -> Array:
     """Of each device's part of a zig-zag row the whole row, in its order, on each device; within `on_each_device`.
 
-    Nothing that is gathered is moved again: each device's late chunk goes to where it is in turn before, and a TPU's
-    all-gather writes along any axis. Putting whole rows in order took, of keys and values over 16 devices, a fifth of
-    a step (docs/scale.md).
+    Each device's late chunk goes to where it is in turn before anything is gathered, so that what is gathered needs no
+    cutting and joining: that took, of keys and values over 16 devices, a sixth of a step (docs/scale.md).
 
     Args:
         x: [..., T / context, ...].

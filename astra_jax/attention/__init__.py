@@ -88,18 +88,16 @@ def attention(
         attend = cpu.in_halves(blockwise.attend, platform)
         if backend.startswith("triton"):
             attend = partial(triton.attend, interpret=backend == "triton_interpret")
-        if mesh is None:
-            return attend(*operands[:3], (segment_ids_bt, segment_ids_bt, positions_bt, positions_bt))
-        return _sharded(partial(_part, attend, context), mesh, q_btnh, k_btkh)(*operands)
+        part = partial(_part, attend, context)
+        return part(*operands) if mesh is None else _sharded(part, mesh, q_btnh, k_btkh)(*operands)
 
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     kernel = splash.make_kernel(
         q_btnh.shape[1], q_btnh.shape[2] // tensor, context, interpret=backend == "splash_interpret"
     )
-    if mesh is None:
-        k_bksh, v_bksh = (jnp.moveaxis(x, 2, 1) for x in (k_btkh, v_btkh))
-        return splash.attend(kernel, q_btnh, k_bksh, v_bksh, segment_ids_bt, segment_ids_bt, go_on=go_on)
     part = partial(_splash_part, context=context, go_on=go_on)
+    if mesh is None:
+        return part(kernel, *operands)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
 
 

@@ -125,19 +125,15 @@ def attend(
     *,
     go_on: bool = False,
 ) -> Array:
-    """Keys and values in the row's order; the queries as the kernel was made for. Returns [B, T, N, H].
+    """Keys and values heads first, in the row's order; the queries as the kernel was made for. Returns [B, T, N, H].
 
     Args:
         go_on: documents may go on from others. The kernel compares ids alone, so it runs twice: over each query's own
             document, and over the one before.
     """
     length, h = q_btnh.shape[1], q_btnh.shape[3]
-    more_t, more_s = (padded_length(x) - x for x in (length, k_bksh.shape[2]))
-    q = jnp.moveaxis(jnp.pad(q_btnh * h**-0.5, ((0, 0), (0, more_t), (0, 0), (0, 0))), 2, 1)
-    k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, more_s), (0, 0))) for x in (k_bksh, v_bksh))
-    segments = splash_attention_kernel.SegmentIds(
-        q=jnp.pad(segments_q_bt, ((0, 0), (0, more_t))), kv=jnp.pad(segments_k_bs, ((0, 0), (0, more_s)))
-    )
+    q, k, v = (_padded(x, 2) for x in (jnp.moveaxis(q_btnh * h**-0.5, 2, 1), k_bksh, v_bksh))
+    segments = splash_attention_kernel.SegmentIds(q=_padded(segments_q_bt, 1), kv=_padded(segments_k_bs, 1))
     sizes = kernel.kwargs["block_sizes"]
     blocks = (sizes.block_q, sizes.block_kv)
     shared_ij = sharing(segments.q, segments.kv, blocks)
@@ -258,3 +254,8 @@ def _backward(residuals: Any, do_nth: Array) -> tuple[None, None, Array, Array, 
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _padded(x: Array, axis: int) -> Array:
+    more = padded_length(x.shape[axis]) - x.shape[axis]
+    return jnp.pad(x, [(0, more if each == axis else 0) for each in range(x.ndim)])

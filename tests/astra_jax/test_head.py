@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from astra_jax.cpu.programs import HEAD_CHUNK
-from astra_jax.head import summed_loss, token_logprobs
+from astra_jax.head import _SUMS_FIRST, summed_loss, token_logprobs
+from astra_jax.run.chips import CHIPS
 
 
 def operands(t: int, v: int, d: int = 24):
@@ -82,6 +83,11 @@ def test_a_gradient_of_logprobs_is_refused() -> None:
     x, w, targets = operands(8, 31)
     with pytest.raises(TypeError, match="no gradient; take it through summed_loss"):
         jax.grad(lambda x: token_logprobs(x, w, targets)[0].sum())(x)
+
+
+def test_the_chip_that_sums_first_has_all_its_names() -> None:
+    """The head, on a lower floor than the table of chips, has them written down again."""
+    assert CHIPS["v6e"].kinds == _SUMS_FIRST
 
 
 def test_a_temperature_that_is_not_positive_is_refused() -> None:
