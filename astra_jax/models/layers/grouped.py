@@ -59,7 +59,8 @@ class How:
         cores = 2 if device_kind_of(mesh) in _TWO_CORES else 1
         if mesh is None:
             return cls(kernel, cores)
-        return cls(kernel, cores, tuple(axis for axis in WIDTH if axis != "expert"), free(mesh, ["data"]))
+        spread = tuple(axis for axis in WIDTH if axis != "expert" and mesh.shape[axis] > 1)
+        return cls(kernel, cores, spread, free(mesh, ["data"]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
