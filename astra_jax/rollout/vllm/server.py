@@ -335,12 +335,18 @@ class RolloutServer:
 
     @contextlib.asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Around a request: not during a sync, whose draws are of no version."""
-        settled = asyncio.ensure_future(self.settled.wait())
-        try:
-            await self._or_left_out(settled)
-        finally:
-            settled.cancel()
+        """Around a request: not during a sync, whose draws are of no version.
+
+        Who waits is told of a sync's end some turns of the loop later, when the next one may have begun.
+        """
+        while not self.settled.is_set():
+            settled = asyncio.ensure_future(self.settled.wait())
+            try:
+                await self._or_left_out(settled)
+            finally:
+                settled.cancel()
+            if not self.serving:
+                break
         self.asked += 1
         try:
             yield

@@ -15,6 +15,7 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.policy import Sampling
 from astra_jax.rollout.vllm.policy import PolicyError, VLLMPolicy
+from astra_jax.rollout.vllm.server import RolloutServer
 
 SAMPLING = Sampling(max_tokens=2, stop_ids=(), seed=0)
 
@@ -38,6 +39,29 @@ async def draw(policy: VLLMPolicy, count: int) -> list[int]:
     """The versions of so many completions, asked for at once."""
     calls = (policy.generate([1, 2], SAMPLING, session=f"episode {i}") for i in range(count))
     return [one.policy_version for one in await asyncio.gather(*calls)]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_no_request_begins_in_a_sync_that_follows_another_at_once(turns: int) -> None:
+    """Its first tokens would be of weights that are given up, under the name of those that come."""
+    server, began_settled = RolloutServer("http://127.0.0.1:1"), []
+    server.take_in()
+
+    async def request() -> None:
+        async with server.asking():
+            began_settled.append(server.settled.is_set())
+
+    server.settled.clear()
+    waiting = asyncio.create_task(request())
+    await asyncio.sleep(0.01)
+    server.settled.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    server.settled.clear()
+    await asyncio.sleep(0.01)
+    server.settled.set()
+    await waiting
+    assert began_settled == [True]
 
 
 def hang(server: EmulatedServer) -> None:
