@@ -5,15 +5,17 @@ look-up of the targets and the objective are one function over chunks of tokens.
 token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
 and then. The logits are computed once, forward and backward together.
 
-On a mesh the devices of `context` and `tensor` share the vocabulary, and each takes its own words: those of `context`,
-if they divide it, see each other's tokens, chunk by chunk. Three numbers a token are summed, and the hidden states'
-gradient. So a device holds only its words' part of the matrix, gathered in the activations' type, and of the matrix's
-float32 gradient.
+On a mesh devices share the vocabulary, and each takes its own words: those of `tensor`, and those of `context` or of
+all axes over which the matrix lies, whose devices see each other's tokens, chunk by chunk. Three numbers a token are
+summed, and the hidden states' gradient. So a device holds only its words' part of the matrix, in the activations' type,
+and of the matrix's float32 gradient. Who shares goes by what is sent: tokens between those who do, the matrix and its
+gradient to those who do not.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,10 +49,12 @@ class _Plan:
     chunk: int
     mesh: AnyMesh | None
     words: int
+    tokens: int
 
     @classmethod
-    def of(cls, temperature: float, chunk: int | None, mesh: AnyMesh | None, words: int) -> _Plan:
-        return cls(temperature, chunk or (cpu.HEAD_CHUNK if platform_of(mesh) == "cpu" else CHUNK), mesh, words)
+    def of(cls, temperature: float, chunk: int | None, mesh: AnyMesh | None, words: int, tokens: int) -> _Plan:
+        chunk = chunk or (cpu.HEAD_CHUNK if platform_of(mesh) == "cpu" else CHUNK)
+        return cls(temperature, chunk, mesh, words, tokens)
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -61,19 +65,34 @@ class _Plan:
         """Whether the matrix's gradient is summed before the layers' backward pass, or when the compiler likes."""
         return self.mesh is not None and device_kind_of(self.mesh).startswith(_SUMS_FIRST)
 
-    @property
-    def sharers(self) -> tuple[str, ...]:
-        """The axes whose devices share the vocabulary, the outer one first: `context` where it divides it."""
+    @functools.cached_property
+    def peers(self) -> tuple[str, ...]:
+        """The axes whose devices share the vocabulary and see each other's tokens: none, `context`, or all over which
+        the matrix's width lies; of those that divide it the way with the least to send."""
         if self.mesh is None:
             return ()
-        tensor, context = (self.mesh.shape[axis] for axis in ("tensor", "context"))
-        shared = context > 1 and self.words % (tensor * context) == 0
-        return ("tensor",) * (tensor > 1) + ("context",) * shared
+        shape = self.mesh.shape
+        here = self.tokens / math.prod(shape[axis] for axis in free(self.mesh, (*BATCH, "context")))
+
+        def sent(axes: tuple[str, ...]) -> float:
+            """Rows of the model's width: tokens among peers, and what of the matrix is gathered from others."""
+            size = math.prod(shape[axis] for axis in axes)
+            gathered = math.prod(shape[axis] for axis in WIDTH) > size
+            return (size > 1) * size * here + gathered * self.words / shape["tensor"] / size
+
+        ways = [tuple(axis for axis in axes if shape[axis] > 1) for axes in ((), ("context",), WIDTH)]
+        divides = [one for one in ways if self.words % (shape["tensor"] * math.prod(shape[axis] for axis in one)) == 0]
+        return min(divides, key=sent, default=())
+
+    @property
+    def sharers(self) -> tuple[str, ...]:
+        """The axes whose devices share the vocabulary, the outer one first."""
+        return (("tensor",) if self.mesh is not None and self.mesh.shape["tensor"] > 1 else ()) + self.peers
 
     @property
     def rows(self) -> tuple[str, ...]:
         """The axes over which a matrix's width is gathered."""
-        return tuple(axis for axis in WIDTH if axis not in self.sharers)
+        return tuple(axis for axis in WIDTH if axis not in self.peers and self.mesh and self.mesh.shape[axis] > 1)
 
     def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""
@@ -86,18 +105,19 @@ class _Plan:
         w_dv = w_dv.astype(dtype)
         if self.mesh is None:
             return w_dv
-        if "context" in self.sharers:
-            w_dv = jax.lax.all_to_all(w_dv, "context", split_axis=1, concat_axis=0, tiled=True)
-        return jax.lax.all_gather(w_dv, self.rows, axis=0, tiled=True)
+        if self.peers:
+            w_dv = jax.lax.all_to_all(w_dv, self.peers, split_axis=1, concat_axis=0, tiled=True)
+        return jax.lax.all_gather(w_dv, self.rows, axis=0, tiled=True) if self.rows else w_dv
 
     def back(self, dw_vd: Array) -> Array:
         """The inverse for the matrix's gradient, turned around: summed over devices, to each its piece."""
         if self.mesh is None:
             return dw_vd
         dw_vd = jax.lax.psum(dw_vd, free(self.mesh, ["data"]))
-        dw_vd = jax.lax.psum_scatter(dw_vd, self.rows, scatter_dimension=1, tiled=True)
-        if "context" in self.sharers:
-            dw_vd = jax.lax.all_to_all(dw_vd, "context", split_axis=1, concat_axis=0, tiled=True)
+        if self.rows:
+            dw_vd = jax.lax.psum_scatter(dw_vd, self.rows, scatter_dimension=1, tiled=True)
+        if self.peers:
+            dw_vd = jax.lax.all_to_all(dw_vd, self.peers, split_axis=1, concat_axis=0, tiled=True)
         return dw_vd
 
     def first_word(self, width: int) -> Array | int:
@@ -109,22 +129,18 @@ class _Plan:
         return jax.lax.psum(x, self.sharers) if self.sharers else x
 
     def everyones(self, tree: Any) -> Any:
-        """Arrays [C, …] of all devices of `context`, one after the other."""
-        if "context" not in self.sharers:
-            return tree
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, "context", tiled=True), tree)
+        """Arrays [C, …] of all peers, one after the other."""
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, self.peers, tiled=True), tree) if self.peers else tree
 
     def own(self, x: Array, count: int) -> Array:
         """This device's `count` of `everyones`."""
-        if "context" not in self.sharers:
-            return x
-        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("context") * count, count)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.peers) * count, count) if self.peers else x
 
     def own_sum(self, dx: Array) -> Array:
         """The sum over the vocabulary of what is there for `everyones`, for this device's own."""
         if "tensor" in self.sharers:
             dx = jax.lax.psum(dx, "tensor")
-        return jax.lax.psum_scatter(dx, "context", tiled=True) if "context" in self.sharers else dx
+        return jax.lax.psum_scatter(dx, self.peers, tiled=True) if self.peers else dx
 
 
 _TOKENS, _HIDDEN, _MATRIX = P(BATCH, "context"), P(BATCH, "context", None), P(WIDTH, "tensor")
@@ -156,7 +172,7 @@ def token_logprobs(
         ValueError: the temperature is not positive.
         TypeError: it is differentiated; `summed_loss` is the way to a gradient.
     """
-    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1])
+    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1], targets_bt.size)
     return _token_logprobs(x_btd, w_dv, targets_bt, plan)
 
 
@@ -202,7 +218,7 @@ def summed_loss(
     Raises:
         ValueError: the temperature is not positive.
     """
-    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1])
+    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1], targets_bt.size)
     return _summed_loss(x_btd, w_dv, targets_bt, (terms, counted_bt), objective, plan)
 
 

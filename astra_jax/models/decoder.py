@@ -453,6 +453,10 @@ class Decoder(Sizes, abc.ABC):
         """See `flops.matmul_parameters`."""
         return flops.matmul_parameters(self)
 
+    def recomputed_parameters(self, remat: str) -> int:
+        """See `flops.recomputed_parameters`."""
+        return flops.recomputed_parameters(self, remat)
+
     def flops_per_token(self, tokens: int) -> tuple[float, float]:
         """See `flops.flops_per_token`."""
         return flops.flops_per_token(self, tokens)

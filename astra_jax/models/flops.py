@@ -25,6 +25,28 @@ def matmul_parameters(model: Sizes) -> tuple[int, int]:
     return model.n_layers * (attention + mlp), d * model.vocab_size
 
 
+def recomputed_parameters(model: Sizes, remat: str) -> int:
+    """Of `matmul_parameters`, in all layers, those whose products the backward pass computes again.
+
+    What comes out of a layer's last product, of the feed-forward's down, no gradient wants. Norms of queries and keys
+    want what went into them, where `heads` keeps what came out. Experts' products are kept by `none` only: they come
+    out of kernels.
+
+    Args:
+        remat: a name of `remat.REMATS`.
+    """
+    d, h = model.d_model, model.head_dim
+    inwards, outwards = d * h * (model.n_heads + 2 * model.n_kv_heads), d * h * model.n_heads
+    if model.attention_bias:
+        inwards += h * (model.n_heads + 2 * model.n_kv_heads)
+        outwards += d if model.output_bias else 0
+    gate_and_up = 2 * d * model.d_ff * (model.experts_per_token or 1)
+    router = d * model.n_experts
+    normed = d * h * (model.n_heads + model.n_kv_heads) if model.qk_norm else 0
+    less = {"none": 0, "dots": gate_and_up if model.n_experts else 0, "heads": normed + outwards + gate_and_up + router}
+    return model.n_layers * less.get(remat, inwards + outwards + gate_and_up + router)
+
+
 def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
     """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
 
@@ -34,7 +56,7 @@ def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
     layers, head = matmul_parameters(model)
     scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
     useful = 6 * (layers + head) + 6 * scores
-    executed = 8 * layers + 6 * head + (2 + 2 + 5) * scores
+    executed = 6 * (layers + head) + 2 * recomputed_parameters(model, "full") + (2 + 2 + 5) * scores
     return float(useful), float(executed)
 
 

@@ -196,6 +196,10 @@ class Model(Protocol):
         """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
         ...
 
+    def recomputed_parameters(self, remat: str) -> int:
+        """Of those in all layers, the ones whose products the backward pass computes again."""
+        ...
+
     def flops_per_token(self, tokens: int) -> tuple[float, float]:
         """(forward and backward, the same with full rematerialisation) of a document of `tokens`."""
         ...

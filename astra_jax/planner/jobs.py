@@ -126,17 +126,24 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
 def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, lora: LoRA = FULL) -> float:
     """What accelerators carry out of one document of `tokens`, causal attention: `flops_per_token` and more.
 
-    `remat` computes the layers' matmuls once more, and with `full` attention too. Under adapters no gradient of the
+    `remat` computes products of the layers once more, and with `full` attention too. Under adapters no gradient of the
     weights is computed, and the adapters' products are.
     """
     layers, head = model.matmul_parameters()
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6  # of one matmul
-    again = remat not in ("none", "dots")
-    whole = 6 * (layers + head) + 2 * layers * again + attention * attention_matmuls(remat, chip)
+    again = model.recomputed_parameters(remat)
+    whole = 6 * (layers + head) + 2 * again + attention * attention_matmuls(remat, chip)
     if lora.rank is None:
         return whole
-    thin = sum(leaf.size for leaf in jax.tree.leaves(adapters.abstract_adapters(model, lora)))
-    return whole - 2 * (layers + head) + (6 + 2 * again) * thin
+    thin = jax.tree_util.tree_leaves_with_path(adapters.abstract_adapters(model, lora))
+    repeated = sum(leaf.size for path, leaf in thin if again and _is_repeated(path, remat))
+    return whole - 2 * (layers + head) + 6 * sum(leaf.size for _, leaf in thin) + 2 * repeated
+
+
+def _is_repeated(path: tuple[Any, ...], remat: str) -> bool:
+    """Whether the backward pass computes an adapter's product again; see `flops.recomputed_parameters`."""
+    *_, matrix, part = (step.key.partition("_")[0] for step in path)
+    return not (matrix == "down" and part == "b") and not (remat == "heads" and matrix in "qkv")
 
 
 def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[str, int], micro_batches: int) -> float:
@@ -157,9 +164,9 @@ def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[st
     own = min(jnp.dtype(kept).itemsize for kept in (model.dtype, model.param_dtype))
     of_layers = 1 if config.matmul != "none" or config.lora.stored != "none" else own
     reads = 2 + any(mesh[axis] > 1 for axis in WIDTH)
-    again = config.remat not in ("none", "dots")
+    again = model.recomputed_parameters(config.remat)
     written = own if config.lora.rank is None else 0
-    weights = layers * ((reads + again) * of_layers + written) + head * (reads * own + written)
+    weights = layers * (reads * of_layers + written) + again * of_layers + head * (reads * own + written)
     return state / (math.prod(mesh.values()) / mesh["data"]) + micro_batches * weights / mesh["tensor"]
 
 
@@ -177,5 +184,5 @@ def saved_flops_per_token(model: Model, matmul: str, remat: str, chip: Chip) -> 
     Forward, again where `remat` does, and the activations' gradient; the weights' gradient is as it was.
     """
     layers, _ = model.matmul_parameters()
-    again = remat not in ("none", "dots")
-    return (4 + 2 * again) * layers * (1 - 1 / dict(chip.narrow).get(matmul, 1.0))
+    again = model.recomputed_parameters(remat)
+    return (4 * layers + 2 * again) * (1 - 1 / dict(chip.narrow).get(matmul, 1.0))

@@ -12,7 +12,7 @@ import pytest
 from mesh_world import DENSE, EXPERTS, LENGTH, ROWS, packed_batch
 
 from astra_jax.axes import is_bias
-from astra_jax.head import summed_loss, token_logprobs
+from astra_jax.head import _Plan, summed_loss, token_logprobs
 from astra_jax.mesh import AXES, batch_sharding, check_batch, make_mesh, unzigzag, zigzag, zigzag_order
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.layers.sizes import Llama3Scaling
@@ -126,12 +126,25 @@ def test_the_router_counts_real_tokens_only(on_one_device) -> None:
     assert (router.entropy / real < np.log(EXPERTS.n_experts)).all() and (router.entropy > 0).all()
 
 
-@pytest.mark.parametrize("axes", [{"tensor": 8}, {"fsdp": 2, "context": 2, "tensor": 2}])
-def test_the_head_over_a_spread_vocabulary(axes) -> None:
-    """Logprobs, entropies and gradients at a temperature, with a chunk that does not divide the tokens."""
+@pytest.mark.parametrize(
+    ("axes", "words", "peers"),
+    [
+        ({"tensor": 8}, 128, ()),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 96, ()),  # 48 words of a matrix, or among two 64 tokens and 24 words
+        ({"fsdp": 4, "context": 2}, 128, ("context",)),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 384, ("fsdp", "context")),
+        ({"fsdp": 2, "expert": 2, "context": 2}, 512, ("fsdp", "expert", "context")),
+        ({"data": 2, "fsdp": 4}, 512, ("fsdp",)),
+        ({"fsdp": 8}, 516, ()),  # does not divide
+    ],
+)
+def test_the_head_over_a_spread_vocabulary(axes, words, peers) -> None:
+    """Logprobs, entropies and gradients at a temperature, with a chunk that does not divide the tokens; whichever
+    devices see each other's tokens."""
     rng = np.random.default_rng(0)
-    x_btd, w_dv = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 16, 64), (64, 128)))
-    targets_bt = jnp.asarray(rng.integers(0, 128, (8, 16)))
+    x_btd, w_dv = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 16, 64), (64, words)))
+    targets_bt = jnp.asarray(rng.integers(0, words, (8, 16)))
+    assert _Plan.of(1.0, None, make_mesh(**axes), words, targets_bt.size).peers == peers
     weights = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
 
     def objective(logps, entropies, weights):

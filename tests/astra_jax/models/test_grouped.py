@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import SingleDeviceSharding
 from tpu_world import needs_libtpu
 
@@ -16,6 +20,7 @@ from astra_jax.mesh import make_mesh
 from astra_jax.models.layers.grouped import GRADIENT_ROWS, ROWS, How, grouped_matmul
 from astra_jax.models.layers.moe import _experts
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.models.remat import REMATS
 from astra_jax.planner.cycles import count_cycles
 from astra_jax.planner.hardware import Slice
 from astra_jax.planner.hlo import read_hlo
@@ -71,10 +76,13 @@ MODEL = Qwen3Config(
 )
 
 
-def loss_of(params, mesh, remat="none"):
+DENSE = dataclasses.replace(MODEL, n_experts=0, experts_per_token=0, d_ff=48)
+
+
+def loss_of(params, mesh, remat="none", model=MODEL):
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 64, (4, 16)))
     ones, places = jnp.ones_like(tokens), jnp.broadcast_to(jnp.arange(16), tokens.shape)
-    x_btd, router = MODEL.forward(params, tokens, places, ones, mesh=mesh, remat=remat)
+    x_btd, router = model.forward(params, tokens, places, ones, mesh=mesh, remat=remat)
     return (jnp.sin(x_btd) * jnp.arange(64)).mean(), router
 
 
@@ -104,12 +112,31 @@ def test_the_last_product_is_not_computed_again_and_gathered_matrices_are_one(
     again = jax.make_jaxpr(jax.grad(partial(loss_of, mesh=mesh, remat="full"), has_aux=True))(
         MODEL.init(jax.random.key(0))
     )
+    assert sum("ragged_dot" in one.primitive.name for one in equations(again.jaxpr)) == products
 
-    def count(jaxpr) -> int:
-        inner = [count(one) for equation in jaxpr.eqns for one in jax.core.jaxprs_in_params(equation.params)]
-        return sum(inner) + sum("ragged_dot" in equation.primitive.name for equation in jaxpr.eqns)
 
-    assert count(again.jaxpr) == products
+def equations(jaxpr) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize("model", [MODEL, DENSE], ids=["experts", "dense"])
+def test_what_is_computed_again_is_what_is_counted(model: Qwen3Config) -> None:
+    """By the products with the layers' matrices in the gradient, `remat` by `remat`."""
+    params = model.init(jax.random.key(0))
+    shapes = {leaf.shape[1:] for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2}
+
+    def multiplied(remat: str) -> int:
+        """Numbers of matrices that a token is multiplied with: of experts those that it goes to."""
+        jaxpr = jax.make_jaxpr(jax.grad(partial(loss_of, mesh=None, model=model, remat=remat), has_aux=True))(params)
+        products = [one for one in equations(jaxpr.jaxpr) if "dot_general" in one.primitive.name]
+        matrices = [of.aval.shape for one in products for of in one.invars if of.aval.shape in shapes]
+        return sum(math.prod(s) * (model.experts_per_token / s[0] if s[0] == model.n_experts else 1) for s in matrices)
+
+    found = {remat: multiplied(remat) - multiplied("none") for remat in REMATS}
+    assert found == {remat: model.recomputed_parameters(remat) for remat in REMATS}
 
 
 @needs_libtpu

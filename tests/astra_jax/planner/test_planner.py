@@ -141,6 +141,10 @@ def test_every_weight_that_tokens_are_multiplied_with_counts(name: str) -> None:
     assert useful == 6 * (parameters(model) - rest) + attention
 
 
+DOWN = 40 * 5_120 * 17_408
+"""Of 14B's layers: what comes out of it no gradient wants, so nothing computes it again."""
+
+
 def test_what_is_executed_goes_by_remat_and_by_the_kernels() -> None:
     model, tokens = MODELS["14b"], 74_752
     layers, head = model.matmul_parameters()
@@ -149,19 +153,19 @@ def test_what_is_executed_goes_by_remat_and_by_the_kernels() -> None:
     for chip, more in (("v5p", 1), ("h200", 3)):  # 2 and 5 on TPUs, on GPUs 2 and 7, not 2 and 4
         executed = {remat: executed_flops_per_token(model, tokens, remat, CHIPS[chip]) for remat in REMATS}
         assert executed["none"] == executed["dots"] == pytest.approx(useful + more * one)
-        assert executed["attention"] == pytest.approx(executed["none"] + 2 * layers)
+        assert executed["attention"] == pytest.approx(executed["none"] + 2 * (layers - DOWN))
         assert executed["full"] == pytest.approx(executed["attention"] + 2 * one)
 
 
 def test_under_adapters_no_gradient_of_the_weights_is_computed() -> None:
     model = MODELS["14b"]
     layers, head = model.matmul_parameters()
-    for remat, times in (("none", 6), ("full", 8)):
+    for remat, again in (("none", 0), ("full", 2)):
         whole, thin = (
             executed_flops_per_token(model, 4096, remat, CHIPS["v5p"], lora) for lora in (LoRA(), LoRA(rank=16))
         )
-        adapters = 64_225_280  # of rank 16, on all seven matrices of 40 layers
-        assert whole - thin == 2 * (layers + head) - times * adapters
+        adapters, last = 64_225_280, 40 * 16 * 5_120  # of rank 16, on all seven matrices of 40 layers; down's second
+        assert whole - thin == 2 * (layers + head) - 6 * adapters - again * (adapters - last)
 
 
 def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None:
@@ -174,9 +178,9 @@ def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None
     def of(model: Decoder = model, sizes: dict[str, int] = alone, micro_batches: int = 3, **changes: Any) -> float:
         return least_traffic(model, dataclasses.replace(run, **changes), sizes, micro_batches)
 
-    assert of(remat="full") == 28 * weights + 3 * 2 * (4 * layers + 3 * head)
+    assert of(remat="full") == 28 * weights + 3 * 2 * (4 * layers - DOWN + 3 * head)
     assert of(remat="none") == 28 * weights + 3 * 2 * 3 * (layers + head)
-    assert of(sizes=mesh) == 28 * weights / 8 + 3 * 2 * (5 * layers + 4 * head) / 2  # gathers are written
+    assert of(sizes=mesh) == 28 * weights / 8 + 3 * 2 * (5 * layers - DOWN + 4 * head) / 2  # gathers are written
     narrow = dataclasses.replace(model, param_dtype="bfloat16")
     assert of(narrow, remat="none", moments="bfloat16") == 14 * weights + 3 * 2 * 3 * (layers + head)
     assert of(optimizer_memory="host", remat="none") == 12 * weights + 3 * 2 * 3 * (layers + head)
@@ -388,7 +392,7 @@ def test_the_command_compiles_for_gpus(plan) -> None:
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["h200"].hbm_bytes
     # Weights, AdamW's state and gradients, a quarter of each.
     assert 4 * 4 * parameters(dataclasses.replace(MODELS["0.6b"], **SMALL)) / 4 < found["peak_bytes_per_chip"] < 2**30
-    assert found["collective_bytes_by_axis"].keys() >= {"fsdp", "context"}
+    assert found["collective_bytes_by_axis"].keys() >= {"fsdp+context", "context"}
     assert not found["expected"] and found["seconds"].keys() == {"compute", "memory", "network"}
     assert "at least " in ended.out and "bound by" in ended.out
 

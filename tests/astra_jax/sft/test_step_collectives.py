@@ -36,6 +36,8 @@ MODEL = Qwen3Config(
     dtype="bfloat16",
     param_dtype="float32",
 )
+HIDDEN = ROWS * LENGTH * (CHIPS - 1) / CHIPS * MODEL.d_model
+"""Numbers of the hidden states of other chips' tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -75,33 +77,29 @@ def matrices() -> int:
 
 
 def test_weights_are_gathered_in_bfloat16(received) -> None:
-    """The layers' forward and backward; the head's for a chip's own words, half of the vocabulary; keys and values."""
+    """The layers' forward and backward; keys and values. The head's are not: of its tokens each chip sees all."""
     small = 4 * ROWS * LENGTH * 16  # some numbers a token
     assert of(received, "all-gather", "f32") < small
     layers = 2 * matrices() * (CHIPS - 1) / CHIPS
-    head = 2 * MODEL.d_model * MODEL.vocab_size / 2 / 2
     heads = 2 * 2 * 2 * MODEL.n_layers * ROWS / 2 * LENGTH / 2 * MODEL.n_kv_heads * MODEL.head_dim
-    hidden = 2 * ROWS / 2 * LENGTH / 2 * MODEL.d_model  # of the head's tokens
     whole = of(received, "all-gather", "bf16")
-    assert 2 * layers + head <= whole <= 3 * layers + head + heads + hidden + small
+    assert 2 * layers + 2 * HIDDEN <= whole <= 3 * layers + heads + 2 * HIDDEN + small
 
 
 def test_gradients_are_summed_in_float32(received) -> None:
-    """Scattered, or whole where the compiler makes that of it; of the head a chip's own words. In bfloat16 only those
+    """Scattered, or whole where the compiler makes that of it; those of the head's tokens too. In bfloat16 only those
     of keys and values, over context."""
     own = 4 * matrices() * (CHIPS - 1) / CHIPS
-    head = 4 * MODEL.d_model * MODEL.vocab_size / 2 / 2
     whole = of(received, "all-reduce reduce-scatter", "f32")
-    hidden = 4 * ROWS / 2 * LENGTH / 2 * MODEL.d_model
-    assert own + head <= whole <= 2 * own + 2 * head + hidden + 100_000
+    assert own + 4 * HIDDEN <= whole <= 2 * own + 2 * 4 * HIDDEN + 100_000
     keys = 2 * 2 * MODEL.n_layers * ROWS / 2 * LENGTH / 2 * MODEL.n_kv_heads * MODEL.head_dim
     assert of(received, "all-reduce reduce-scatter", "bf16") <= 2 * keys
 
 
 def test_embeddings_are_exchanged_and_not_gathered(received) -> None:
-    """A chip's own tokens, there and, as gradients, back; the head's matrix and its gradient between its sharers."""
+    """A chip's own tokens, there and, as gradients, back; of the head's matrix and its gradient a chip's own words."""
     tokens = 2 * 2 * ROWS / 2 * LENGTH / 2 * MODEL.d_model * (CHIPS - 1) / CHIPS
-    head = MODEL.d_model * MODEL.vocab_size / 4 / 2
+    head = MODEL.d_model * MODEL.vocab_size / CHIPS * (CHIPS - 1) / CHIPS
     assert of(received, "all-to-all", "bf16") <= tokens + 2 * head
     norm = 4 * MODEL.d_model  # of one norm the gradient goes that way too
     assert of(received, "all-to-all", "f32") <= 4 * head + norm
@@ -114,17 +112,27 @@ def test_embeddings_are_exchanged_and_not_gathered(received) -> None:
     assert permuted <= numbers + late
 
 
-def test_the_heads_gradient_is_summed_before_the_layers_backward_pass(step) -> None:
-    """And not after it: until it is summed a chip holds it of all its words, beside all else of that pass."""
+def test_the_heads_gradient_is_sent_before_the_layers_backward_pass(step) -> None:
+    """And not after it: until then a chip holds it for all tokens, beside all else of that pass."""
     entry = step.computations[step.entry].instructions
     loops = [place for place, one in enumerate(entry) if one.opcode == "while"]
-    words = str(MODEL.vocab_size // 2)  # of the two that share them over `context`
-    sums = [
+    words = str(MODEL.vocab_size // CHIPS)
+    sent = [
         place
         for place, one in enumerate(entry)
-        if one.opcode.startswith(("reduce-scatter", "all-reduce", "call-start")) and words in one.result
+        if one.opcode == "all-to-all" and one.result.startswith("f32") and words in one.result
     ]
-    assert sums and max(sums) < loops[-1]
+    assert sent and max(sent) < loops[-1]
+
+
+def test_a_head_of_few_words_is_gathered_and_its_gradient_scattered() -> None:
+    """Fewer than tokens are in a micro-batch: then these would be more to send."""
+    few = dataclasses.replace(MODEL, vocab_size=512)
+    sent = received_by(compiled_step(few, 2 * CHIPS, fsdp=4))
+    head = MODEL.d_model * 512 * (CHIPS - 1) / CHIPS
+    layers = matrices() * (CHIPS - 1) / CHIPS
+    assert 2 * (2 * layers + head) <= of(sent, "all-gather", "bf16") <= 2 * (3 * layers + head) + 100_000
+    assert 4 * (layers + head) <= of(sent, "all-reduce reduce-scatter", "f32") <= 2 * 4 * (layers + head) + 100_000
 
 
 def test_on_v6e_the_sparse_cores_gather_and_scatter(step) -> None:
