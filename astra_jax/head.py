@@ -43,7 +43,12 @@ Objective = Callable[[Array, Array, Any], tuple[Array, Any]]
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the head runs: static."""
+    """How the head runs: static.
+
+    Attributes:
+        words: of the vocabulary, filled up.
+        tokens: on all devices.
+    """
 
     temperature: float
     chunk: int

@@ -248,12 +248,13 @@ def least_bytes(
     heads = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim / mesh["tensor"]
     attended = model.n_heads * model.head_dim / mesh["tensor"]
     wide = 2 * model.d_ff * (model.experts_per_token or 1) / mesh["tensor"]
+    dots = 0 if model.n_experts else wide  # experts' products come out of kernels, and are computed again
     kept = {  # of a layer, bfloat16 numbers a token
         "full": model.d_model,
         "offload": 0,
         "attention": model.d_model + attended,
         "heads": model.d_model + heads + attended,
-        "dots": 2 * model.d_model + heads + attended + wide,
+        "dots": 2 * model.d_model + heads + attended + dots,
         "none": 4 * model.d_model + 2 * heads + attended + 2 * wide,
     }[remat]
     return state + 2 * tokens_here * model.n_layers * kept

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from astra_jax.mesh import BATCH
+from astra_jax.mesh import AXES, BATCH
 from astra_jax.planner import search as searching
 from astra_jax.planner.hardware import PlanError, Slice
 from astra_jax.planner.plan import Plan
 from astra_jax.planner.programs import refused
 from astra_jax.planner.search import Way, search
 from configs.training import grpo_run, sft_run
+from launch.flags.cli import load_config
 
+ROOT = Path(__file__).parents[3]
 RUN = sft_run("4b", learning_rate=1e-5)
 SLICE = Slice.parse("v6e:2x4")
 EVERY = searching.candidates
@@ -83,6 +87,41 @@ def test_longer_rows_are_tried_where_blocks_of_attention_are_larger_for_it() -> 
     assert by_length[81_920] < by_length[77_824]  # blocks of 512 and of 128 queries
 
 
+def kept_plans() -> list[dict[str, Any]]:
+    """The newest of each kind in `benchmarks/results`."""
+    rows = map(json.loads, (ROOT / "benchmarks" / "results" / "plans.jsonl").read_text(encoding="utf-8").splitlines())
+    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in rows}
+    return [row for row in newest.values() if row["fits"] and row.get("micro_batch_size")]
+
+
+@pytest.mark.parametrize("row", kept_plans(), ids=lambda row: f"{row['job']} {row['size']} {row['topology']}")
+def test_what_was_compiled_holds_and_takes_more_than_arithmetic_says(
+    row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that is left out by it could not have been the fastest, and would not have fitted."""
+    run, mesh = load_config(f"{row['job']}:{row['size']}"), dict.fromkeys(AXES, 1) | row["mesh"]
+    monkeypatch.setattr(searching, "_meshes", lambda model, slice_: [mesh])
+    given = EVERY(run.model, getattr(run, row["job"]), Slice.parse(row["topology"]), row["tokens"])
+    same = [one for one in given if how(one) == (row["remat"], row["micro_batch_size"])]
+    assert same and min(one.holds for one in same) <= row["peak_bytes_per_chip"]
+    assert min(one.takes for one in same) <= row["step_seconds"]
+
+
+def how(one: Way) -> tuple[str, int | None]:
+    return one.config.remat, one.config.micro_batch_size
+
+
+def test_experts_products_are_held_by_none_only() -> None:
+    """32 rows of 20,480 of 30B-A3B with `dots`, 16 at once, were compiled for v5p:2x2x4 with 69.9 GiB."""
+    run = sft_run("30b-a3b", learning_rate=1e-5)
+    same = [
+        one.holds
+        for one in EVERY(run.model, run.sft, Slice.parse("v5p:2x2x4"), 20_480)
+        if one.mesh["fsdp"] == 16 and how(one) == ("dots", 16)
+    ]
+    assert same and min(same) < 69.9 * 2**30
+
+
 def test_the_fastest_comes_first_and_the_search_ends_where_nothing_can_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,6 +139,8 @@ def test_compiles_are_bounded_and_what_holds_more_than_a_refused_one_is_left_out
 ) -> None:
     every = sorted(one.holds for one in ways(SLICE))
     compiler = Compiler(monkeypatch, room=every[0])
+    late = [dataclasses.replace(one, guess=one.guess * (1e3 if one.holds == every[0] else 1)) for one in ways(SLICE)]
+    monkeypatch.setattr(searching, "candidates", lambda *asked: late if SLICE in asked else [])
     found = search(RUN.model, RUN.sft, SLICE, tokens=20_480, compiles=4)
     here = [one for one in compiler.asked if math.prod(one.mesh.values()) == 8]
     assert len(here) <= 4 and found.considered == len(every)
