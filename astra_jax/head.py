@@ -97,7 +97,8 @@ class _Plan:
     @property
     def rows(self) -> tuple[str, ...]:
         """The axes over which a matrix's width is gathered."""
-        return tuple(axis for axis in WIDTH if axis not in self.peers and self.mesh and self.mesh.shape[axis] > 1)
+        shape = {} if self.mesh is None else self.mesh.shape
+        return tuple(axis for axis in WIDTH if axis not in self.peers and shape.get(axis, 1) > 1)
 
     def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""

@@ -11,18 +11,26 @@ from astra_jax.attention.documents import before
 from astra_jax.models.layers.sizes import Sizes
 
 
-def matmul_parameters(model: Sizes) -> tuple[int, int]:
-    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to.
-
-    A bias is one more row of its matrix, which every token is multiplied with by 1.
+def _layers_matrices(model: Sizes) -> dict[str, int]:
+    """Numbers of one layer's matrices that each token is multiplied with, by what comes out; of experts only those that
+    it goes to. A bias is one more row of its matrix, which every token is multiplied with by 1.
     """
-    d, h = model.d_model, model.head_dim
-    attention = d * h * (2 * model.n_heads + 2 * model.n_kv_heads)
-    if model.attention_bias:
-        attention += h * (model.n_heads + 2 * model.n_kv_heads) + (d if model.output_bias else 0)
-    experts = model.experts_per_token or 1
-    mlp = 3 * d * model.d_ff * experts + d * model.n_experts
-    return model.n_layers * (attention + mlp), d * model.vocab_size
+    d, h, bias = model.d_model, model.head_dim, int(model.attention_bias)
+    narrow = h * model.n_kv_heads * (d + bias)
+    return {
+        "q": h * model.n_heads * (d + bias),
+        "k": narrow,
+        "v": narrow,
+        "o": d * (h * model.n_heads + bias * model.output_bias),
+        "gate and up": 2 * d * model.d_ff * (model.experts_per_token or 1),
+        "down": d * model.d_ff * (model.experts_per_token or 1),
+        "router": d * model.n_experts,
+    }
+
+
+def matmul_parameters(model: Sizes) -> tuple[int, int]:
+    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+    return model.n_layers * sum(_layers_matrices(model).values()), model.d_model * model.vocab_size
 
 
 def recomputed_parameters(model: Sizes, remat: str) -> int:
@@ -35,16 +43,16 @@ def recomputed_parameters(model: Sizes, remat: str) -> int:
     Args:
         remat: a name of `remat.REMATS`.
     """
-    d, h = model.d_model, model.head_dim
-    inwards, outwards = d * h * (model.n_heads + 2 * model.n_kv_heads), d * h * model.n_heads
-    if model.attention_bias:
-        inwards += h * (model.n_heads + 2 * model.n_kv_heads)
-        outwards += d if model.output_bias else 0
-    gate_and_up = 2 * d * model.d_ff * (model.experts_per_token or 1)
-    router = d * model.n_experts
-    normed = d * h * (model.n_heads + model.n_kv_heads) if model.qk_norm else 0
-    less = {"none": 0, "dots": gate_and_up if model.n_experts else 0, "heads": normed + outwards + gate_and_up + router}
-    return model.n_layers * less.get(remat, inwards + outwards + gate_and_up + router)
+    of = _layers_matrices(model)
+    if remat == "none":
+        again: set[str] = set()
+    elif remat == "dots":
+        again = {"gate and up"} if model.n_experts else set()
+    else:
+        again = of.keys() - {"down"}
+        if remat == "heads":
+            again -= {"v"} if model.qk_norm else {"q", "k", "v"}
+    return model.n_layers * sum(of[name] for name in again)
 
 
 def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,10 @@ from astra_jax.planner.hardware import PlanError, Slice
 from astra_jax.planner.plan import Plan
 from astra_jax.planner.programs import refused
 from astra_jax.planner.search import Way, search
+from benchmarks import rows
 from configs.training import grpo_run, sft_run
 from launch.flags.cli import load_config
 
-ROOT = Path(__file__).parents[3]
 RUN = sft_run("4b", learning_rate=1e-5)
 SLICE = Slice.parse("v6e:2x4")
 EVERY = searching.candidates
@@ -89,9 +87,8 @@ def test_longer_rows_are_tried_where_blocks_of_attention_are_larger_for_it() -> 
 
 def kept_plans() -> list[dict[str, Any]]:
     """The newest of each kind in `benchmarks/results`."""
-    rows = map(json.loads, (ROOT / "benchmarks" / "results" / "plans.jsonl").read_text(encoding="utf-8").splitlines())
-    newest = {(row["job"], row["size"], row["tokens"], row["topology"]): row for row in rows}
-    return [row for row in newest.values() if row["fits"] and row.get("micro_batch_size")]
+    newest = rows.newest(rows.read("plans"), "job", "size", "tokens", "topology")
+    return [row for row in newest if row["fits"] and row.get("micro_batch_size")]
 
 
 @pytest.mark.parametrize("row", kept_plans(), ids=lambda row: f"{row['job']} {row['size']} {row['topology']}")
